@@ -1,0 +1,78 @@
+"""Sizes and limits of one engine: validated once at the edge, frozen afterwards."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Shape of the token tree drafted for every sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
+
+    draft_steps: int = 5
+    """Levels of the tree below its root."""
+    draft_top_k: int = 4
+    """Children per expanded node, and nodes expanded per level. 1 drafts a chain."""
+    verify_tree_size: int = 16
+    """Nodes the verifier checks per sequence and round, the root included."""
+
+    def __post_init__(self) -> None:
+        for name in ("draft_steps", "draft_top_k"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: use at least 1 (drafter 'none' switches drafting off)"
+                )
+        if self.verify_tree_size < 2:
+            raise ValueError(
+                f"verify_tree_size is {self.verify_tree_size}: use at least 2 (the root and one drafted node)"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes a tree really holds, the root included: a full table can be smaller than `verify_tree_size`."""
+        k, steps = self.draft_top_k, self.draft_steps
+        return min(self.verify_tree_size, 1 + k + (steps - 1) * k * k)
+
+    @property
+    def max_path(self) -> int:
+        """Most tokens one round can emit: every level accepted, and the bonus token."""
+        return min(self.draft_steps, self.num_nodes - 1) + 1
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What bounds an engine's memory and its batches.
+
+    Raises:
+        ValueError: a limit is out of range or two limits contradict each other; names field and value.
+    """
+
+    max_num_seqs: int = 16
+    """Sequences running at once; also the number of slot rows of every persistent buffer."""
+    max_model_len: int = 2048
+    """Longest sequence, prompt and output together, in tokens."""
+    max_num_batched_tokens: int = 512
+    """Prompt tokens computed per round beside the running sequences' trees."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    num_kv_blocks: int | None = None
+    """KV blocks; None sizes the pool from `kv_cache_memory_bytes`."""
+    kv_cache_memory_bytes: int = 256 << 20
+    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None."""
+    enable_prefix_caching: bool = True
+    drafter_timeout_s: float = 5.0
+    """A drafter that stays silent this long in the middle of a round counts as stuck."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+        if self.num_kv_blocks is not None and self.num_kv_blocks < self.max_blocks_per_seq + 1:
+            raise ValueError(
+                f"num_kv_blocks is {self.num_kv_blocks}: one sequence of max_model_len {self.max_model_len} "
+                f"needs {self.max_blocks_per_seq + 1}; raise num_kv_blocks or lower max_model_len"
+            )
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Width of a block table: the longest sequence and the scratch slots of its token tree."""
+        return -(-(self.max_model_len + self.speculation.num_nodes) // self.block_size)

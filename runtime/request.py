@@ -1,0 +1,127 @@
+"""What a caller asks of the engine and what it gets back; no tensors, no text."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are OpenAI's where OpenAI has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen: argmax(processed logits / temperature + Gumbel(seed, position, token)).
+
+    Raises:
+        ValueError: a field is out of range; the message begins with the field's name.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    seed: int = 0
+    """The caller draws one where the user gave none."""
+    ignore_eos: bool = False
+    speculation: bool = True
+    """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
+            ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
+        )
+        for name, good, allowed in checks:
+            if not good:
+                raise ValueError(f"{name} is {getattr(self, name)}: must be {allowed}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence to generate. `n` choices of one prompt are n requests that share it through the prefix cache."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass
+class SpeculationMetrics:
+    """What speculation did for one request, or for all of them when summed.
+
+    Acceptance length is 1 + accepted / drafts: tokens per verified tree, the bonus token included.
+    """
+
+    num_drafts: int = 0
+    """Rounds in which a token tree of this request was verified."""
+    num_draft_tokens: int = 0
+    """Tree nodes verified, roots not counted."""
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """[p] counts the drafts whose node at depth p + 1 was accepted."""
+
+    def record(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count one verified tree."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position in range(num_accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per draft, the bonus token included; 1.0 before the first draft."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def acceptance_rate_per_pos(self) -> list[float]:
+        """[p] is P(depth p + 1 accepted | depth p accepted)."""
+        reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
+        return [now / before for before, now in zip(reached, reached[1:], strict=False) if before]
+
+    def add(self, other: "SpeculationMetrics") -> None:
+        """Sum another request's counts into these."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        missing = len(other.num_accepted_tokens_per_pos) - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position, count in enumerate(other.num_accepted_tokens_per_pos):
+            self.num_accepted_tokens_per_pos[position] += count
+
+    def as_dict(self) -> dict:
+        """The response extension `metrics.speculative_decoding`."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+            "acceptance_length": round(self.acceptance_length, 4),
+            "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
+        }
+
+
+class RequestOutput(NamedTuple):
+    """Tokens one round brought for one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """New tokens only, in order. An end-of-sequence token that ended the request is included."""
+    finish_reason: FinishReason | None = None
+    metrics: SpeculationMetrics | None = None
+    """Set on the last output."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache; set on the last output."""
