@@ -1,14 +1,14 @@
 """The two ends of the channel between a verifier and its drafter, as the engine sees them.
 
-`wingbeat.cluster` implements them (in one process, over shared memory); the runtime knows only this contract. One round:
-the verifier fills an `Outcome` and publishes it, the drafter answers with a `TreeReply`. Two rounds of buffers alternate by
-parity, so addresses never change. Every round is answered, also one that asks for no tree: the answer frees its buffers.
+`wingbeat.cluster` implements them (in one process, over shared memory); the runtime knows only this contract.
+One round: the verifier fills an `Outcome` and publishes it, the drafter answers with a `TreeReply`. Two rounds of
+buffers alternate by parity, so addresses never change. Every round is answered, also one that asks for no tree: the
+answer frees its buffers.
 """
 
 from typing import Protocol
 
 from torch import Tensor
-
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply
 
 

@@ -1,5 +1,6 @@
 """What a caller asks of the engine and what it gets back; no tensors, no text."""
 
+import itertools
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -90,7 +91,7 @@ class SpeculationMetrics:
     def acceptance_rate_per_pos(self) -> list[float]:
         """[p] is P(depth p + 1 accepted | depth p accepted)."""
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
-        return [now / before for before, now in zip(reached, reached[1:], strict=False) if before]
+        return [now / before for before, now in itertools.pairwise(reached) if before]
 
     def add(self, other: "SpeculationMetrics") -> None:
         """Sum another request's counts into these."""
