@@ -47,8 +47,8 @@ def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 
     Each lane is a bijection of the position for a given seed, so no two positions of one request share their noise.
     """
-    lanes = torch.tensor([[_signed(_LANE_1)], [_signed(_LANE_2)]], dtype=torch.int32, device=seeds.device)
-    words = _triple32_(_low_word(seeds) ^ lanes)
+    low = _low_word(seeds)
+    words = _triple32_(torch.stack((low ^ _signed(_LANE_1), low ^ _signed(_LANE_2))))
     words = _triple32_(words.bitwise_xor_((seeds >> 32).to(torch.int32)))
     return _triple32_(words.bitwise_xor_(_low_word(positions)))
 
@@ -148,7 +148,7 @@ def process_logits(
     return scaled
 
 
-def choose_tokens(  # noqa: PLR0917  (one column per sampling parameter)
+def choose_tokens(
     logits: Tensor,
     temperatures: Tensor,
     top_ks: Tensor,

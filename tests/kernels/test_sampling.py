@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
 from wingbeat.kernels.sampling import choose_tokens, gumbel_noise, noise_bits, process_logits
 
 WORD = 0xFFFFFFFF
