@@ -32,7 +32,8 @@ class EnginePool(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Run a request; yields its tokens as they arrive, several per output possible.
 
-        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics so far.
+        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
+        so far.
         Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
         Raises:

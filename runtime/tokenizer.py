@@ -1,0 +1,234 @@
+"""Text to token ids and back: encoding, the chat template, text that grows token by token, and stop strings."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+REPLACEMENT = "�"
+
+_MAX_UNFINISHED = 3
+"""Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
+_CONTEXT = 8
+"""Tokens a window keeps before the new ones."""
+_MAX_WINDOW = 3 * _CONTEXT
+"""Tokens after which text that is still unfinished counts as invalid."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, reduced to what serving needs; safe to share between threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer.is_fast:
+            # A checkpoint may bring both, and switching them off per call would mutate shared state.
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Tokenizer":
+        """Read the tokenizer of a checkpoint folder.
+
+        Raises:
+            ValueError: the folder holds none that transformers can read.
+        """
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ValueError(f"no tokenizer in {directory}: {reason}") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, by default with the special tokens the model expects around a prompt."""
+        if self._tokenizer.is_fast:
+            return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses the messages.
+        """
+        template = self._tokenizer.chat_template
+        if not template:
+            raise ValueError("the model has no chat template; use a plain completion")
+        if "developer" not in str(template):
+            # OpenAI's newer name for the system role; templates that do not know it would drop or refuse the message.
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens; special tokens and ids without a piece of text are left out."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class IncrementalDetokenizer:
+    """Turns tokens that arrive one by one into text that never has to be taken back.
+
+    Only a window of the latest tokens is decoded, so a token costs the same at any length. The window starts where a
+    character ended, some tokens back: a decoder's output depends on what stands before (sentencepiece drops a leading
+    space at the start of a text, and spells a run of bytes as text only when the whole run is valid UTF-8).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        """`context` holds the tokens before the first pushed one; their text is not part of the output."""
+        self._tokenizer = tokenizer
+        self._window, self._num_sent = self._last_characters(context)
+        self._boundary = 0
+        """A place in the window, past its first few tokens, where all text was final: the next window starts there."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Text that became final with these tokens."""
+        self._window.extend(token_ids)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(REPLACEMENT):
+            return self._push_unfinished(text)
+        new = text[self._num_sent :]
+        self._num_sent = max(self._num_sent, len(text))
+        if new:
+            self._slide()
+        return new
+
+    def flush(self) -> str:
+        """The rest at the end of the sequence, unfinished characters as U+FFFD."""
+        text = self._tokenizer.decode(self._window)
+        new, self._num_sent = text[self._num_sent :], max(len(text), self._num_sent)
+        return new
+
+    def _push_unfinished(self, text: str) -> str:
+        if len(self._window) <= _MAX_WINDOW:
+            return ""
+        # Too long for one character: bytes that are no text. All but the last few are final.
+        num_open = min(len(text) - len(text.rstrip(REPLACEMENT)), _MAX_UNFINISHED)
+        new = text[self._num_sent : len(text) - num_open]
+        # Each of those replacement characters stands for up to three bytes, so for up to three tokens.
+        self._window = self._window[-_MAX_UNFINISHED * _MAX_UNFINISHED :]
+        self._num_sent = len(self._tokenizer.decode(self._window)) - num_open
+        self._boundary = 0
+        return new
+
+    def _slide(self) -> None:
+        if self._boundary and len(self._window) > 2 * _CONTEXT:
+            self._window = self._window[self._boundary :]
+            self._num_sent = len(self._tokenizer.decode(self._window))
+            self._boundary = 0
+        if self._boundary < _CONTEXT:
+            self._boundary = len(self._window)
+
+    def _last_characters(self, context: Sequence[int]) -> tuple[list[int], int]:
+        """The last tokens of the context from where a character begins, and the length of their finished text."""
+        for num_open in range(_MAX_UNFINISHED + 1):
+            for length in range(_CONTEXT, _CONTEXT + _MAX_UNFINISHED + 1):
+                tail = list(context[-length:])
+                text = self._tokenizer.decode(tail[: len(tail) - num_open])
+                if not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
+                    return tail, len(text)
+        tail = list(context[-_CONTEXT:])
+        return tail, len(self._tokenizer.decode(tail))
+
+
+class StopMatcher:
+    """Finds the first stop string in text that arrives in pieces (Knuth-Morris-Pratt, one state per stop string).
+
+    The first one to be completed wins, the longest of several completed by the same character, so the result does not
+    depend on how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError for an empty stop string."""
+        if not all(stops):
+            raise ValueError("a stop string is empty")
+        self._stops = tuple(stops)
+        self._failures = [_failure_table(stop) for stop in stops]
+        self._states = [0] * len(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Text that can no longer belong to a stop string, and whether one was completed (the text ends before it)."""
+        if not self._stops:
+            return text, False
+        pending = self._held + text
+        for position in range(len(self._held), len(pending)):
+            length = self._advance(pending[position])
+            if length:
+                self._held = ""
+                return pending[: position + 1 - length], True
+        num_held = max(self._states)
+        self._held = pending[len(pending) - num_held :]
+        return pending[: len(pending) - num_held], False
+
+    def flush(self) -> str:
+        """The text held back for a stop string that did not come."""
+        held, self._held = self._held, ""
+        self._states = [0] * len(self._stops)
+        return held
+
+    def _advance(self, character: str) -> int:
+        """Length of the longest stop string that this character completes, 0 for none."""
+        completed = 0
+        for index, (stop, failure) in enumerate(zip(self._stops, self._failures, strict=True)):
+            state = self._states[index]
+            while state and stop[state] != character:
+                state = failure[state - 1]
+            state += stop[state] == character
+            if state == len(stop):
+                completed = max(completed, state)
+                state = failure[state - 1]
+            self._states[index] = state
+        return completed
+
+
+def _failure_table(pattern: str) -> list[int]:
+    """[i] is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix."""
+    table = [0] * len(pattern)
+    length = 0
+    for index in range(1, len(pattern)):
+        while length and pattern[index] != pattern[length]:
+            length = table[length - 1]
+        length += pattern[index] == pattern[length]
+        table[index] = length
+    return table
+
+
+class StreamedText(NamedTuple):
+    """What some tokens brought."""
+
+    text: str
+    num_tokens: int
+    """How many of the tokens belong to the sequence: fewer than were pushed when a stop string ended it earlier."""
+    stopped: bool
+    """A stop string was completed; nothing after it counts."""
+
+
+class TextStream:
+    """The text of one growing sequence, ended by stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
+        """`context` holds the prompt's tokens; stop strings are looked for in the new text only."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, context)
+        self._matcher = StopMatcher(stops)
+        self._one_by_one = bool(stops)
+
+    def push(self, token_ids: Sequence[int]) -> StreamedText:
+        """Text that is final after these tokens."""
+        if not self._one_by_one:
+            return StreamedText(self._detokenizer.push(token_ids) if token_ids else "", len(token_ids), False)
+        pieces = []
+        for index, token_id in enumerate(token_ids):
+            text, stopped = self._matcher.push(self._detokenizer.push((token_id,)))
+            pieces.append(text)
+            if stopped:
+                return StreamedText("".join(pieces), index + 1, True)
+        return StreamedText("".join(pieces), len(token_ids), False)
+
+    def flush(self) -> StreamedText:
+        """The rest, once no more tokens come."""
+        text, stopped = self._matcher.push(self._detokenizer.flush())
+        return StreamedText(text if stopped else text + self._matcher.flush(), 0, stopped)

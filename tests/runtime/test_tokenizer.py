@@ -1,0 +1,198 @@
+"""Text that streams equals text decoded at once, whatever the tokenizer, the text and the cuts."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from wingbeat.runtime.tokenizer import IncrementalDetokenizer, StopMatcher, TextStream, Tokenizer
+
+TEXTS = ["Hello world, naïve café", "日本語 🦋🐝 text", "  def f(x):\n    return '�' # é", "a", "\n\n \t", "👩‍👩‍👧‍👦!"]
+EOS = "<eos>"
+
+
+def _wrap(backend: BackendTokenizer, **kwargs) -> Tokenizer:
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, **kwargs))
+
+
+def byte_level_tokenizer(**kwargs) -> Tokenizer:
+    """One token per byte and a few merged ones, as GPT-2, Llama 3 and Qwen have them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł")]
+    entries = [EOS, *alphabet, *("".join(pair) for pair in merges)]
+    backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([EOS])
+    return _wrap(backend, **kwargs)
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """Sentencepiece's way, as Llama 2 and Gemma have it: a metasymbol for spaces, bytes for unknown characters."""
+    byte_entries = [f"<0x{value:02X}>" for value in range(256)]
+    letters = ["▁", *"abcdefghilorstuvwx(),:'#!HT", "▁w", "ll"]
+    entries = ["<unk>", EOS, "<s>", *byte_entries, *letters]
+    vocab = {entry: i for i, entry in enumerate(entries)}
+    backend = BackendTokenizer(models.BPE(vocab, [("▁", "w"), ("l", "l")], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    backend.add_special_tokens([EOS, "<s>"])
+    return _wrap(backend)
+
+
+@pytest.fixture(params=[byte_level_tokenizer, byte_fallback_tokenizer], ids=["byte-level", "byte-fallback"])
+def tokenizer(request) -> Tokenizer:
+    return request.param()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_streamed_text_equals_the_text(tokenizer, text):
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.push([token_id]) for token_id in tokenizer.encode(text)]
+    assert "".join(pieces) + detokenizer.flush() == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_answer_continues_its_prompt_wherever_the_prompt_ends(tokenizer, text):
+    text = text.replace("�", "ü") * 4
+    token_ids = tokenizer.encode(text)
+    for cut in range(1, len(token_ids)):
+        detokenizer = IncrementalDetokenizer(tokenizer, token_ids[:cut])
+        answer = "".join(detokenizer.push([token_id]) for token_id in token_ids[cut:]) + detokenizer.flush()
+        finished_prompt = text[: len(text) - len(answer)]
+        assert finished_prompt + answer == text
+        assert len(tokenizer.encode(finished_prompt)) <= cut + (not finished_prompt)
+
+
+def test_no_piece_ends_inside_a_character(tokenizer):
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    pieces = [detokenizer.push([token_id]) for token_id in tokenizer.encode("🦋é日" * 20)]
+    assert not any("�" in piece for piece in pieces)
+
+
+def test_streaming_random_tokens_equals_decoding_them_at_once():
+    tokenizer = byte_level_tokenizer()
+    generator = random.Random(0)
+    for _ in range(50):
+        token_ids = [generator.randrange(260) for _ in range(200)]
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        pieces, start = [], 0
+        while start < len(token_ids):
+            size = generator.randint(1, 5)
+            pieces.append(detokenizer.push(token_ids[start : start + size]))
+            start += size
+        assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(token_ids)
+
+
+def test_work_per_token_does_not_grow_with_the_text():
+    class Counting(Tokenizer):
+        longest = 0
+
+        def decode(self, token_ids):
+            self.longest = max(self.longest, len(token_ids))
+            return super().decode(token_ids)
+
+    tokenizer = Counting(byte_level_tokenizer()._tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, context=[1] * 1000)
+    for token_id in tokenizer.encode("é") * 300 + [140] * 300:
+        detokenizer.push([token_id])
+    assert tokenizer.longest <= 32
+
+
+def test_special_tokens_leave_no_text(tokenizer):
+    eos = tokenizer._tokenizer.eos_token_id
+    stream = TextStream(tokenizer)
+    token_ids = [*tokenizer.encode("Hello"), eos]
+    assert stream.push(token_ids).text + stream.flush().text == "Hello"
+
+
+def _reference_stop(text: str, stops: list[str]) -> tuple[str, bool]:
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+def test_stop_strings_match_the_definition_for_every_cut():
+    generator = random.Random(1)
+    for _ in range(2000):
+        text = "".join(generator.choice("ab\n") for _ in range(generator.randint(0, 14)))
+        stops = ["".join(generator.choice("ab\n") for _ in range(generator.randint(1, 4))) for _ in range(3)]
+        matcher, got, stopped, start = StopMatcher(stops), "", False, 0
+        while start < len(text) and not stopped:
+            size = generator.randint(1, 4)
+            piece, stopped = matcher.push(text[start : start + size])
+            got += piece
+            start += size
+        assert (got if stopped else got + matcher.flush(), stopped) == _reference_stop(text, stops)
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back():
+    matcher = StopMatcher(["END"])
+    assert matcher.push("the E") == ("the ", False)
+    assert matcher.push("N") == ("", False)
+    assert matcher.push("EN") == ("EN", False)
+    assert matcher.push("D and more") == ("", True)
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        StopMatcher(["a", ""])
+
+
+def test_a_stop_string_counts_the_token_that_completed_it():
+    tokenizer = byte_level_tokenizer()
+    stream = TextStream(tokenizer, stops=["EN"])
+    got = stream.push(tokenizer.encode("abEN and more"))
+    assert (got.text, got.num_tokens, got.stopped) == ("ab", 4, True)
+
+
+def test_without_a_stop_the_held_text_comes_at_the_end():
+    tokenizer = byte_level_tokenizer()
+    stream = TextStream(tokenizer, stops=["STOP"])
+    assert stream.push(tokenizer.encode("xSTO")).text == "x"
+    assert stream.flush().text == "STO"
+
+
+def test_a_stop_string_in_the_prompt_does_not_end_the_answer():
+    tokenizer = byte_level_tokenizer()
+    stream = TextStream(tokenizer, context=tokenizer.encode("EN"), stops=["EN"])
+    assert stream.push(tokenizer.encode("x")) == ("x", 1, False)
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_a_conversation_becomes_a_prompt_for_the_answer():
+    tokenizer = byte_level_tokenizer(chat_template=CHAT_TEMPLATE)
+    messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    assert tokenizer.decode(tokenizer.encode_chat(messages)) == "system:be kind;user:hi;assistant:"
+
+
+def test_a_refusing_or_missing_template_says_so():
+    with pytest.raises(ValueError, match="no chat template"):
+        byte_level_tokenizer().encode_chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(ValueError, match="no tools"):
+        byte_level_tokenizer(chat_template=CHAT_TEMPLATE).encode_chat([{"role": "tool", "content": "hi"}])
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
+    saved = byte_level_tokenizer()
+    saved._tokenizer.backend_tokenizer.enable_truncation(4)
+    saved._tokenizer.save_pretrained(tmp_path)
+    text = "Hello world"
+    assert Tokenizer.load(tmp_path).decode(Tokenizer.load(tmp_path).encode(text)) == text
