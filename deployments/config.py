@@ -1,0 +1,156 @@
+"""Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+
+_ENGINE_LIMITS = (
+    "max_num_seqs",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_kv_blocks",
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+    "drafter_timeout_s",
+)
+_TREE_SHAPE = ("draft_steps", "draft_top_k", "verify_tree_size")
+_ENGINE = EngineConfig()
+_TREE = SpeculationConfig()
+
+
+class AppConfig(BaseModel):
+    """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: Path | None = Field(None, description="Directory of the verifier's checkpoint; none serves the demo pair.")
+    drafter: str = Field(
+        "auto",
+        description="Directory of an EAGLE head, 'ngram' (prompt lookup), 'none' (plain decoding), or 'auto': the demo "
+        "pair's head for the demo model, 'none' for any other.",
+    )
+    served_model_name: str | None = Field(
+        None, description="Name clients pass as `model`; none uses the directory's name."
+    )
+
+    num_replicas: int | None = Field(None, ge=1, description="Verifier + drafter pairs; 1 where nothing is given.")
+    autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
+    )
+    num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
+    router_autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
+    )
+    max_queued_requests: int = Field(
+        256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
+    )
+    max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
+
+    max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
+    max_model_len: int = Field(_ENGINE.max_model_len, description="Prompt and output together, in tokens.")
+    max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
+    block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
+    num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
+    kv_cache_memory_bytes: int = Field(_ENGINE.kv_cache_memory_bytes, ge=1, description="Budget of the KV pool.")
+    enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
+    draft_steps: int = Field(_TREE.draft_steps, description="Levels of the draft tree below its root.")
+    draft_top_k: int = Field(_TREE.draft_top_k, description="Children per expanded node; 1 drafts a chain.")
+    verify_tree_size: int = Field(_TREE.verify_tree_size, description="Tree nodes verified per sequence and round.")
+    drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
+    stream_interval_ms: float = Field(
+        20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
+    )
+
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="'auto' is cuda where num_gpus_per_verifier is above 0, cpu elsewhere."
+    )
+    compile: bool = Field(False, description="Run the models through torch.compile; longer start, faster rounds.")
+    threads: int = Field(1, ge=1, description="Torch CPU threads of the verifier, and of the drafter.")
+    num_gpus_per_verifier: float = Field(0.0, ge=0, description="GPUs, or a share of one, per verifier.")
+    num_gpus_per_drafter: float = Field(0.0, ge=0, description="GPUs, or a share of one, per drafter.")
+    num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
+    num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
+    num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
+
+    engine_factory: str = Field(
+        "wingbeat.deployments.factories:build_engine",
+        description="`module:function` from this config to the engine; for engines other than our own.",
+    )
+    drafter_factory: str = Field(
+        "wingbeat.deployments.factories:build_draft_worker",
+        description="`module:function` from this config to the drafter's worker.",
+    )
+
+    @field_validator("model", "served_model_name", "num_replicas", "num_kv_blocks", mode="before")
+    @classmethod
+    def _none_by_word(cls, value: Any) -> Any:
+        """The command line has no other way to say null."""
+        return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value
+
+    @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
+    @classmethod
+    def _json_on_the_command_line(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        """Refuse what no single field can see, naming field, value and what is allowed."""
+        self._check_paths()
+        if self.num_replicas is not None and self.autoscaling_config is not None:
+            raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
+        if self.device == "cuda" and self.num_gpus_per_verifier == 0:
+            raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
+        if self.device == "cpu" and self.num_gpus_per_verifier > 0:
+            raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
+        for name in ("engine_factory", "drafter_factory"):
+            if getattr(self, name).count(":") != 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: must read module:function")
+        self.engine_config()
+        return self
+
+    def _check_paths(self) -> None:
+        if self.model is not None and not (self.model / "config.json").is_file():
+            raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
+        if self.drafter not in ("auto", "ngram", "none") and not (Path(self.drafter) / "config.json").is_file():
+            raise ValueError(
+                f"drafter is {self.drafter!r}: must be 'auto', 'ngram', 'none' or a directory with a config.json"
+            )
+
+    def engine_config(self) -> EngineConfig:
+        """Limits of one engine, as the runtime takes them.
+
+        Raises:
+            ValueError: a limit is out of range; names field and value.
+        """
+        tree = SpeculationConfig(**{name: getattr(self, name) for name in _TREE_SHAPE})
+        return EngineConfig(**{name: getattr(self, name) for name in _ENGINE_LIMITS}, speculation=tree)
+
+    def resolved_device(self) -> str:
+        """`cpu` or `cuda`."""
+        if self.device == "auto":
+            return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
+        return self.device
+
+    def has_drafter(self) -> bool:
+        """False where every request decodes plainly and no drafter process exists."""
+        return self.drafter != "none" and not (self.drafter == "auto" and self.model is not None)
+
+    def model_name(self) -> str:
+        """What clients pass as `model`."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        return "wingbeat-demo" if self.model is None else self.model.resolve().name

@@ -1,0 +1,193 @@
+"""One router's connection to one engine: one stream for all its requests, and what the engine still owes."""
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+from wingbeat.deployments.wire import Delta, WireOutput, WireRequest, merge, pack_request, unpack
+from wingbeat.runtime.request import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLost(Exception):
+    """The connection broke while the request ran; another engine can continue it."""
+
+
+class EngineTransport(Protocol):
+    """Calls to engines by id. Each raises whatever the transport raises when the engine is gone."""
+
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        """Messages for this client, the first one empty as soon as requests may be submitted."""
+        ...
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        """Hand over requests."""
+        ...
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Stop requests; also, with none, the sign of life that keeps the connection open."""
+        ...
+
+
+class RequestStream:
+    """What has come for one request and was not read yet."""
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number = number
+        self.outstanding_tokens = len(request.prompt_token_ids) + request.params.max_tokens
+        self.ended = False
+        self._outputs: deque[RequestOutput] = deque()
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        """Add an output, or the engine's refusal."""
+        if delta.refusal is not None:
+            self.fail(ValueError(delta.refusal))
+            return
+        self._outputs.append(delta.output)
+        self.outstanding_tokens -= len(delta.output.token_ids)
+        self.ended = delta.output.finish_reason is not None
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream by an error once what came before has been read."""
+        self.ended = True
+        self._error = error
+        self._ready.set()
+
+    async def next(self) -> RequestOutput:
+        """Everything that has arrived, as one output.
+
+        Raises:
+            EngineLost: the connection broke.
+            ValueError: the engine refused the request.
+        """
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return merge(outputs)
+
+
+class EngineConnection:
+    """Submits requests to one engine and hands its messages out to them."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        transport: EngineTransport,
+        on_end: Callable[["EngineConnection"], None],
+        renew_interval_s: float = 3.0,
+    ) -> None:
+        self.engine_id = engine_id
+        self.client_id = uuid.uuid4().hex
+        self.open = False
+        self.retiring = False
+        self._transport = transport
+        self._on_end = on_end
+        self._renew_interval_s = renew_interval_s
+        self._streams: dict[int, RequestStream] = {}
+        self._next_number = 0
+        self._submits: list[WireRequest] = []
+        self._aborts: list[int] = []
+        self._send = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests not finished."""
+        return len(self._streams)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens and tokens still to come of the requests not finished."""
+        return sum(stream.outstanding_tokens for stream in self._streams.values())
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request for the next call to the engine; requests of one moment travel together."""
+        stream = RequestStream(self._next_number, request)
+        self._next_number += 1
+        self._streams[stream.number] = stream
+        self._submits.append(pack_request(stream.number, request))
+        self._send.set()
+        return stream
+
+    def release(self, stream: RequestStream) -> None:
+        """Forget a request; aborts it in the engine unless it has ended."""
+        if self._streams.pop(stream.number, None) is not None and not stream.ended:
+            self._aborts.append(stream.number)
+            self._send.set()
+        self._close_if_retired()
+
+    def retire(self) -> None:
+        """Take no further requests; close when the last one ends."""
+        self.retiring = True
+        self._close_if_retired()
+
+    async def close(self) -> None:
+        """Close now; running requests end by EngineLost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def _close_if_retired(self) -> None:
+        if self.retiring and not self._streams and not self._aborts:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        sender = asyncio.get_running_loop().create_task(self._send_loop())
+        receiver = asyncio.get_running_loop().create_task(self._receive_loop())
+        reason: BaseException | None = None
+        try:
+            done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
+            reason = next((task.exception() for task in done if task.exception() is not None), None)
+        finally:
+            self.open = False
+            for task in (sender, receiver):
+                task.cancel()
+            await asyncio.wait([sender, receiver])
+            self._fail_all(reason)
+            self._on_end(self)
+
+    def _fail_all(self, reason: BaseException | None) -> None:
+        if reason is not None:
+            logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
+        for stream in list(self._streams.values()):
+            if not stream.ended:
+                stream.fail(EngineLost(f"engine {self.engine_id} is gone"))
+
+    async def _receive_loop(self) -> None:
+        async for message in self._transport.stream(self.engine_id, self.client_id):
+            self.open = True
+            for packed in message:
+                delta = unpack(packed)
+                stream = self._streams.get(delta.number)
+                if stream is not None:
+                    stream.put(delta)
+
+    async def _send_loop(self) -> None:
+        while True:
+            renew = False
+            try:
+                await asyncio.wait_for(self._send.wait(), self._renew_interval_s)
+            except TimeoutError:
+                renew = self.open
+            self._send.clear()
+            submits, self._submits = self._submits, []
+            if submits:
+                await self._transport.submit(self.engine_id, self.client_id, submits)
+            aborts, self._aborts = self._aborts, []
+            if aborts or renew:
+                await self._transport.abort(self.engine_id, self.client_id, aborts)
+            self._close_if_retired()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")

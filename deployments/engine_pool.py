@@ -1,0 +1,155 @@
+"""All engines of one model as a router sees them: spreads requests, streams outputs, continues what an engine lost."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from wingbeat.cluster.routing import EngineLoad, admits, choose_engine
+from wingbeat.deployments.engine_connection import EngineConnection, EngineLost, EngineTransport
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.errors import EngineOverloaded, EngineUnavailable
+from wingbeat.runtime.request import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3
+"""Engines a request may lose: one that crashes whatever runs it must not take the whole fleet down."""
+RECONNECT_S = 0.5
+
+
+class EngineSource(EngineTransport, Protocol):
+    """A transport that also knows the engines and their model."""
+
+    async def describe(self) -> ModelInfo:
+        """The model, from any engine; waits until one is there."""
+        ...
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
+        ...
+
+
+class EnginePool:
+    """The router's side of `EnginePool` in `engine_interface`: one multiplexed connection per engine."""
+
+    def __init__(self, source: EngineSource, *, max_num_seqs: int, max_queued_requests: int) -> None:
+        self._source = source
+        self._max_num_seqs = max_num_seqs
+        self._max_queued_requests = max_queued_requests
+        self._info: ModelInfo | None = None
+        self._live: frozenset[str] = frozenset()
+        self._connections: dict[str, EngineConnection] = {}
+        self._retired: set[EngineConnection] = set()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Wait for the first engine, learn its model and connect."""
+        event_loop = asyncio.get_running_loop()
+        self._info = await self._source.describe()
+        self._unsubscribe = self._source.subscribe(
+            lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
+        )
+
+    async def close(self) -> None:
+        """Close every connection; running requests end by EngineUnavailable."""
+        self._closed = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        connections = [*self._connections.values(), *self._retired]
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model every engine serves.
+
+        Raises:
+            EngineUnavailable: no engine has been reached yet.
+        """
+        if self._info is None:
+            raise EngineUnavailable("No engine has started yet.")
+        return self._info
+
+    def healthy(self) -> bool:
+        """Whether some engine takes requests."""
+        return any(connection.open for connection in self._connections.values())
+
+    def loads(self) -> list[EngineLoad]:
+        """The engines that take requests, with what this pool has outstanding there."""
+        return [
+            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests)
+            for engine_id, connection in self._connections.items()
+            if connection.open
+        ]
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request; yields its tokens as they arrive. Closing the generator early aborts it.
+
+        When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
+        the text is the one the first engine would have written.
+
+        Raises:
+            EngineOverloaded: running capacity and queue are full.
+            EngineUnavailable: no engine is left to run it.
+            ValueError: the engine refused it.
+        """
+        loads = self.loads()
+        if loads and not admits(loads, self._max_num_seqs, self._max_queued_requests):
+            raise EngineOverloaded
+        emitted: list[int] = []
+        for _ in range(MAX_ATTEMPTS):
+            connection = self._choose()
+            stream = connection.submit(_resumed(request, emitted))
+            try:
+                while True:
+                    output = await stream.next()
+                    emitted.extend(output.token_ids)
+                    yield _for_caller(output, request)
+                    if output.finish_reason is not None:
+                        return
+            except EngineLost as error:
+                logger.warning("Request %s goes on elsewhere: %s", request.request_id, error)
+            finally:
+                connection.release(stream)
+        raise EngineUnavailable(f"{MAX_ATTEMPTS} engines died while they ran this request.")
+
+    def _choose(self) -> EngineConnection:
+        engine_id = choose_engine(self.loads())
+        if engine_id is None:
+            raise EngineUnavailable
+        return self._connections[engine_id]
+
+    def _update(self, engine_ids: frozenset[str]) -> None:
+        self._live = engine_ids
+        for engine_id in engine_ids - self._connections.keys():
+            self._connect(engine_id)
+        for engine_id in self._connections.keys() - engine_ids:
+            # Serve drains a replica before it ends it: what runs there may finish.
+            connection = self._connections.pop(engine_id)
+            self._retired.add(connection)
+            connection.retire()
+
+    def _connect(self, engine_id: str) -> None:
+        if not self._closed and engine_id in self._live and engine_id not in self._connections:
+            self._connections[engine_id] = EngineConnection(engine_id, self._source, self._on_end)
+
+    def _on_end(self, connection: EngineConnection) -> None:
+        self._retired.discard(connection)
+        if self._connections.get(connection.engine_id) is connection:
+            del self._connections[connection.engine_id]
+            asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
+
+
+def _resumed(request: Request, emitted: list[int]) -> Request:
+    """What is left of a request whose first tokens were written by an engine that died."""
+    if not emitted:
+        return request
+    params = replace(request.params, max_tokens=request.params.max_tokens - len(emitted))
+    return replace(request, prompt_token_ids=(*request.prompt_token_ids, *emitted), params=params)
+
+
+def _for_caller(output: RequestOutput, request: Request) -> RequestOutput:
+    """Under the caller's id; a resumed request counts only its own prompt as cached."""
+    num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
+    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached)
