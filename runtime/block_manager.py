@@ -1,0 +1,231 @@
+"""Who holds which block of paged KV, and which blocks hold a known prefix; bookkeeping only, no tensors.
+
+Block ids index the verifier's and the drafter's KV alike, so one allocator serves both, and a prefix cached here is
+cached on both sides as far as the drafter has filled it. Knows nothing of requests: callers keep the block tables.
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+RESERVED_BLOCK = 0
+"""Never handed out: rows that only pad a batch write here."""
+ROOT_HASH = bytes(16)
+"""Parent hash of a sequence's first block."""
+
+
+class NoFreeBlocks(RuntimeError):
+    """More blocks were asked for than are free; nothing was allocated."""
+
+
+class IntegrityError(AssertionError):
+    """The bookkeeping contradicts itself or the tables it was checked against."""
+
+
+def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
+    """128-bit BLAKE2b of a full block and all before it; wide enough that equal hashes are taken as equal tokens."""
+    return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+class BlockManager:
+    """Reference-counted blocks, a hash-chained prefix cache, and how far the drafter has filled each block.
+
+    A block is reserved (block 0), live (referenced), free, or free and cached: its content may still be acquired until
+    allocation runs out of plainly free blocks and evicts the least recently used cached one.
+
+    Raises:
+        ValueError: fewer than two blocks, or an empty block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        if num_blocks < 2 or block_size < 1:
+            raise ValueError(f"num_blocks is {num_blocks}, block_size is {block_size}: must be at least 2 and 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.query_tokens = 0
+        """Tokens of all prompts given to `match_prefix`."""
+        self.hit_tokens = 0
+        """Those of them found in the cache."""
+        self._ref_counts = [0] * num_blocks
+        # Popped from the end, so that a fresh pool is handed out in ascending order.
+        self._free = list(range(num_blocks - 1, RESERVED_BLOCK, -1))
+        self._free_cached: OrderedDict[int, None] = OrderedDict()
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._cached: dict[bytes, int] = {}
+        self._draft_incarnations = [0] * num_blocks
+        self._draft_filled = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks `allocate` can hand out, cached ones included."""
+        return len(self._free) + len(self._free_cached)
+
+    def match_prefix(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
+        """Cached blocks that hold the beginning of a prompt, in order; counts the query.
+
+        Never the whole prompt: at least its last token is left to compute. The blocks may be evicted by the next
+        `allocate`, so acquire them first.
+
+        Args:
+            token_ids: the prompt.
+            root_hash: parent hash of the first block, where sequences of equal tokens have different KV.
+        """
+        matched: list[int] = []
+        self.query_tokens += len(token_ids)
+        if not self.enable_prefix_caching:
+            return matched
+        block_hash, size = root_hash, self.block_size
+        for begin in range(0, len(token_ids) - size, size):
+            block_hash = hash_block(block_hash, token_ids[begin : begin + size])
+            block_id = self._cached.get(block_hash)
+            if block_id is None:
+                break
+            matched.append(block_id)
+        self.hit_tokens += len(matched) * size
+        return matched
+
+    def allocate(self, num: int) -> list[int]:
+        """Hand out `num` blocks with one reference each; their former content is forgotten.
+
+        Raises:
+            NoFreeBlocks: fewer are free.
+        """
+        if num > self.num_free:
+            raise NoFreeBlocks(f"{num} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(num)]
+        for block_id in blocks:
+            self._ref_counts[block_id] = 1
+            self._hashes[block_id] = None
+            self._draft_filled[block_id] = 0
+        return blocks
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Add one reference to blocks that are live or cached.
+
+        Raises:
+            IntegrityError: a block is neither, so its content may be gone.
+        """
+        for block_id in blocks:
+            if self._ref_counts[block_id] == 0:
+                if block_id not in self._free_cached:
+                    raise IntegrityError(f"block {block_id} acquired, but it is neither live nor cached")
+                del self._free_cached[block_id]
+            self._ref_counts[block_id] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block of a table; those without any become free.
+
+        The last block goes first: a prefix is of use without what follows it, so it should be evicted last.
+
+        Raises:
+            IntegrityError: a block is not live.
+        """
+        for block_id in reversed(blocks):
+            if self._ref_counts[block_id] == 0:
+                raise IntegrityError(f"block {block_id} released, but it is not live")
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id]:
+                continue
+            if self._is_cached(block_id):
+                self._free_cached[block_id] = None
+            else:
+                self._free.append(block_id)
+
+    def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
+        """Offer a live block that is full and computed to the prefix cache, and return its hash.
+
+        Where another block already holds the same prefix, that one stays the cached one and this one is kept by its
+        owner. With prefix caching off nothing is cached and the parent's hash comes back.
+
+        Args:
+            block_id: a live block.
+            parent_hash: what registering the block before it returned; `ROOT_HASH` for the first.
+            token_ids: the block's tokens, block_size of them.
+
+        Raises:
+            ValueError: the block is not full.
+            IntegrityError: the block is not live, or is registered with other content.
+        """
+        if not self.enable_prefix_caching:
+            return parent_hash
+        if len(token_ids) != self.block_size:
+            raise ValueError(f"block {block_id} registered with {len(token_ids)} tokens, it holds {self.block_size}")
+        block_hash = hash_block(parent_hash, token_ids)
+        if self._ref_counts[block_id] == 0:
+            raise IntegrityError(f"block {block_id} registered, but it is not live")
+        if self._hashes[block_id] not in (None, block_hash):
+            raise IntegrityError(f"block {block_id} registered twice with different content")
+        self._hashes[block_id] = block_hash
+        self._cached.setdefault(block_hash, block_id)
+        return block_hash
+
+    def block_hash(self, block_id: int) -> bytes | None:
+        """Hash a live or cached block was registered with, the parent hash of the block after it; None before that."""
+        return self._hashes[block_id]
+
+    def draft_filled(self, block_id: int, incarnation: int) -> int:
+        """Positions of a block, counted from its start, whose draft KV this incarnation of the drafter holds."""
+        return self._draft_filled[block_id] if self._draft_incarnations[block_id] == incarnation else 0
+
+    def set_draft_filled(self, block_id: int, incarnation: int, num_positions: int) -> None:
+        """Record draft KV of a block's first positions; never lowers, but another incarnation starts from zero.
+
+        Raises:
+            ValueError: num_positions is not within the block.
+        """
+        if not 0 <= num_positions <= self.block_size:
+            raise ValueError(f"num_positions is {num_positions}: a block holds {self.block_size}")
+        self._draft_filled[block_id] = max(self.draft_filled(block_id, incarnation), num_positions)
+        self._draft_incarnations[block_id] = incarnation
+
+    def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
+        """Compare the bookkeeping with itself and with every block table in use.
+
+        Raises:
+            IntegrityError: naming the first block that does not add up.
+        """
+        held: Counter[int] = Counter()
+        for table in live_tables:
+            counts = Counter(table)
+            twice = [block_id for block_id, count in counts.items() if count > 1]
+            _require(not twice, f"blocks {twice} occur more than once in one table")
+            held.update(counts.keys())
+        outside = [block_id for block_id in held if not RESERVED_BLOCK < block_id < self.num_blocks]
+        _require(not outside, f"tables hold blocks {outside}, outside 1..{self.num_blocks - 1}")
+        free = Counter(self._free)
+        free.update(self._free_cached.keys())
+        _require(free[RESERVED_BLOCK] == 0, f"block {RESERVED_BLOCK} is reserved, but in the free list")
+        for block_id in range(RESERVED_BLOCK + 1, self.num_blocks):
+            references = self._ref_counts[block_id]
+            _require(
+                references == held[block_id],
+                f"block {block_id}: {references} references counted, {held[block_id]} tables hold it",
+            )
+            listed = free[block_id]
+            _require(listed == (references == 0), f"block {block_id}: {references} references, {listed} times free")
+        self._check_cache()
+
+    def _check_cache(self) -> None:
+        for block_hash, block_id in self._cached.items():
+            _require(self._hashes[block_id] == block_hash, f"block {block_id} is cached under a hash it does not have")
+        for block_id in self._free_cached:
+            _require(self._is_cached(block_id), f"block {block_id} is in the cached free list, but not cached")
+        for block_id in self._free:
+            _require(not self._is_cached(block_id), f"block {block_id} is cached, but in the plain free list")
+
+    def _is_cached(self, block_id: int) -> bool:
+        block_hash = self._hashes[block_id]
+        return block_hash is not None and self._cached.get(block_hash) == block_id
+
+    def _evict(self) -> int:
+        """Forget the least recently used cached block."""
+        block_id, _ = self._free_cached.popitem(last=False)
+        del self._cached[self._hashes[block_id]]
+        return block_id
+
+
+def _require(condition: bool, mismatch: str) -> None:
+    if not condition:
+        raise IntegrityError(mismatch)
