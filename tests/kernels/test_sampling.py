@@ -122,6 +122,8 @@ PARAMETERS = [  # temperature, top_k, top_p, min_p
     (1.3, 40, 1.0, 0.0),
     (0.5, 1, 1.0, 0.0),
     (1.0, 5000, 0.95, 0.05),
+    (1.0, 200, 0.9, 0.0),
+    (1.0, 0, 1.0, 0.2),
     (2.0, 50, 0.6, 0.02),
     (1.0, 0, 1e-6, 0.0),
     (0.9, 0, 1.0, 1.0),
@@ -154,16 +156,16 @@ def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, m
 @pytest.mark.parametrize("kind", ["gaussian", "peaked", "tied", "masked"])
 def test_processing_agrees_with_transformers(vocab_size, kind):
     generator = torch.Generator().manual_seed(vocab_size)
-    logits = torch.randn(33, vocab_size, generator=generator) * (8 if kind == "peaked" else 2)
+    logits = torch.randn(39, vocab_size, generator=generator) * (8 if kind == "peaked" else 2)
     if kind == "tied":
         logits = logits.round()
     if kind == "masked":
         logits[:, 1::3] = float("-inf")
-    rows = mixed_rows(33)
+    rows = mixed_rows(39)
     before = logits.clone()
     processed = process_logits(logits, *rows[:])
     assert torch.equal(logits, before)
-    for row in range(33):
+    for row in range(39):
         expected = warped(logits[row], *PARAMETERS[row % len(PARAMETERS)])
         actual = processed[row]
         if kind == "tied":
