@@ -1,0 +1,238 @@
+"""Request bodies of the OpenAI API: what every endpoint shares, and `/v1/completions`.
+
+A field is honoured, or accepted because it cannot change the result, or refused by name. Nothing is ignored silently.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from wingbeat.deployments.errors import ApiError
+
+MAX_CHOICES = 128
+"""OpenAI's limit of `n`, applied here to all choices of a request: prompts times n."""
+MAX_STOP_STRINGS = 16
+DEFAULT_MAX_TOKENS = 16
+
+IsOff = Callable[[Any], bool]
+"""Whether a value asks for nothing, so that a field that is not served may carry it."""
+
+
+def off(*values: Any) -> IsOff:
+    """Accepts null and the given values; 0 and False are told apart."""
+    return lambda value: value is None or any(type(value) is type(good) and value == good for good in values)
+
+
+def no_effect(_value: Any) -> bool:
+    """Accepts everything: the field cannot change the result."""
+    return True
+
+
+COMMON_UNSERVED: Mapping[str, IsOff] = {
+    "frequency_penalty": off(0, 0.0),
+    "presence_penalty": off(0, 0.0),
+    "logit_bias": off({}),
+}
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @field_validator("include_obfuscation")
+    @classmethod
+    def _refuse_obfuscation(cls, value: bool | None) -> bool | None:
+        if value:
+            raise unsupported("stream_options.include_obfuscation")
+        return value
+
+
+class SpeculationOptions(BaseModel):
+    """Extension: how this request is decoded. The tokens are the same either way."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    enabled: bool = True
+
+
+class GenerationBody(BaseModel):
+    """The fields that completions and chat completions share."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    unserved: ClassVar[Mapping[str, IsOff]] = COMMON_UNSERVED
+    """Fields of OpenAI's schema that are not served, with the values under which they ask for nothing."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    """0 and -1 keep the whole vocabulary."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    speculation: SpeculationOptions | None = None
+    user: str | None = None
+    """Cannot change the result, as `metadata`."""
+    metadata: dict[str, str] | None = None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read and check a request body.
+
+        Raises:
+            ApiError: 400 naming the field, for anything that is malformed, unknown or not served.
+        """
+        try:
+            fields = pydantic_core.from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+        if not isinstance(fields, dict):
+            raise ApiError("The request body must be a JSON object.", code="invalid_json")
+        cls.check_unserved(fields)
+        try:
+            return cls.model_validate({name: fields[name] for name in fields if name not in cls.unserved})
+        except ValidationError as error:
+            raise invalid_field(error) from error
+
+    @classmethod
+    def check_unserved(cls, fields: dict[str, Any]) -> None:
+        """Raises ApiError for the first field that asks for something that is not served."""
+        for name, is_off in cls.unserved.items():
+            if name in fields and not is_off(fields[name]):
+                raise unsupported(name)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if stops is None:
+            return None
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+            raise invalid("stop", "must be a string or a list of strings")
+        if len(stops) > MAX_STOP_STRINGS:
+            raise invalid("stop", f"has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed")
+        if not all(stops):
+            raise invalid("stop", "holds an empty string")
+        return stops
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "is allowed only when 'stream' is true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, none or several."""
+        return tuple(self.stop or ())
+
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The limit the caller gave, if any."""
+        return self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    unserved: ClassVar[Mapping[str, IsOff]] = {
+        **COMMON_UNSERVED,
+        "logprobs": off(False),
+        "suffix": off(""),
+    }
+
+    prompt: list[str] | list[list[int]]
+    """Texts, or token ids; a single prompt is a list of one."""
+    echo: bool | None = None
+    best_of: int | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any) -> list:
+        prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
+        if not isinstance(prompts, list) or not (
+            all(isinstance(prompt, str) for prompt in prompts) or all(_is_token_ids(prompt) for prompt in prompts)
+        ):
+            message = "must be a string, a list of strings, a list of token ids or a list of lists of token ids"
+            raise invalid("prompt", message)
+        if not prompts or not all(prompts):
+            raise invalid("prompt", "is empty: at least one token is needed")
+        return prompts
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise unsupported("best_of", "only best_of equal to n is")
+        total = len(self.prompt) * self.num_choices
+        if total > MAX_CHOICES:
+            message = (
+                f"times n asks for {len(self.prompt) * self.num_choices} choices, at most {MAX_CHOICES} are allowed"
+            )
+            raise invalid("prompt", message)
+        return self
+
+
+def _is_token_ids(value: Any) -> bool:
+    # An empty list is neither text nor tokens; saying tokens leads to the message about empty prompts.
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def unsupported(param: str, instead: str | None = None) -> ApiError:
+    """400 for a field whose value asks for something this server does not do."""
+    hint = f" ({instead})" if instead else ""
+    message = f"'{param}' with this value is not supported by this server{hint}; leave it out."
+    return ApiError(message, param=param, code="unsupported_parameter")
+
+
+def invalid(param: str, problem: str) -> ApiError:
+    """400 for a field with a value it cannot have."""
+    return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
+
+
+def unknown_parameter(param: str) -> ApiError:
+    """400 for a field the API does not have."""
+    return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+
+
+def invalid_field(error: ValidationError) -> ApiError:
+    """400 for the first problem pydantic found, in OpenAI's words where it has some."""
+    first = error.errors(include_url=False)[0]
+    param = _field_path(first["loc"])
+    match first["type"]:
+        case "missing":
+            return ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+        case "extra_forbidden":
+            return unknown_parameter(param)
+    problem = first["msg"][:1].lower() + first["msg"][1:]
+    kind = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return ApiError(f"Invalid '{param}': {problem}.", param=param, code=kind)
+
+
+def _field_path(location: tuple[str | int, ...]) -> str:
+    """`messages.0.content` for a location inside the body, as OpenAI writes it: `messages[0].content`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,166 @@
+"""The HTTP surface as a FastAPI application; knows the OpenAI API and a completion service, but not Ray."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from wingbeat.deployments.chat_api import ChatBody
+from wingbeat.deployments.completion_service import CompletionService, Generation
+from wingbeat.deployments.errors import ApiError, EngineOverloaded, EngineUnavailable, as_api_error, unknown_model
+from wingbeat.deployments.openai_api import CompletionBody
+from wingbeat.deployments.openai_response import (
+    ChatShape,
+    CompletionShape,
+    ResponseShape,
+    event_stream,
+    whole_response,
+)
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; only access logs see it."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was there."""
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; the generator is closed at once when the client leaves, not when it is collected."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(_prepend(first, rest), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._rest = rest
+
+    async def __call__(self, scope, receive, send) -> None:
+        """Send the events; see `StreamingResponse`."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()
+            await self._rest.aclose()
+
+
+def create_app(service: CompletionService) -> FastAPI:
+    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`."""
+    # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
+    app = FastAPI(title="Wingbeat", openapi_url=None)
+    _add_error_handlers(app)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = CompletionBody.parse(await request.body())
+        generation = await service.plan_completion(body)
+        return await _answer(request, service, generation, CompletionShape(), bool(body.stream))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = ChatBody.parse(await request.body())
+        generation = await service.plan_chat(body)
+        return await _answer(request, service, generation, ChatShape(), bool(body.stream))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_card(service)]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> dict[str, Any]:
+        if model != service.pool.info.model_name:
+            raise unknown_model(model, service.pool.info.model_name)
+        return _model_card(service)
+
+    @app.get("/health")
+    async def health() -> Response:
+        healthy = service.pool.healthy()
+        return JSONResponse({"status": "ok" if healthy else "unavailable"}, status_code=200 if healthy else 503)
+
+    @app.get("/")
+    async def root() -> dict[str, Any]:
+        return {"name": "wingbeat", "model": service.pool.info.model_name, "api": "/v1"}
+
+    return app
+
+
+async def _answer(
+    request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
+) -> Response:
+    deltas = service.run(generation)
+    if not stream:
+        return JSONResponse(await _unless_gone(request, whole_response(generation, deltas, shape)))
+    events = event_stream(generation, deltas, shape)
+    # The first event is awaited here, so that an overloaded server can still answer with a status.
+    try:
+        first = await _unless_gone(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(first, events)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`, which is cancelled when the client leaves or the handler is cancelled.
+
+    Raises:
+        ClientGone: the client left first.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _prepend(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for event in rest:
+        yield event
+
+
+def _model_card(service: CompletionService) -> dict[str, Any]:
+    info = service.pool.info
+    return {
+        "id": info.model_name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "wingbeat",
+        "max_model_len": info.max_model_len,
+        "drafter": info.drafter,
+    }
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    def respond(error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+    async def on_error(_request: Request, error: Exception) -> Response:
+        return respond(as_api_error(error))
+
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        headers = dict(error.headers or {})
+        return respond(ApiError(message, status=error.status_code, code="unknown_url", headers=headers))
+
+    async def on_client_gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    for kind in (ApiError, EngineOverloaded, EngineUnavailable):
+        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientGone, on_client_gone)
+    app.add_exception_handler(Exception, on_error)
