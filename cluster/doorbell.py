@@ -138,7 +138,7 @@ class PeerProcess:
     def __init__(self, pid: int, start: int) -> None:
         self.pid = pid
         self.start = start
-        self._is_self = pid == os.getpid()
+        self._is_self = pid == os.getpid() and start == process_start(pid)
         self._poll: select.poll | None = None
         if not self._is_self:
             self._watch()

@@ -58,7 +58,7 @@ class ShmChannel:
         """
         path = _path(name)
         remove_stale_segments()
-        # Built under a private name, then linked: a segment that can be found is complete, and one process gets the name.
+        # Built under a private name, then linked: what can be found is complete, and only one process gets the name.
         draft = path.with_name(f"{path.name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}")
         try:
             mapping = _allocate(draft, HEADER_BYTES + buffer_bytes(spec))
@@ -89,7 +89,9 @@ def remove_stale_segments() -> int:
     with _directory_lock():
         for path in SHM_DIR.glob(f"{PREFIX}*"):
             owner = _owner(path)
-            if owner is not None and not owner.alive() and path.stat().st_uid == os.getuid():
+            if owner is None or owner.alive():
+                continue
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or of another user
                 path.unlink()
                 removed += 1
     return removed
