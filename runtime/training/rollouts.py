@@ -1,0 +1,77 @@
+"""Text the verifier writes itself, made once before training: what a drafter is judged on, so what it learns from."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from wingbeat.runtime.training.corpus import WindowSampler
+from wingbeat.runtime.training.verifier import FrozenVerifier
+
+ROLLOUTS_FILE = "rollouts.safetensors"
+_ROWS_PER_CHUNK = 64
+_PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+
+
+class RowSampler:
+    """Batches of whole rows, every row once per epoch; a pure function of (rows, seed, cursor)."""
+
+    def __init__(self, rows: Tensor, seed: int) -> None:
+        self._rows = rows
+        self._seed = seed
+
+    def batch(self, cursor: int, batch_size: int) -> Tensor:
+        """Rows number `cursor * batch_size` and following -> int64 [batch_size, length]."""
+        numbers = range(cursor * batch_size, (cursor + 1) * batch_size)
+        return self._rows[[self._order(n // len(self._rows))[n % len(self._rows)] for n in numbers]]
+
+    @lru_cache(maxsize=2)  # noqa: B019 - two permutations, and a sampler lives as long as its run
+    def _order(self, epoch: int) -> list[int]:
+        return np.random.default_rng((self._seed, epoch)).permutation(len(self._rows)).tolist()
+
+
+def make_rollouts(
+    verifier: FrozenVerifier,
+    sampler: WindowSampler,
+    folder: Path,
+    *,
+    num_rows: int,
+    length: int,
+    greedy_fraction: float,
+    temperature: float,
+    seed: int,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> Tensor:
+    """Continue corpus prefixes to `length` tokens -> int64 [num_rows, length] on the CPU.
+
+    Prefixes are 1/16 to 1/2 of a row. Rows already in `folder` are kept: every chunk has a seed of its own, so an
+    interrupted run and an uninterrupted one make the same rows.
+
+    Args:
+        on_rows: called with the number of rows made so far.
+    """
+    path = folder / ROLLOUTS_FILE
+    chunks = []
+    if path.exists():
+        kept = load_file(path)["token_ids"].long()
+        if kept.shape[1] == length:
+            chunks = list(kept[:num_rows].split(_ROWS_PER_CHUNK))
+            chunks = [chunk for chunk in chunks if len(chunk) == _ROWS_PER_CHUNK]
+    device = verifier.embedding.device
+    while sum(map(len, chunks)) < num_rows:
+        index = len(chunks)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+        prefix_length = max(1, int(length * _PREFIX_SHARES[index % len(_PREFIX_SHARES)]))
+        prefix = sampler.batch(index, _ROWS_PER_CHUNK, length)[:, :prefix_length].to(device)
+        sampled = torch.arange(_ROWS_PER_CHUNK) >= greedy_fraction * _ROWS_PER_CHUNK
+        rows = verifier.continue_text(prefix, length, sampled * temperature, generator)
+        chunks.append(rows.cpu())
+        temporary = path.with_suffix(".tmp")
+        save_file({"token_ids": torch.cat(chunks).int()}, temporary)
+        temporary.replace(path)
+        on_rows(min(num_rows, len(chunks) * _ROWS_PER_CHUNK))
+    return torch.cat(chunks)[:num_rows]

@@ -1,0 +1,104 @@
+"""Training-time test: the head unrolled over its own predictions, as it will be used.
+
+Step j of the chain that starts at index i reads token i + 1 + j and predicts token i + 2 + j. All chains run at once:
+index i keeps its place while the tokens shift. Source: EAGLE-3 (arXiv 2503.01840), section 3.2 and figure 6.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wingbeat.runtime.drafters.eagle_head import EagleHead
+
+
+class UnrolledStep(NamedTuple):
+    """One step of all chains of a batch; N chains per sequence."""
+
+    logits: Tensor
+    """[batch, N, draft_vocab_size]"""
+    offset: int
+    """Column i of the logits predicts the token at index i + offset."""
+
+
+class ChainAttention:
+    """Attention of step j at index i: the true features' keys up to i, then the chain's own keys of steps 1..j.
+
+    That is what drafting does: the committed prefix is recomputed from true features, and a drafted token sees its
+    ancestors' keys, which were made from predicted features.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [B, N, Hq, D], key and value [B, N, Hkv, D] of the next step -> [B, N, Hq, D]."""
+        groups = query.shape[2] // key.shape[2]
+        self._keys.append(key.transpose(1, 2).unsqueeze(2))
+        self._values.append(value.transpose(1, 2).unsqueeze(2))
+        query = query.transpose(1, 2).unflatten(1, (key.shape[2], groups)) * query.shape[-1] ** -0.5
+        length = query.shape[-2]
+        future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        true_scores = (query @ self._keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
+        own_scores = [(query * own).sum(-1, keepdim=True) for own in self._keys[1:]]
+        weights = torch.cat([true_scores, *own_scores], dim=-1).float().softmax(-1).to(value.dtype)
+        mixed = weights[..., :length] @ self._values[0]
+        for step, own in enumerate(self._values[1:]):
+            mixed = mixed + weights[..., length + step : length + step + 1] * own
+        return mixed.flatten(1, 2).transpose(1, 2)
+
+
+def unroll(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[UnrolledStep]:
+    """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
+
+    Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
+
+    Args:
+        token_ids: int64 [batch, length].
+        taps: [batch, length, num_taps * Ht].
+    """
+    num_chains = token_ids.shape[1] - num_steps - 1
+    attention = ChainAttention()
+    positions = torch.arange(num_chains, device=token_ids.device)
+    features = head.fuse(taps[:, :num_chains])
+    for step in range(num_steps):
+        tokens = token_ids[:, 1 + step : 1 + step + num_chains]
+        hidden = head(tokens, features, positions + step, attention)
+        yield UnrolledStep(head.logits(hidden), step + 2)
+        features = head.feedback(hidden)
+
+
+def distillation_loss(
+    head: EagleHead, token_ids: Tensor, taps: Tensor, target_logits: Tensor, num_steps: int, step_decay: float
+) -> Tensor:
+    """Cross-entropy to the verifier's distribution, averaged over the chains, later steps weighted down.
+
+    The verifier's probabilities are not renormalised over the draft vocabulary: a position whose likely tokens cannot
+    be drafted counts for less.
+
+    Args:
+        target_logits: [batch, length, vocab_size] of the verifier for the same tokens.
+        step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
+    """
+    target = target_logits.float().softmax(-1)[..., head.draft_token_ids]
+    total = torch.zeros((), device=token_ids.device)
+    for step in unroll(head, token_ids, taps, num_steps):
+        chains = step.logits.shape[1]
+        # The logits at index i predict token i + 1, hence the shift by one less than the offset.
+        wanted = target[:, step.offset - 1 : step.offset - 1 + chains]
+        log_probs = functional.log_softmax(step.logits.float(), dim=-1)
+        total = total - step_decay ** (step.offset - 2) * (wanted * log_probs).sum(-1).mean()
+    return total / sum(step_decay**step for step in range(num_steps))
+
+
+@torch.no_grad()
+def matches(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+    """Whether the greedy draft of each step is the sequence's token -> bool [batch, N, num_steps]."""
+    hits = []
+    for step in unroll(head, token_ids, taps, num_steps):
+        drafted = head.draft_token_ids[step.logits.argmax(-1)]
+        hits.append(drafted == token_ids[:, step.offset : step.offset + drafted.shape[1]])
+    return torch.stack(hits, dim=-1)

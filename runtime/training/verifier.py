@@ -1,0 +1,109 @@
+"""The frozen model a drafter learns from: its logits, its taps, and text it writes itself."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+
+class Observation(NamedTuple):
+    """One forward pass of the verifier over whole sequences."""
+
+    logits: Tensor
+    """[batch, length, vocab_size]; row i is the prediction of token i + 1."""
+    taps: Tensor
+    """[batch, length, num_taps * hidden_size]; un-normed residual stream entering the taps, low first."""
+
+
+class FrozenVerifier:
+    """A causal LM in evaluation mode with hooks on the tapped layers.
+
+    Raises:
+        ValueError: a tap names a layer the model lacks, or the layers cannot be found.
+    """
+
+    def __init__(self, path: str, tap_layers: tuple[int, ...] | None, device: str, dtype: torch.dtype) -> None:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        self.model: PreTrainedModel = model.to(device).eval().requires_grad_(False)
+        text_config = self.model.config.get_text_config()
+        self.hidden_size: int = text_config.hidden_size
+        self.num_layers: int = text_config.num_hidden_layers
+        self.tap_layers = tap_layers or default_tap_layers(self.num_layers)
+        if any(not 0 <= layer < self.num_layers for layer in self.tap_layers):
+            raise ValueError(f"tap_layers={self.tap_layers} are not all in 0..{self.num_layers - 1}")
+        self._taps: dict[int, Tensor] = {}
+        layers = _decoder_layers(self.model, self.num_layers)
+        for layer in self.tap_layers:
+            layers[layer].register_forward_pre_hook(self._record(layer), with_kwargs=True)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Input embedding [vocab_size, hidden_size]."""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Output matrix [vocab_size, hidden_size]."""
+        return self.model.get_output_embeddings().weight
+
+    @torch.no_grad()
+    def observe(self, token_ids: Tensor) -> Observation:
+        """Logits and taps of sequences, int64 [batch, length]."""
+        logits = self.model(input_ids=token_ids, use_cache=False).logits
+        taps = torch.cat([self._taps[layer] for layer in self.tap_layers], dim=-1)
+        self._taps.clear()
+        return Observation(logits, taps)
+
+    @torch.no_grad()
+    def continue_text(
+        self, prefix: Tensor, length: int, temperature: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Continue prefixes of equal length, each row at its own temperature.
+
+        Args:
+            prefix: int64 [batch, prefix_length].
+            length: tokens per row of the result, prefix included.
+            temperature: [batch]; zero means greedy.
+            generator: source of the noise, on the CPU; not needed when every row is greedy.
+
+        Returns:
+            int64 [batch, length]. An end-of-text token does not stop a row: what follows it is a new document.
+        """
+        cache = DynamicCache(config=self.model.config)
+        rows, new = [prefix], prefix
+        scale = temperature.to(prefix.device)[:, None]
+        sampled = bool((temperature > 0).any())
+        for _ in range(length - prefix.shape[1]):
+            logits = (
+                self.model(input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+            )
+            if sampled:
+                noise = torch.rand(logits.shape, generator=generator).to(logits.device)
+                # Gumbel-max: adding T * Gumbel noise and taking the maximum samples from softmax(logits / T).
+                logits = logits - scale * (-noise.clamp_min(1e-20).log()).log()
+            new = logits.argmax(-1, keepdim=True)
+            rows.append(new)
+        self._taps.clear()
+        return torch.cat(rows, dim=1)
+
+    def _record(self, layer: int):
+        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            self._taps[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+
+def default_tap_layers(num_layers: int) -> tuple[int, ...]:
+    """The layers EAGLE-3 taps (input of 2, n // 2 and n - 3); for shallow models the first odd, a middle, the last."""
+    standard = (2, num_layers // 2, num_layers - 3)
+    if standard[0] < standard[1] < standard[2]:
+        return standard
+    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
+
+
+def _decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and name.endswith("layers"):
+            return module
+    raise ValueError(f"{type(model).__name__} has no list of {num_layers} decoder layers")
