@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 
 _ENGINE_LIMITS = (
@@ -116,6 +117,8 @@ class AppConfig(BaseModel):
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
+        if self.device == "cuda" and self.has_drafter() and self.drafter != "ngram" and self.num_gpus_per_drafter == 0:
+            raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
         for name in ("engine_factory", "drafter_factory"):
             if getattr(self, name).count(":") != 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: must read module:function")
@@ -148,6 +151,26 @@ class AppConfig(BaseModel):
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""
         return self.drafter != "none" and not (self.drafter == "auto" and self.model is not None)
+
+    def model_dir(self) -> Path:
+        """The verifier's checkpoint.
+
+        Raises:
+            FileNotFoundError: none is configured and this installation comes without the demo pair.
+        """
+        from wingbeat.runtime.demo import demo_pair
+
+        return demo_pair()[0] if self.model is None else self.model
+
+    def drafter_source(self) -> str | Path:
+        """'ngram', 'none', or the directory of the EAGLE head; raises as `model_dir`."""
+        if not self.has_drafter():
+            return "none"
+        if self.drafter == "auto":
+            from wingbeat.runtime.demo import demo_pair
+
+            return demo_pair()[1]
+        return self.drafter if self.drafter == "ngram" else Path(self.drafter)
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

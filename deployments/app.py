@@ -1,0 +1,85 @@
+"""The Serve application: `serve run wingbeat.deployments.app:build key=value`."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
+from wingbeat.deployments.completion_service import CompletionService
+from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.engine_pool import EnginePool
+from wingbeat.deployments.router import create_app
+from wingbeat.deployments.serve_engines import ServeEngines
+from wingbeat.deployments.verifier import Verifier
+from wingbeat.runtime.tokenizer import Tokenizer
+
+ENGINE_ROUTER = "wingbeat.deployments.engine_directory.EngineRequestRouter"
+"""By name: the class must be the one the caller's process imports, because it shares the directory with the pool."""
+UNLIMITED = 100_000
+"""A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
+START_ATTEMPTS = 2
+"""A checkpoint that does not load will not load the next time either."""
+
+
+class Router:
+    """The HTTP surface: one engine pool and the FastAPI application over it."""
+
+    async def __init__(self, config: AppConfig, engines: DeploymentHandle) -> None:
+        self._tokenizer = Tokenizer.load(config.model_dir())
+        self._pool = EnginePool(
+            ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
+        )
+        await self._pool.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve's hook, called once after the constructor."""
+        return create_app(CompletionService(self._pool, self._tokenizer))
+
+    async def __del__(self) -> None:
+        """Serve's hook at the end of the replica: lets the verifiers drain at once."""
+        await self._pool.close()
+
+
+def build(args: AppConfig) -> Application:
+    """The application for a configuration; starts nothing."""
+    return _router(args).bind(args, _verifier(args).bind(args))
+
+
+def _verifier(config: AppConfig) -> serve.Deployment:
+    verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
+    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+    return serve.deployment(
+        Verifier,
+        name="Verifier",
+        ray_actor_options=verifier.actor_options(),
+        placement_group_bundles=pair_bundles(verifier, drafter),
+        placement_group_strategy=STRATEGY,
+        max_ongoing_requests=UNLIMITED,
+        max_constructor_retry_count=START_ATTEMPTS,
+        request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
+        health_check_period_s=2.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        **_scaling(config.num_replicas, config.autoscaling_config),
+    )
+
+
+def _router(config: AppConfig) -> serve.Deployment:
+    return serve.deployment(
+        serve.ingress()(Router),
+        name="Router",
+        ray_actor_options={"num_cpus": config.num_cpus_per_router},
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_constructor_retry_count=START_ATTEMPTS,
+        graceful_shutdown_wait_loop_s=0.5,
+        **_scaling(config.num_router_replicas, config.router_autoscaling_config),
+    )
+
+
+def _scaling(num_replicas: int | None, autoscaling_config: dict[str, Any] | None) -> dict[str, Any]:
+    if autoscaling_config is not None:
+        return {"autoscaling_config": autoscaling_config}
+    return {"num_replicas": num_replicas or 1}

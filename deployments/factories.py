@@ -1,0 +1,31 @@
+"""From a configuration to the engine and to the drafter's worker: where the runtime's parts are put together."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.engine_loop import ServedEngine
+from wingbeat.runtime.batch import ChannelSpec
+
+
+class EngineSetup(NamedTuple):
+    """What an engine factory returns."""
+
+    engine: ServedEngine
+    info: ModelInfo
+    channel_spec: ChannelSpec | None
+    """Of the channel its drafter attaches to; None where there is no drafter."""
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The function behind `module:function`.
+
+    Raises:
+        ValueError: there is no such module or function; the message names it.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"factory {path!r} cannot be loaded: {error}") from error

@@ -1,0 +1,244 @@
+"""The pool and the engine's thread, joined without Ray: requests spread, stream, abort and survive their engine."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+from fakes import POISON, VOCAB_SIZE, FakeEngine, expected_tokens, wait_until
+
+from wingbeat.cluster.routing import EngineLoad, admits, choose_engine
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.engine_loop import EngineFailed, EngineLoop
+from wingbeat.deployments.engine_pool import EnginePool
+from wingbeat.deployments.errors import EngineOverloaded, EngineUnavailable
+from wingbeat.deployments.outbox import Outbox
+from wingbeat.deployments.wire import WireOutput, WireRequest, pack_output, pack_request, unpack, unpack_request
+from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+
+
+class LocalEngines:
+    """Engines in this process, with the verifier's stream semantics and a way to kill them."""
+
+    def __init__(self, *names: str, round_s: float = 0.002) -> None:
+        self.engines = {name: FakeEngine(round_s) for name in names}
+        self.loops = {name: EngineLoop(engine, 0.0) for name, engine in self.engines.items()}
+        self.listeners: list[Callable[[frozenset[str]], None]] = []
+        self.messages = 0
+        for loop in self.loops.values():
+            loop.start()
+
+    async def describe(self) -> ModelInfo:
+        return ModelInfo("fake", 200, VOCAB_SIZE)
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        listener(frozenset(self.loops))
+        return lambda: self.listeners.remove(listener)
+
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        outbox = self.loops[engine_id].connect(client_id)
+        try:
+            yield []
+            while True:
+                message = await outbox.take()
+                self.messages += 1
+                yield message
+        finally:
+            self.loops[engine_id].disconnect(client_id)
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        self.loops[engine_id].submit(client_id, requests)
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        self.loops[engine_id].abort(client_id, numbers)
+
+    def announce(self, *names: str) -> None:
+        for listener in self.listeners:
+            listener(frozenset(names))
+
+    def close(self) -> None:
+        for loop in self.loops.values():
+            loop.stop()
+
+
+def run(scenario: Callable[[LocalEngines, EnginePool], Awaitable[None]], *names: str, **limits: int) -> None:
+    """Run a scenario on a started pool."""
+
+    async def main() -> None:
+        source = LocalEngines(*names)
+        pool = EnginePool(source, **{"max_num_seqs": 16, "max_queued_requests": 16, **limits})
+        try:
+            await pool.start()
+            while len(pool.loads()) < len(names):
+                await asyncio.sleep(0.001)
+            await asyncio.wait_for(scenario(source, pool), 20)
+        finally:
+            await pool.close()
+            source.close()
+
+    asyncio.run(main())
+
+
+def make_request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), count: int = 20, seed: int = 7) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=count, seed=seed))
+
+
+async def collect(pool: EnginePool, request: Request) -> list[RequestOutput]:
+    return [output async for output in pool.generate(request)]
+
+
+def tokens(outputs: list[RequestOutput]) -> tuple[int, ...]:
+    return tuple(token for output in outputs for token in output.token_ids)
+
+
+def test_a_request_streams_its_tokens_in_order_and_ends_with_metrics():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        outputs = await collect(pool, make_request())
+        assert tokens(outputs) == expected_tokens((1, 2, 3), 7, 20)
+        assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+        last = outputs[-1]
+        assert (last.request_id, last.finish_reason, last.num_cached_tokens) == ("r", FinishReason.LENGTH, 3)
+        assert last.metrics == SpeculationMetrics(20, 80, 0)
+
+    run(scenario, "a")
+
+
+def test_concurrent_requests_use_every_engine_and_do_not_mix():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        requests = [make_request(str(i), (i, i + 1), 10 + i, seed=i) for i in range(12)]
+        results = await asyncio.gather(*(collect(pool, request) for request in requests))
+        for request, outputs in zip(requests, results, strict=True):
+            params = request.params
+            assert tokens(outputs) == expected_tokens(request.prompt_token_ids, params.seed, params.max_tokens)
+        assert {engine.num_started for engine in source.engines.values()} == {4}
+
+    run(scenario, "a", "b", "c")
+
+
+def test_closing_a_generator_early_aborts_its_request_in_the_engine():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        async with contextlib.aclosing(pool.generate(make_request(count=190))) as outputs:
+            async for _ in outputs:
+                break
+        await asyncio.to_thread(wait_until, lambda: not source.engines["a"].has_unfinished_requests())
+        assert pool.loads() == [EngineLoad("a", 0, 0)]
+
+    run(scenario, "a")
+
+
+def test_a_cancelled_consumer_aborts_its_request_in_the_engine():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        task = asyncio.create_task(collect(pool, make_request(count=190)))
+        await asyncio.to_thread(wait_until, source.engines["a"].has_unfinished_requests)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.to_thread(wait_until, lambda: not source.engines["a"].has_unfinished_requests())
+
+    run(scenario, "a")
+
+
+def test_a_request_the_engine_refuses_raises_its_reason_and_leaves_the_others_alone():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        good = asyncio.create_task(collect(pool, make_request("good")))
+        with pytest.raises(ValueError, match="does not fit 200"):
+            await collect(pool, make_request("long", count=500))
+        assert tokens(await good) == expected_tokens((1, 2, 3), 7, 20)
+
+    run(scenario, "a")
+
+
+def test_beyond_running_capacity_and_queue_requests_are_refused_at_once():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        running = [asyncio.create_task(collect(pool, make_request(str(i), count=150))) for i in range(5)]
+        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 5)
+        with pytest.raises(EngineOverloaded):
+            await collect(pool, make_request("one too many"))
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert len(tokens(await collect(pool, make_request("later")))) == 20
+
+    run(scenario, "a", max_num_seqs=2, max_queued_requests=3)
+
+
+def test_requests_of_an_engine_that_fails_continue_elsewhere_with_the_same_text():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        tasks = [asyncio.create_task(collect(pool, make_request(str(i), (i,), 100, seed=i))) for i in range(6)]
+        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 3)
+        source.engines["a"].broken = True
+        source.announce("b")
+        for i, outputs in enumerate(await asyncio.gather(*tasks)):
+            assert tokens(outputs) == expected_tokens((i,), i, 100)
+
+    run(scenario, "a", "b")
+
+
+def test_without_an_engine_requests_fail_as_unavailable_and_the_pool_is_unhealthy():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        assert pool.healthy()
+        with pytest.raises(EngineUnavailable):
+            await collect(pool, make_request(prompt=(POISON,)))
+        assert not pool.healthy()
+        with pytest.raises(EngineFailed):
+            source.loops["a"].check_alive()
+
+    run(scenario, "a")
+
+
+def test_an_engine_taken_out_finishes_what_it_runs_and_gets_nothing_new():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        tasks = [asyncio.create_task(collect(pool, make_request(str(i), count=100))) for i in range(2)]
+        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 1)
+        source.announce("b")
+        await asyncio.gather(*(collect(pool, make_request(f"new {i}", count=5)) for i in range(4)))
+        assert source.engines["a"].num_started == 1
+        for outputs in await asyncio.gather(*tasks):
+            assert tokens(outputs) == expected_tokens((1, 2, 3), 7, 100)
+
+    run(scenario, "a", "b")
+
+
+def test_an_idle_engine_checks_its_integrity_once():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        await collect(pool, make_request(count=3))
+        await asyncio.to_thread(wait_until, lambda: source.engines["a"].num_checks == 1)
+
+    run(scenario, "a")
+
+
+def test_a_slow_consumer_gets_several_rounds_as_one_message():
+    async def scenario() -> None:
+        outbox = Outbox(interval_s=10.0)
+        for i in range(5):
+            outbox.put(1, RequestOutput("r", (i,)), urgent=i == 0)
+            outbox.flush(now=float(i))
+            if i == 0:
+                assert [unpack(part).output.token_ids for part in await outbox.take()] == [(0,)]
+        outbox.put(1, RequestOutput("r", (5,), FinishReason.STOP), urgent=True)
+        outbox.flush(now=5.0)
+        (message,) = await outbox.take()
+        assert unpack(message).output.token_ids == (1, 2, 3, 4, 5)
+        assert unpack(message).output.finish_reason is FinishReason.STOP
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))
+
+
+def test_requests_and_outputs_survive_the_wire():
+    params = SamplingParams(5, 0.5, 0.9, 3, 0.1, -9, True, False)
+    assert unpack_request(pack_request(3, Request("x", (4, 5), params)), "y") == Request("y", (4, 5), params)
+    metrics = SpeculationMetrics(3, 9, 2, [2, 0])
+    output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16)
+    assert unpack(pack_output(8, output)) == (8, output, None)
+
+
+def test_the_least_loaded_engine_is_chosen_and_ties_go_by_id():
+    loads = [EngineLoad("c", 50, 1), EngineLoad("b", 10, 2), EngineLoad("a", 10, 2), EngineLoad("d", 10, 3)]
+    assert choose_engine(loads) == "a"
+    assert choose_engine([]) is None
+
+
+@pytest.mark.parametrize(("outstanding", "admitted"), [(0, True), (6, True), (7, False), (8, False)])
+def test_admission_counts_running_capacity_of_all_engines_and_the_queue(outstanding: int, admitted: bool):
+    loads = [EngineLoad("a", 0, outstanding - outstanding // 2), EngineLoad("b", 0, outstanding // 2)]
+    assert admits(loads, max_num_seqs=2, max_queued_requests=3) is admitted

@@ -1,0 +1,106 @@
+"""Stand-ins for the engine and its process, for tests of what surrounds them."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.factories import EngineSetup
+from wingbeat.runtime.link import VerifierEnd
+from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+
+VOCAB_SIZE = 50
+POISON = 49
+"""A prompt with this token breaks the engine."""
+
+
+def expected_tokens(prompt: tuple[int, ...], seed: int, count: int) -> tuple[int, ...]:
+    """What `FakeEngine` writes: keyed by seed and position only, like real noise."""
+    return tuple(_token(seed, position) for position in range(len(prompt), len(prompt) + count))
+
+
+def _token(seed: int, position: int) -> int:
+    return hashlib.sha256(f"{seed}:{position}".encode()).digest()[0] % (VOCAB_SIZE - 1)
+
+
+class FakeStats(NamedTuple):
+    """The fields of the engine's stats that tests read."""
+
+    num_running: int
+    num_free_blocks: int
+    num_blocks: int
+    num_started: int
+
+
+class FakeEngine:
+    """Writes one token per request and round, one block per request."""
+
+    def __init__(self, round_s: float = 0.0, num_blocks: int = 64, max_model_len: int = 200) -> None:
+        self.drafter_state = "none"
+        self.round_s = round_s
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.num_started = 0
+        self.num_checks = 0
+        self.broken = False
+        self._running: dict[str, tuple[Request, int]] = {}
+
+    def add_request(self, request: Request) -> None:
+        if len(request.prompt_token_ids) + request.params.max_tokens > self.max_model_len:
+            raise ValueError(f"the request does not fit {self.max_model_len} tokens")
+        self.num_started += 1
+        self._running[request.request_id] = (request, 0)
+
+    def abort_request(self, request_id: str) -> None:
+        self._running.pop(request_id, None)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[RequestOutput]:
+        time.sleep(self.round_s)
+        if self.broken:
+            raise RuntimeError("broken by the test")
+        outputs = []
+        for request_id, (request, done) in list(self._running.items()):
+            if POISON in request.prompt_token_ids:
+                raise RuntimeError("poisoned")
+            prompt, params = request.prompt_token_ids, request.params
+            token = _token(params.seed, len(prompt) + done)
+            self._running[request_id] = (request, done + 1)
+            finished = done + 1 == params.max_tokens
+            metrics = SpeculationMetrics(done + 1, 4 * (done + 1), 0) if finished else None
+            reason = FinishReason.LENGTH if finished else None
+            outputs.append(RequestOutput(request_id, (token,), reason, metrics, len(prompt) if finished else 0))
+            if finished:
+                del self._running[request_id]
+        return outputs
+
+    def stats(self) -> FakeStats:
+        running = len(self._running)
+        return FakeStats(running, self.num_blocks - running, self.num_blocks, self.num_started)
+
+    def check_integrity(self) -> None:
+        self.num_checks += 1
+
+    def attach_drafter(self, end: VerifierEnd) -> None:
+        self.drafter_state = "attached"
+
+    def detach_drafter(self) -> None:
+        self.drafter_state = "none"
+
+
+def build_fake_engine(config: AppConfig) -> EngineSetup:
+    """Engine factory for `AppConfig.engine_factory`: slow enough that a test can act in mid-stream."""
+    info = ModelInfo(config.model_name(), config.max_model_len, VOCAB_SIZE, (), "none")
+    return EngineSetup(FakeEngine(round_s=0.01, max_model_len=config.max_model_len), info, None)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Return once the condition holds; fails the test otherwise."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.005)
