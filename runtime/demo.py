@@ -1,0 +1,28 @@
+"""Where the demo pair lies: the small verifier and its EAGLE head that come with the source tree."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "examples" / "demo_pair"
+
+
+class DemoPair(NamedTuple):
+    """Checkpoint folders of the demo."""
+
+    verifier: Path
+    drafter: Path
+
+
+def demo_pair(folder: Path = DEMO_FOLDER) -> DemoPair:
+    """The demo's checkpoint folders.
+
+    Raises:
+        FileNotFoundError: the weights are not there, as in an installed wheel, which holds code only.
+    """
+    pair = DemoPair(folder / "verifier", folder / "drafter")
+    for checkpoint in pair:
+        if not (checkpoint / "config.json").is_file():
+            raise FileNotFoundError(
+                f"the demo pair is not at {folder}: run from a source checkout, or name a model with --model DIR"
+            )
+    return pair
