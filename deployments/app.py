@@ -17,8 +17,7 @@ from wingbeat.deployments.serve_engines import ServeEngines
 from wingbeat.deployments.verifier import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
-ENGINE_ROUTER = "wingbeat.deployments.engine_directory.EngineRequestRouter"
-"""By name: the class must be the one the caller's process imports, because it shares the directory with the pool."""
+ENGINE_ROUTER = "wingbeat.deployments.engine_request_router.EngineRequestRouter"
 UNLIMITED = 100_000
 """A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
 START_ATTEMPTS = 2

@@ -3,22 +3,21 @@
 import logging
 import os
 import threading
-import time
 from typing import Protocol
 
 import torch
 
-from wingbeat.cluster.doorbell import IDLE_NAP_S, Doorbell
+from wingbeat.cluster.channel import DrafterSide
 from wingbeat.cluster.shm import ShmChannel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.factories import load_factory
 from wingbeat.runtime.link import DrafterEnd
 
 logger = logging.getLogger(__name__)
-ROUNDS_APART_S = 1.0
-"""Longer than any round: a drafter that had no work for this long may sleep deeper between looks."""
 WAIT_S = 0.1
-"""An attachment waits at most this long for the thread to let go of the worker."""
+"""Longest wait for a round; within it the doorbell wakes the thread at once."""
+SHARED_WAIT_S = 0.3e-3
+"""With several channels the thread listens to one at a time, so a round of another one waits up to this long."""
 
 
 class Worker(Protocol):
@@ -26,6 +25,10 @@ class Worker(Protocol):
 
     def attach(self, name: str, end: DrafterEnd) -> None: ...
     def detach(self, name: str) -> None: ...
+
+    @property
+    def ends(self) -> list[DrafterSide]: ...
+
     def run_once(self) -> bool: ...
 
 
@@ -42,8 +45,7 @@ class DrafterActor:
         torch.set_num_threads(config.threads)
         self._worker: Worker = load_factory(config.drafter_factory)(config)
         self._lock = threading.Lock()
-        self._names: set[str] = set()
-        self._changed = threading.Event()
+        self._attached = threading.Event()
         threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True).start()
 
     def pid(self) -> int:
@@ -59,29 +61,20 @@ class DrafterActor:
         end = ShmChannel.attach(name, incarnation)
         with self._lock:
             self._worker.attach(name, end)
-            self._names.add(name)
-        self._changed.set()
+        self._attached.set()
 
     def detach(self, name: str) -> None:
         """Leave the channel `name`; harmless when it is not attached."""
         with self._lock:
-            if name in self._names:
-                self._names.discard(name)
-                self._worker.detach(name)
+            self._worker.detach(name)
 
     def _run(self) -> None:
         """Answer rounds until the process ends. A failure ends the process: the verifier sees that at once, while a
         drafter of unknown state could go on proposing nonsense."""
-        in_rounds, idle = Doorbell(), Doorbell(IDLE_NAP_S)
-        worked_at = time.monotonic()
         try:
             while True:
-                if not self._names:
-                    self._changed.wait()
-                    self._changed.clear()
-                doorbell = in_rounds if time.monotonic() - worked_at < ROUNDS_APART_S else idle
-                if doorbell.wait(self._run_once, WAIT_S, quiet_since=worked_at):
-                    worked_at = time.monotonic()
+                if not self._run_once():
+                    self._wait_for_round()
         except Exception:
             logger.exception("The drafter failed")
             logging.shutdown()
@@ -90,3 +83,12 @@ class DrafterActor:
     def _run_once(self) -> bool:
         with self._lock:
             return self._worker.run_once()
+
+    def _wait_for_round(self) -> None:
+        self._attached.clear()
+        with self._lock:
+            ends = self._worker.ends
+        if not ends:
+            self._attached.wait(WAIT_S)
+        for end in ends:
+            end.wait_outcome(WAIT_S if len(ends) == 1 else SHARED_WAIT_S)

@@ -1,17 +1,13 @@
-"""Which engines are live, and how a call reaches a particular one.
-
-Serve tells every caller of a deployment which replicas run, through the deployment's request router, which lives in the
-caller's process. Ours writes them into a directory that the engine pool reads, and honours the engine a call names.
-"""
+"""Which engines are live: written by Serve's request router, read by the engine pool of the same process."""
 
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-
-from ray.serve._private.common import DeploymentID, ReplicaID
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from typing import Any
 
 Listener = Callable[[frozenset[str]], None]
+Deployment = Any
+"""Serve's DeploymentID: hashable, and all that is asked of it here."""
 
 
 class EngineDirectory:
@@ -19,10 +15,10 @@ class EngineDirectory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._engines: dict[DeploymentID, frozenset[str]] = {}
-        self._listeners: defaultdict[DeploymentID, list[Listener]] = defaultdict(list)
+        self._engines: dict[Deployment, frozenset[str]] = {}
+        self._listeners: defaultdict[Deployment, list[Listener]] = defaultdict(list)
 
-    def publish(self, deployment: DeploymentID, engine_ids: frozenset[str]) -> None:
+    def publish(self, deployment: Deployment, engine_ids: frozenset[str]) -> None:
         """Replace the live engines of a deployment and tell its listeners where that changed something."""
         with self._lock:
             if self._engines.get(deployment) == engine_ids:
@@ -32,16 +28,16 @@ class EngineDirectory:
         for listener in listeners:
             listener(engine_ids)
 
-    def remove(self, deployment: DeploymentID, engine_id: str) -> None:
+    def remove(self, deployment: Deployment, engine_id: str) -> None:
         """Take out one engine that is known to be dead."""
         self.publish(deployment, self.engines(deployment) - {engine_id})
 
-    def engines(self, deployment: DeploymentID) -> frozenset[str]:
+    def engines(self, deployment: Deployment) -> frozenset[str]:
         """Ids of the live engines."""
         with self._lock:
             return self._engines.get(deployment, frozenset())
 
-    def subscribe(self, deployment: DeploymentID, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, deployment: Deployment, listener: Listener) -> Callable[[], None]:
         """Call `listener` with the live engines now and at every change, from whichever thread learns of it.
 
         Returns the function that ends the subscription.
@@ -60,28 +56,3 @@ class EngineDirectory:
 
 DIRECTORY = EngineDirectory()
 """One per process: Serve constructs the request router, so the two can only meet in a global."""
-
-
-class EngineRequestRouter(RequestRouter):
-    """Sends a call to the engine named by its `engine_id` argument; calls that name none go to any.
-
-    A call for an engine that is gone goes to another one, which refuses it: left waiting, it would wait for ever.
-    """
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """Serve's hook: ranks of replicas, best first."""
-        engine_id = None if pending_request is None else pending_request.kwargs.get("engine_id")
-        named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == engine_id]
-        return [named or candidate_replicas]
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve's hook: the replicas that run now."""
-        super().update_replicas(replicas)
-        DIRECTORY.publish(self._deployment_id, frozenset(r.replica_id.unique_id for r in replicas))
-
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Serve's hook: a call found the replica dead before the controller did."""
-        super().on_replica_actor_died(replica_id)
-        DIRECTORY.remove(self._deployment_id, replica_id.unique_id)
