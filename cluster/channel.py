@@ -28,7 +28,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.doorbell import IDLE_NAP_S, Doorbell, PeerProcess, PumpDoorbell, fence, process_start
+from wingbeat.cluster.doorbell import IDLE_SLEEP_S, Bell, Doorbell, PeerProcess, PumpDoorbell, fence, process_start
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
 
 ALIGNMENT_BYTES = 64
@@ -136,6 +136,7 @@ class VerifierSide:
         self._outcome_headers = [outcome.header.numpy() for outcome in memory.outcomes]
         self._reply_headers = [reply.header.numpy() for reply in memory.replies]
         self._doorbell = doorbell
+        self._outcome_bell = Bell(self._words, Word.OUTCOME_SEQ)
         self.on_close: Callable[[], object] | None = None
         self._published = 0
         self._acquired = False
@@ -175,6 +176,7 @@ class VerifierSide:
         self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
+        self._outcome_bell.ring()
         return self._published
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
@@ -193,6 +195,7 @@ class VerifierSide:
     def close(self) -> None:
         """Close the channel for both ends; tensors already handed out stay mapped as long as they are held."""
         self._words[Word.CLOSED] = 1
+        self._outcome_bell.ring()
         if self.on_close is not None:
             self.on_close()
 
@@ -239,7 +242,8 @@ class DrafterSide:
         self._outcomes = memory.outcomes
         self._replies = memory.replies
         self._reply_headers = [reply.header.numpy() for reply in memory.replies]
-        self._doorbell = Doorbell(IDLE_NAP_S)
+        self._doorbell = Doorbell(Bell(self._words, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
         self._active_at = time.monotonic()
         self._polled = 0
@@ -303,6 +307,7 @@ class DrafterSide:
         self._active_at = time.monotonic()
         fence()
         self._words[Word.REPLIED] = self._own_reply_word()
+        self._reply_bell.ring()
 
     @property
     def closed(self) -> bool:
@@ -350,7 +355,7 @@ class InProcessChannel:
     def __init__(self, spec: ChannelSpec) -> None:
         words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
         write_owner(words)
-        self._doorbell = PumpDoorbell()
+        self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED))
         self._memory = carve(spec, words, torch.zeros(buffer_bytes(spec), dtype=torch.uint8))
         self.verifier_end = VerifierSide(self._memory, self._doorbell)
         self.drafter_end = DrafterSide(self._memory, incarnation=1)

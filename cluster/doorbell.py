@@ -5,24 +5,25 @@ time. That is the cheapest reader Python has (28 ns; a numpy view 47 ns, a tenso
 CPython copies such an element with one 8-byte move, so a reader sees the old or the new value and never a mixture.
 """
 
+import ctypes
 import os
 import platform
 import select
+import sys
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
-SPIN_S = 20e-6
-"""Kept short: a spinning thread holds the interpreter lock."""
-YIELD_S = 500e-6
-"""A reply of an idle-handed peer arrives within this; on two cores more yielding would take time from its drafting."""
-MIN_NAP_S = 50e-6
-NAP_SHARE = 0.125
-"""Naps grow with the time waited, so a wait is at most this much longer than it had to be."""
-ROUND_NAP_S = 0.5e-3
-IDLE_NAP_S = 4e-3
-"""About 250 wake-ups a second, below 2 % of a core."""
+YIELD_S = 300e-6
+"""A yield with nobody else to run is a spin (0.25 us); a pure spin would keep the peer off a shared core. More of it
+would take time from what is waited for."""
+ROUND_SLEEP_S = 2e-3
+IDLE_SLEEP_S = 20e-3
+"""A ring ends a sleep at once; these bound how late a peer's death is noticed, and cost well below 2 % of a core."""
+NAP_S = 0.5e-3
+"""Sleep where the kernel's futex cannot be reached."""
 GONE_CHECK_S = 1e-3
 
 
@@ -41,11 +42,47 @@ def never() -> bool:
     return False
 
 
-class Doorbell:
-    """Waits on a condition over shared counters: spins, then yields, then takes naps that grow up to `max_nap_s`."""
+class _Timespec(ctypes.Structure):
+    _fields_: ClassVar = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
-    def __init__(self, max_nap_s: float = ROUND_NAP_S) -> None:
-        self.max_nap_s = max_nap_s
+
+_FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 0, 1, 2**31 - 1
+_FUTEX_CALLS = {("linux", "x86_64"): 202, ("linux", "aarch64"): 98}
+_FUTEX_CALL = _FUTEX_CALLS.get((sys.platform, platform.machine()))
+_syscall = ctypes.CDLL(None).syscall
+
+
+class Bell:
+    """A counter that processes can sleep on: word `index` of shared `words` (memoryview of format "q")."""
+
+    def __init__(self, words: memoryview, index: int) -> None:
+        self.words = words
+        self.index = index
+        # A futex is 32 bits: the low half of the word, first on these little-endian machines, changes with every count.
+        self._futex = ctypes.c_int32.from_buffer(words, 8 * index)
+        self._address = ctypes.byref(self._futex)
+
+    def ring(self) -> None:
+        """Wake whoever sleeps on the counter; call after raising it."""
+        if _FUTEX_CALL is not None:
+            _syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
+
+    def sleep(self, seen: int, timeout_s: float) -> None:
+        """Sleep until rung or for `timeout_s`; not at all if the counter is not the value `seen` any more."""
+        if _FUTEX_CALL is None:
+            time.sleep(min(timeout_s, NAP_S))
+            return
+        limit = _Timespec(0, int(min(timeout_s, 0.999) * 1e9))
+        value = ctypes.c_int32(seen & 0xFFFFFFFF)
+        _syscall(_FUTEX_CALL, self._address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
+
+
+class Doorbell:
+    """Waits on a condition that a bell announces: yields for a while, then sleeps up to `max_sleep_s` at a time."""
+
+    def __init__(self, bell: Bell, max_sleep_s: float = ROUND_SLEEP_S) -> None:
+        self.bell = bell
+        self.max_sleep_s = max_sleep_s
 
     def wait(
         self,
@@ -56,32 +93,31 @@ class Doorbell:
     ) -> bool:
         """True as soon as `ready()`; False after `timeout_s`, or once `gone()` with still nothing ready.
 
-        `quiet_since` (time.monotonic) says when the waiter last had work: one that has been idle for long naps at once
-        instead of spinning anew in each call.
+        `quiet_since` (time.monotonic) says when the waiter last had work: one idle for long sleeps at once, instead of
+        yielding anew in each call.
         """
-        if ready():
-            return True
+        words, index = self.bell.words, self.bell.index
         now = time.monotonic()
         since = now if quiet_since is None else quiet_since
         deadline, next_check = now + timeout_s, now + GONE_CHECK_S
-        while now < deadline:
-            self._pause(now - since, deadline - now)
+        while True:
+            seen = words[index]  # before the condition is looked at: a ring in between then forbids the sleep
             if ready():
                 return True
-            now = time.monotonic()
+            if now >= deadline:
+                return False
             if now >= next_check:
                 if gone():
                     return ready()
                 next_check = now + GONE_CHECK_S
-        return False
+            self._pause(seen, now - since, deadline - now)
+            now = time.monotonic()
 
-    def _pause(self, waited_s: float, left_s: float) -> None:
-        if waited_s < SPIN_S:
-            return
+    def _pause(self, seen: int, waited_s: float, left_s: float) -> None:
         if waited_s < YIELD_S:
             os.sched_yield()
         else:
-            time.sleep(min(max(waited_s * NAP_SHARE, MIN_NAP_S), self.max_nap_s, left_s))
+            self.bell.sleep(seen, min(self.max_sleep_s, left_s))
 
 
 class PumpDoorbell(Doorbell):
@@ -90,8 +126,8 @@ class PumpDoorbell(Doorbell):
     Without a pump it waits like any doorbell, which serves a peer in another thread.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, bell: Bell) -> None:
+        super().__init__(bell)
         self.pump: Callable[[], None] | None = None
 
     def wait(

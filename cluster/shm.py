@@ -29,7 +29,7 @@ from wingbeat.cluster.channel import (
     carve,
     write_owner,
 )
-from wingbeat.cluster.doorbell import Doorbell, PeerProcess, process_start
+from wingbeat.cluster.doorbell import Bell, Doorbell, PeerProcess, process_start
 from wingbeat.runtime.batch import ChannelSpec
 
 SHM_DIR = Path("/dev/shm")
@@ -47,7 +47,7 @@ class ShmChannel:
 
     def __init__(self, name: str, path: Path, memory: ChannelMemory) -> None:
         self.name = name
-        self.verifier_end = VerifierSide(memory, Doorbell())
+        self.verifier_end = VerifierSide(memory, Doorbell(Bell(memory.words, Word.REPLIED)))
         self.verifier_end.on_close = weakref.finalize(self.verifier_end, _release, memory.words, path, os.getpid())
 
     @classmethod

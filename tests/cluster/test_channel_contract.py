@@ -427,11 +427,6 @@ def test_a_verifier_that_ends_without_closing_unlinks_its_segment(nursery: Nurse
     assert not (SHM_DIR / f"{shm.PREFIX}{name}").exists()
 
 
-def test_a_reused_process_id_is_not_the_peer() -> None:
-    assert PeerProcess(os.getppid(), process_start(os.getppid())).alive()
-    assert not PeerProcess(os.getppid(), process_start(os.getppid()) + 1).alive()
-
-
 def test_ten_lives_of_a_channel_leave_nothing_behind(name: str) -> None:
     open_files = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
