@@ -91,14 +91,39 @@ def wingbeat_attention(
     store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, metadata.kv_slots)
     query = query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend_segments(
+        query,
+        key_cache,
+        value_cache,
+        metadata.segments,
+        scaling,
+        sliding_window=sliding_window or 0,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return out[None], None
+
+
+def attend_segments(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    segments: list[AttentionSegment],
+    scaling: float,
+    *,
+    sliding_window: int = 0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out."""
     parts = []
-    for segment in metadata.segments:
+    for segment in segments:
         end = segment.start + segment.num_reqs * segment.num_query
         rows = query[segment.start : end].unflatten(0, (segment.num_reqs, segment.num_query))
-        mask = segment.masks[sliding_window or 0]
-        out = paged_attention(rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, s_aux)
+        mask = segment.masks[sliding_window]
+        out = paged_attention(rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks)
         parts.append(out.flatten(0, 1))
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 AttentionInterface.register(ATTENTION_NAME, wingbeat_attention)

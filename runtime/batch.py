@@ -29,11 +29,26 @@ class ChannelSpec:
     taps_dtype: torch.dtype = torch.float32
 
 
+class TokenTree(NamedTuple):
+    """Draft trees of several sequences; a chain is a tree. Node 0 is the root, the last committed token."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, num_nodes]"""
+    parents: Tensor
+    """int64 [num_reqs, num_nodes]: smaller than the node's own index; -1 for the root."""
+    depths: Tensor
+    """int64 [num_reqs, num_nodes]; 0 for the root."""
+    scores: Tensor
+    """float32 [num_reqs, num_nodes]: cumulative log-probability of the path."""
+    num_valid: Tensor
+    """int64 [num_reqs]: nodes that count, root included; 1 is a bare root."""
+
+
 class Outcome(NamedTuple):
     """Verifier -> drafter, once per round: what was decided, and the hidden states to draft from.
 
-    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of prompt
-    (or of context replayed for a drafter that lacks it). A pair (taps at position i, token i + 1) feeds EAGLE.
+    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of
+    prompt (or of context replayed for a drafter that lacks it). A pair (taps at position i, token i + 1) feeds EAGLE.
     """
 
     header: Tensor

@@ -1,0 +1,167 @@
+"""The drafter's side of the channel: one batched pass over every attached verifier."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.batch import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.link import DrafterEnd
+
+
+@dataclass
+class _Attachment:
+    end: DrafterEnd
+    slot_offset: int
+    block_offset: int
+
+
+class DraftWorker:
+    """Polls the attached channels and answers all pending rounds in one pass.
+
+    Verifiers share the drafter's tensors: each owns a range of slots and a range of blocks, for as long as it is
+    attached. All attached verifiers have the same tree shape, block size and context length.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._attached: dict[str, _Attachment] = {}
+
+    def attach(self, name: str, end: DrafterEnd) -> None:
+        """Serve the verifier behind this end from the next pass on.
+
+        Raises:
+            ValueError: the name is taken, or the channel's shapes differ from those already served.
+        """
+        if name in self._attached:
+            raise ValueError(f"channel {name} is attached already: detach it first")
+        for other in self._attached.values():
+            if _shape(other.end.spec) != _shape(end.spec):
+                raise ValueError(f"channel {name} has tree or block shapes other than the verifiers already served")
+        slot, block = self._free_range(end.spec)
+        self._attached[name] = _Attachment(end, slot, block)
+        ends = [
+            (a.slot_offset + a.end.spec.num_slots, a.block_offset + a.end.spec.num_blocks)
+            for a in self._attached.values()
+        ]
+        self.drafter.resize(end.spec, max(e[0] for e in ends), max(e[1] for e in ends))
+
+    def detach(self, name: str) -> None:
+        """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
+        attachment = self._attached.pop(name, None)
+        if attachment is not None:
+            attachment.end.close()
+
+    @property
+    def ends(self) -> list[DrafterEnd]:
+        """The attached ends, for whoever waits on their doorbells."""
+        return [attachment.end for attachment in self._attached.values()]
+
+    @torch.inference_mode()
+    def run_once(self) -> bool:
+        """Answer every pending round; False if there was none. Closed channels are detached."""
+        for name in [name for name, attachment in self._attached.items() if attachment.end.closed]:
+            self.detach(name)
+        pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
+        if not pending:
+            return False
+        batch = merge(pending, [a for a in self._attached.values()])
+        self.drafter.commit(batch)
+        trees = self.drafter.propose(batch) if batch.proposal_slots.numel() else None
+        start = 0
+        for attachment, outcome in pending:
+            count = int(outcome.header[3])
+            if trees is not None:
+                _write_reply(
+                    attachment.end, outcome, count, TokenTree(*(field[start : start + count] for field in trees))
+                )
+            start += count
+            attachment.end.publish_reply()
+        return True
+
+    def _free_range(self, spec: ChannelSpec) -> tuple[int, int]:
+        """First slot and block offsets after every attached verifier, or the first gap that is large enough."""
+        slot = block = 0
+        for attachment in sorted(self._attached.values(), key=lambda a: a.slot_offset):
+            taken = attachment.end.spec
+            if attachment.slot_offset - slot >= spec.num_slots and attachment.block_offset - block >= spec.num_blocks:
+                break
+            slot = attachment.slot_offset + taken.num_slots
+            block = attachment.block_offset + taken.num_blocks
+        return slot, block
+
+
+def _shape(spec: ChannelSpec) -> tuple:
+    return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
+
+
+def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree) -> None:
+    reply, slots = end.reply, outcome.proposal_slots[:count]
+    reply.epochs.copy_(outcome.epochs)
+    reply.committed_lens.copy_(outcome.committed_lens)
+    for name, field in trees._asdict().items():
+        getattr(reply, name)[slots] = field
+
+
+def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment]) -> DraftBatch:
+    """Put the outcomes of several verifiers side by side; with a single one nothing is copied."""
+    parts: list[dict[str, Tensor]] = []
+    chunk_slots: list[int] = []
+    chunk_positions: list[int] = []
+    chunk_lens: list[int] = []
+    for attachment, outcome in pending:
+        _, num_decodes, num_chunks, num_proposals = outcome.header[:4].tolist()
+        lens = outcome.chunk_lens[:num_chunks].tolist()
+        chunk_slots += (outcome.chunk_slots[:num_chunks] + attachment.slot_offset).tolist()
+        chunk_positions += outcome.chunk_positions[:num_chunks].tolist()
+        chunk_lens += lens
+        offset = attachment.slot_offset
+        parts.append(
+            {
+                "decode_slots": outcome.decode_slots[:num_decodes] + offset,
+                "decode_positions": outcome.decode_positions[:num_decodes],
+                "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
+                "decode_token_ids": outcome.decode_token_ids[:num_decodes],
+                "decode_taps": outcome.decode_taps[:num_decodes],
+                "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
+                "chunk_taps": outcome.chunk_taps[: sum(lens)],
+                "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,
+            }
+        )
+    rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+    if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
+        outcome = pending[0][1]
+        by_slot = {k: getattr(outcome, k) for k in ("committed_lens", "block_tables", "temperatures", "seeds")}
+        by_slot["token_ids"] = attached[0].end.token_ids
+    else:
+        by_slot = _by_slot(pending, attached)
+    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
+    longest = int(by_slot["committed_lens"][busy].max()) if busy.numel() else 0
+    return DraftBatch(
+        **rows,
+        **by_slot,
+        chunk_slots=chunk_slots,
+        chunk_positions=chunk_positions,
+        chunk_lens=chunk_lens,
+        max_committed_len=longest,
+    )
+
+
+def _by_slot(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment]) -> dict[str, Tensor]:
+    """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, outcome in pending:
+        rows = slice(attachment.slot_offset, attachment.slot_offset + attachment.end.spec.num_slots)
+        columns = {
+            "committed_lens": outcome.committed_lens,
+            "block_tables": outcome.block_tables + attachment.block_offset,
+            "temperatures": outcome.temperatures,
+            "seeds": outcome.seeds,
+            "token_ids": attachment.end.token_ids,
+        }
+        for name, value in columns.items():
+            table = tables.setdefault(name, value.new_zeros(num_slots, *value.shape[1:]))
+            table[rows] = value
+    return tables

@@ -1,0 +1,74 @@
+"""What a drafter is: it learns what was decided, and proposes what may come next."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+
+
+class DraftBatch(NamedTuple):
+    """One pass over every attached verifier: their outcomes side by side, slots and blocks made unique.
+
+    Decode rows and chunks are pairs (taps at position i, token i + 1), as in `wingbeat.runtime.batch.Outcome`.
+    """
+
+    decode_slots: Tensor
+    """int64 [num_decodes]"""
+    decode_positions: Tensor
+    """int64 [num_decodes]: first position computed."""
+    decode_num_tokens: Tensor
+    """int64 [num_decodes]: pairs that count, 1..max_path."""
+    decode_token_ids: Tensor
+    """int64 [num_decodes, max_path]"""
+    decode_taps: Tensor
+    """[num_decodes, max_path, taps_size]"""
+    chunk_slots: list[int]
+    chunk_positions: list[int]
+    chunk_lens: list[int]
+    chunk_next_token_ids: Tensor
+    """int64 [num_chunk_tokens], chunks back to back."""
+    chunk_taps: Tensor
+    """[num_chunk_tokens, taps_size]"""
+    proposal_slots: Tensor
+    """int64 [num_proposals]: sequences that want a tree."""
+    committed_lens: Tensor
+    """int64 [num_slots] by slot, as the next four."""
+    block_tables: Tensor
+    """int64 [num_slots, max_blocks_per_seq]"""
+    temperatures: Tensor
+    """float32 [num_slots]"""
+    seeds: Tensor
+    """int64 [num_slots]"""
+    token_ids: Tensor
+    """int64 [num_slots, max_model_len + 1]: token history; committed_lens entries count."""
+    max_committed_len: int
+    """Longest sequence among decodes, chunks and proposals: bounds the context to gather."""
+
+
+class Drafter(ABC):
+    """A way of drafting. Knows slots and blocks, not channels or verifiers.
+
+    `commit` then `propose` are called once per pass. `propose` never commits draft KV; `commit` does. A prompt is
+    committed like any accepted token: in chunks.
+    """
+
+    tap_layers: tuple[int, ...] = ()
+    """Layers of the verifier whose input is needed; empty where tokens suffice."""
+
+    @abstractmethod
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """Make room for `num_slots` sequences over `num_blocks` KV blocks, keeping what is stored.
+
+        Raises:
+            ValueError: the channel's shapes do not fit this drafter.
+        """
+
+    @abstractmethod
+    def commit(self, batch: DraftBatch) -> None:
+        """Take in the decided tokens and their hidden states."""
+
+    @abstractmethod
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """One tree per proposal slot, each rooted at the sequence's last committed token."""

@@ -1,0 +1,235 @@
+"""Drafting with an EAGLE-3 head: chains and EAGLE-2 dynamic trees, with paged draft KV under the verifier's block ids.
+
+Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens live
+in the paged pool and come from the verifier's taps only; drafted pairs live in a workspace thrown away after each tree.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.attention import masked_attention
+from wingbeat.kernels.kv_cache import store_kv
+from wingbeat.kernels.sampling import gumbel_noise
+from wingbeat.kernels.tree import TreeTable
+from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_segment
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.drafters.eagle_head import EagleHead
+
+
+class EagleDrafter(Drafter):
+    """An EAGLE-3 head and its KV.
+
+    Args:
+        head: weights, on the device to draft on.
+        speculation: shape of the trees.
+    """
+
+    def __init__(self, head: EagleHead, speculation: SpeculationConfig) -> None:
+        self.head = head.eval().requires_grad_(False)
+        self.speculation = speculation
+        self.tap_layers = head.config.tap_layers
+        self.device = head.draft_token_ids.device
+        self.dtype = head.fc.weight.dtype
+        self.scaling = head.config.head_dim**-0.5
+        self.block_size = 0
+        self._hidden = torch.zeros(0)
+        self._cache = (torch.zeros(0), torch.zeros(0))
+        self._tables: dict[int, TreeTable] = {}
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        config = self.head.config
+        taps_size = config.num_taps * config.target_hidden_size
+        if spec.taps_size != taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {taps_size}")
+        if (spec.num_nodes, spec.max_path) != (self.speculation.num_nodes, self.speculation.max_path):
+            raise ValueError(
+                f"the channel carries trees of {spec.num_nodes} nodes and paths of {spec.max_path}: this drafter grows "
+                f"{self.speculation.num_nodes} and {self.speculation.max_path}"
+            )
+        self.block_size = spec.block_size
+        shape = (num_blocks, spec.block_size, config.num_key_value_heads, config.head_dim)
+        self._cache = tuple(_grown(old, shape, self.dtype, self.device) for old in self._cache)
+        self._hidden = _grown(self._hidden, (num_slots, config.hidden_size), self.dtype, self.device)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Recompute draft KV of decided tokens from the verifier's taps; see `Drafter.commit`.
+
+        All rows run in one pass: with a single layer, a row's key and value depend on its own inputs only, so a decode
+        may follow the chunk that completes its context in the same pass.
+        """
+        num_decodes, max_path = batch.decode_token_ids.shape
+        if not num_decodes and not batch.chunk_slots:
+            return
+        token_ids, taps, positions, kv_slots = [], [], [], []
+        segments: list[AttentionSegment] = []
+        last_rows, slots = [], []
+        if num_decodes:
+            steps = torch.arange(max_path, device=self.device)
+            storage = batch.decode_positions[:, None] + steps
+            real = steps < batch.decode_num_tokens[:, None]
+            visible = torch.ones(max_path, max_path, dtype=torch.bool, device=self.device).tril()
+            tables = batch.block_tables[batch.decode_slots]
+            segments.append(
+                self._segment(0, storage, batch.decode_positions, visible.expand(num_decodes, -1, -1), tables, batch)
+            )
+            token_ids.append(batch.decode_token_ids.flatten())
+            taps.append(batch.decode_taps.flatten(0, 1))
+            positions.append(storage.flatten())
+            kv_slots.append(torch.where(real, self._kv_slots(tables, storage), 0).flatten())
+            last_rows.append(torch.arange(num_decodes, device=self.device) * max_path + batch.decode_num_tokens - 1)
+            slots.append(batch.decode_slots)
+        row, taken = num_decodes * max_path, 0
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            storage = torch.arange(start, start + length, device=self.device)[None]
+            tables = batch.block_tables[slot : slot + 1]
+            context = torch.tensor([start], device=self.device)
+            visible = torch.ones(1, length, length, dtype=torch.bool, device=self.device).tril()
+            segments.append(self._segment(row, storage, context, visible, tables, batch))
+            token_ids.append(batch.chunk_next_token_ids[taken : taken + length])
+            taps.append(batch.chunk_taps[taken : taken + length])
+            positions.append(storage[0])
+            kv_slots.append(self._kv_slots(tables, storage)[0])
+            row, taken = row + length, taken + length
+            # A decode of the same sequence comes later in its context: its hidden state must win.
+            if slot not in batch.decode_slots:
+                last_rows.append(torch.tensor([row - 1], device=self.device))
+                slots.append(torch.tensor([slot], device=self.device))
+        self._run_commit(
+            torch.cat(token_ids),
+            torch.cat(taps),
+            torch.cat(positions),
+            torch.cat(kv_slots),
+            segments,
+            torch.cat(slots),
+            torch.cat(last_rows),
+        )
+
+    def _run_commit(
+        self,
+        token_ids: Tensor,
+        taps: Tensor,
+        positions: Tensor,
+        kv_slots: Tensor,
+        segments: list[AttentionSegment],
+        slots: Tensor,
+        last_rows: Tensor,
+    ) -> None:
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            store_kv(key, value, *self._cache, kv_slots)
+            return attend_segments(query, *self._cache, segments, self.scaling)
+
+        hidden = self.head(token_ids, self.head.fuse(taps), positions, attend)
+        self._hidden[slots] = hidden[last_rows]
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
+        slots = batch.proposal_slots
+        num_reqs, top_k, steps = slots.shape[0], self.speculation.draft_top_k, self.speculation.max_path - 1
+        lens = batch.committed_lens[slots]
+        table = self._table(num_reqs)
+        hidden = self._hidden[slots][:, None]
+        noise = _Coupling(batch.temperatures[slots], batch.seeds[slots], lens, self.head.draft_token_ids)
+        frontier = table.add_level(0, *self._candidates(hidden, noise, 0))
+        workspace = _Workspace(self._cache, batch, lens, self.block_size, top_k, steps - 1)
+        visible = torch.zeros(num_reqs, 1, top_k * (steps - 1), dtype=torch.bool, device=self.device)
+        for level in range(1, steps):
+            parent = frontier.frontier_parent[..., None]
+            features = self.head.feedback(hidden.gather(1, parent.expand(-1, -1, hidden.shape[2])))
+            visible = visible.gather(1, parent.expand(-1, -1, visible.shape[2]))
+            own = torch.arange(top_k, device=self.device) + (level - 1) * top_k
+            visible = visible.scatter(2, own[None, :, None].expand(num_reqs, -1, -1), True)
+            positions = (lens - 2 + level)[:, None].expand(-1, top_k)
+            attend = workspace.attend(level - 1, visible, self.scaling)
+            hidden = self.head(frontier.token_ids, features, positions, attend)
+            frontier = table.add_level(level, *self._candidates(hidden, noise, level))
+        roots = batch.token_ids[slots].gather(1, (lens - 1)[:, None])[:, 0]
+        return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
+
+    def _candidates(self, hidden: Tensor, noise: "_Coupling", level: int) -> tuple[Tensor, Tensor]:
+        """Best top_k continuations of hidden [num_reqs, width, H]: target ids and log-probabilities."""
+        log_probs = torch.log_softmax(noise.apply(self.head.logits(hidden).float(), level), dim=-1)
+        best = torch.topk(log_probs, self.speculation.draft_top_k, dim=-1)
+        return self.head.draft_token_ids[best.indices], best.values
+
+    def _segment(
+        self, start: int, storage: Tensor, context: Tensor, visible: Tensor, tables: Tensor, batch: DraftBatch
+    ) -> AttentionSegment:
+        # Padding pairs of a decode may lie past the longest sequence: they count in the gathered context too.
+        longest = max(batch.max_committed_len + storage.shape[1], 1)
+        tables = tables[:, : min(-(-longest // self.block_size), tables.shape[1])]
+        return build_segment(start, storage, context, visible, tables, self.block_size, (0,), self.dtype)
+
+    def _kv_slots(self, tables: Tensor, storage: Tensor) -> Tensor:
+        blocks = tables.gather(1, (storage // self.block_size).clamp_max(tables.shape[1] - 1))
+        return blocks * self.block_size + storage % self.block_size
+
+    def _table(self, num_reqs: int) -> TreeTable:
+        if num_reqs not in self._tables:
+            depth = self.speculation.max_path - 1
+            self._tables[num_reqs] = TreeTable(num_reqs, self.speculation.draft_top_k, depth, self.device)
+        return self._tables[num_reqs]
+
+
+class _Coupling:
+    """Ranks candidates with the noise the target will use: argmax(log q / T + G) is likeliest to equal its choice.
+
+    Rows at temperature 0 are ranked by their logits. Source: Daliri et al., arXiv 2408.07978.
+    """
+
+    def __init__(self, temperatures: Tensor, seeds: Tensor, lens: Tensor, token_ids: Tensor) -> None:
+        self.sampled = bool((temperatures > 0).any())
+        self.scale = torch.where(temperatures > 0, temperatures, 1.0)[:, None, None]
+        self.active = (temperatures > 0)[:, None]
+        self.seeds, self.lens, self.token_ids = seeds, lens, token_ids
+
+    def apply(self, logits: Tensor, level: int) -> Tensor:
+        """Logits [num_reqs, width, draft_vocab_size] of the token at position len + level."""
+        if not self.sampled:
+            return logits
+        noise = gumbel_noise(self.seeds, self.lens + level, self.token_ids)
+        return logits / self.scale + torch.where(self.active, noise, 0.0)[:, None]
+
+
+class _Workspace:
+    """Keys and values of one propose: the committed context, gathered once, and behind it the drafted pairs."""
+
+    def __init__(
+        self, cache: tuple[Tensor, Tensor], batch: DraftBatch, lens: Tensor, block_size: int, top_k: int, levels: int
+    ) -> None:
+        self.top_k = top_k
+        num_blocks = max(-(-(batch.max_committed_len - 1) // block_size), 1)
+        tables = batch.block_tables[batch.proposal_slots, :num_blocks]
+        self.num_context = num_blocks * block_size
+        self.tensors = [
+            torch.cat([part[tables].flatten(1, 2), part.new_zeros(len(lens), levels * top_k, *part.shape[2:])], dim=1)
+            for part in cache
+        ]
+        in_context = torch.arange(self.num_context, device=lens.device) < (lens - 1)[:, None]
+        self.context_mask = in_context[:, None].expand(-1, top_k, -1)
+
+    def attend(self, level: int, visible: Tensor, scaling: float):
+        """The `attend` of one level, whose nodes see the context and `visible` [num_reqs, top_k, levels * top_k]."""
+        begin = self.num_context + level * self.top_k
+        shown = torch.cat([self.context_mask, visible], dim=2)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            for tensor, new in zip(self.tensors, (key, value), strict=True):
+                tensor[:, begin : begin + self.top_k] = new
+            mask = torch.zeros(shown.shape, dtype=query.dtype, device=query.device)
+            mask.masked_fill_(~shown, torch.finfo(query.dtype).min)
+            return masked_attention(query, *self.tensors, mask, scaling)
+
+        return attend
+
+
+def _grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero tensor of `shape` that begins with the rows of `old`; `old` itself where it is large enough."""
+    if old.dim() == len(shape) and old.shape[0] >= shape[0]:
+        return old
+    new = torch.zeros(shape, dtype=dtype, device=device)
+    if old.dim() == len(shape):
+        new[: old.shape[0]] = old
+    return new

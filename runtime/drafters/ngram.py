@@ -1,0 +1,69 @@
+"""Prompt lookup: propose what followed the last occurrence of the latest tokens. Needs no model and no hidden states.
+
+Source: Saxena, Prompt Lookup Decoding (2023).
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+
+SCORE_BY_MATCH = -0.5
+"""Log-probability given to a drafted token; prompt lookup has no model to ask."""
+
+
+class NgramDrafter(Drafter):
+    """Chains copied from the sequence's own history.
+
+    Args:
+        max_ngram: longest suffix looked up first; shorter ones follow down to `min_ngram`.
+    """
+
+    def __init__(self, speculation: SpeculationConfig, max_ngram: int = 4, min_ngram: int = 2) -> None:
+        self.num_nodes = speculation.num_nodes
+        self.chain = speculation.max_path - 1
+        self.ngrams = range(max_ngram, min_ngram - 1, -1)
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """Holds no state of its own; see `Drafter.resize`."""
+
+    def commit(self, batch: DraftBatch) -> None:
+        """The token history in the channel is all there is to know; see `Drafter.commit`."""
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Chains of the tokens after the latest match, bare roots where nothing matches."""
+        slots = batch.proposal_slots
+        lens = batch.committed_lens[slots]
+        history = batch.token_ids[slots, : batch.max_committed_len]
+        after = self._latest_match(history, lens)
+        steps = torch.arange(self.num_nodes, device=history.device)
+        source = after[:, None] + steps - 1
+        found = (after > 0)[:, None] & (source < lens[:, None]) & (steps <= self.chain) & (steps > 0)
+        last = history.shape[1] - 1
+        drafted = torch.where(found, history.gather(1, source.clamp(0, last)), 0)
+        roots = history.gather(1, (lens - 1)[:, None])
+        depths = torch.where(found, steps, 0)
+        return TokenTree(
+            token_ids=torch.where(steps == 0, roots, drafted),
+            parents=torch.where(found | (steps == 0), steps - 1, 0),
+            depths=depths,
+            scores=torch.where(found, steps * SCORE_BY_MATCH, torch.where(steps == 0, 0.0, float("-inf"))),
+            num_valid=1 + found.sum(dim=1),
+        )
+
+    def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
+        """Position after the latest earlier occurrence of the longest known suffix [num_reqs]; 0 where none is."""
+        num_reqs, width = history.shape
+        columns = torch.arange(width, device=history.device)
+        after = torch.zeros_like(lens)
+        for ngram in self.ngrams:
+            same = (columns >= ngram) & (columns < lens[:, None])
+            for back in range(ngram):
+                suffix = history.gather(1, (lens - 1 - back).clamp_min(0)[:, None])
+                same &= history.roll(back + 1, dims=1) == suffix
+            same &= (lens > ngram)[:, None]
+            latest = torch.where(same, columns, 0).amax(dim=1)
+            after = torch.where(after > 0, after, latest)
+        return after

@@ -1,0 +1,117 @@
+"""Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.draft_worker import DraftWorker
+from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.registry import TargetDescription, load_drafter
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.link import DrafterEnd, VerifierEnd
+from wingbeat.runtime.model_loader import LoadedModel, load_model
+from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.tokenizer import Tokenizer
+
+
+class LocalChannel(Protocol):
+    """A channel with both ends in this process (`wingbeat.cluster.channel.InProcessChannel`)."""
+
+    verifier_end: VerifierEnd
+    drafter_end: DrafterEnd
+    pump: Callable[[], object] | None
+
+
+class GenerationResult(NamedTuple):
+    """A finished request."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason
+    metrics: SpeculationMetrics
+    num_cached_tokens: int
+
+
+def build_engine(loaded: LoadedModel, config: EngineConfig, drafter: Drafter | None, channel_factory) -> Engine:
+    """An engine whose drafter runs in the same thread, through the same channel contract as a remote one.
+
+    Args:
+        channel_factory: `ChannelSpec -> LocalChannel`; not called where there is no drafter.
+    """
+    engine = Engine(loaded, config, drafter.tap_layers if drafter else ())
+    if drafter is not None:
+        connect(engine, drafter, channel_factory)
+    return engine
+
+
+def connect(engine: Engine, drafter: Drafter, channel_factory: Callable[[ChannelSpec], LocalChannel]) -> LocalChannel:
+    """Attach a drafter of this process to an engine."""
+    channel = channel_factory(engine.channel_spec)
+    worker = DraftWorker(drafter)
+    worker.attach("local", channel.drafter_end)
+    channel.pump = worker.run_once
+    engine.attach_drafter(channel.verifier_end)
+    return channel
+
+
+class LLM:
+    """Generate from token ids in this process.
+
+    Args:
+        model: folder of a Hugging Face causal LM.
+        drafter: folder of an EAGLE head, "ngram" or "none".
+        channel_factory: makes the in-process channel, `wingbeat.cluster.channel.InProcessChannel`.
+        device: "cpu", "cuda", or "auto" for CUDA where there is one.
+
+    Raises:
+        ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        drafter: str | Path,
+        engine_config: EngineConfig,
+        channel_factory: Callable[[ChannelSpec], LocalChannel],
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        threads: int = 1,
+    ) -> None:
+        torch.set_num_threads(threads)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch_dtype = getattr(torch, dtype)
+        loaded = load_model(model, torch_dtype, torch.device(device))
+        target = TargetDescription.from_checkpoint(model)
+        built = load_drafter(drafter, target, engine_config.speculation, torch_dtype, device)
+        self.tokenizer = Tokenizer.load(model)
+        self.engine = build_engine(loaded, engine_config, built, channel_factory)
+
+    def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
+        """Run prompts together; yields (index of the prompt, its new tokens) round by round."""
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            self.engine.add_request(Request(str(index), tuple(prompt), param))
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    yield int(output.request_id), output
+        finally:
+            for index in range(len(prompts)):
+                self.engine.abort_request(str(index))
+
+    def generate(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[GenerationResult]:
+        """Run prompts together to their ends; results in the order of the prompts."""
+        token_ids: list[list[int]] = [[] for _ in prompts]
+        last: list[RequestOutput | None] = [None] * len(prompts)
+        for index, output in self.stream(prompts, params):
+            token_ids[index] += output.token_ids
+            if output.finish_reason is not None:
+                last[index] = output
+        return [
+            GenerationResult(ids, end.finish_reason, end.metrics, end.num_cached_tokens)
+            for ids, end in zip(token_ids, last, strict=True)
+        ]

@@ -1,0 +1,208 @@
+"""Which sequences run in a round, and with which blocks: continuous batching, chunked prefill, preemption.
+
+First come, first served. Running sequences decode first; what is left of the token budget goes to prompt chunks. When
+blocks run out a tree is given up before a sequence is, and the youngest sequence is preempted before an older one.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.sequence import Sequence
+
+
+class Chunk(NamedTuple):
+    """Consecutive positions of one sequence computed in one round."""
+
+    seq: Sequence
+    start: int
+    length: int
+    replay: bool = False
+    """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the end of the sequence, so that its last row yields a token."""
+        return not self.replay and self.start + self.length == len(self.seq.token_ids)
+
+
+class SchedulerOutput(NamedTuple):
+    """One round's work."""
+
+    decodes: list[Sequence]
+    chunks: list[Chunk]
+    admitted: list[Sequence]
+    """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
+    budget_left: int
+    """Prompt tokens that could still be computed this round."""
+
+
+class Scheduler:
+    """Owner of the waiting and running queues.
+
+    Args:
+        eos_token_ids: tokens that end a request unless it ignores them.
+    """
+
+    def __init__(self, config: EngineConfig, block_manager: BlockManager, eos_token_ids: frozenset[int]) -> None:
+        self.config = config
+        self.block_manager = block_manager
+        self.eos_token_ids = eos_token_ids
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._free_slots = list(reversed(range(config.max_num_seqs)))
+        self._num_epochs = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
+        """
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens == 0:
+            raise ValueError("prompt is empty: give at least one token")
+        if num_tokens >= self.config.max_model_len:
+            raise ValueError(
+                f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for an output"
+            )
+        self.waiting.append(Sequence(request))
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Drop a request and free what it holds; None if it is not here any more."""
+        for queue in (self.running, self.waiting):
+            for seq in queue:
+                if seq.request.request_id == request_id:
+                    queue.remove(seq)
+                    self._free(seq)
+                    return seq
+        return None
+
+    def schedule(self) -> SchedulerOutput:
+        """Pick the round's work and give it blocks."""
+        decodes = self._schedule_decodes()
+        budget = self.config.max_num_batched_tokens
+        chunks: list[Chunk] = []
+        admitted: list[Sequence] = []
+        for seq in self.running:
+            if seq.num_uncomputed > 1 and budget:
+                chunks.append(Chunk(seq, seq.num_computed, min(seq.num_uncomputed, budget)))
+                budget -= chunks[-1].length
+        while self.waiting and self._free_slots and budget and self._admit(self.waiting[0]):
+            seq = self.waiting.popleft()
+            self.running.append(seq)
+            admitted.append(seq)
+            if seq.num_uncomputed > 1:
+                chunks.append(Chunk(seq, seq.num_computed, min(seq.num_uncomputed, budget)))
+                budget -= chunks[-1].length
+            else:
+                decodes.append(seq)
+        return SchedulerOutput(decodes, chunks, admitted, budget)
+
+    def update(
+        self, decodes: list[tuple[Sequence, list[int]]], chunks: list[tuple[Chunk, list[int]]]
+    ) -> list[RequestOutput]:
+        """Take the tokens a round emitted: grow sequences, cache full blocks, end what is done."""
+        outputs = []
+        for seq, token_ids in decodes:
+            seq.num_computed += len(token_ids)
+            outputs.append(self._emit(seq, token_ids))
+        for chunk, token_ids in chunks:
+            if chunk.replay:
+                continue
+            chunk.seq.num_computed += chunk.length
+            if token_ids:
+                outputs.append(self._emit(chunk.seq, token_ids))
+            else:
+                self._cache_full_blocks(chunk.seq)
+        return outputs
+
+    def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
+        kept, reason = seq.append(token_ids, self.eos_token_ids, self.config.max_model_len)
+        # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
+        seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
+        self._cache_full_blocks(seq)
+        if reason is None:
+            return RequestOutput(seq.request.request_id, tuple(kept))
+        self.running.remove(seq)
+        self._free(seq)
+        return finished_output(seq, tuple(kept), reason)
+
+    def _schedule_decodes(self) -> list[Sequence]:
+        decodes: list[Sequence] = []
+        for seq in list(self.running):
+            if seq.slot < 0 or seq.num_uncomputed != 1:
+                continue
+            if self._grow(seq):
+                decodes.append(seq)
+        return [seq for seq in decodes if seq.slot >= 0]
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Blocks for the root and its tree; gives up the tree, then the youngest sequence, when there are none."""
+        length = len(seq.token_ids)
+        if seq.tree_requested:
+            if self._extend(seq, length - 1 + self.config.speculation.num_nodes):
+                return True
+            seq.tree_requested = False
+        while not self._extend(seq, length):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _extend(self, seq: Sequence, num_positions: int) -> bool:
+        missing = -(-num_positions // self.config.block_size) - len(seq.blocks)
+        if missing > self.block_manager.num_free:
+            return False
+        if missing > 0:
+            seq.blocks.extend(self.block_manager.allocate(missing))
+        return True
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
+        cached = self.block_manager.match_prefix(seq.token_ids)
+        self.block_manager.acquire(cached)
+        seq.blocks = list(cached)
+        if not self._extend(seq, len(seq.token_ids)):
+            self.block_manager.release(seq.blocks)
+            seq.blocks = []
+            return False
+        seq.num_computed = len(cached) * self.config.block_size
+        if seq.num_output_tokens == 0:
+            seq.num_cached_tokens = seq.num_computed
+        seq.num_hashed_blocks = len(cached)
+        seq.last_hash = self.block_manager.block_hash(cached[-1]) if cached else ROOT_HASH
+        seq.slot = self._free_slots.pop()
+        self._num_epochs += 1
+        seq.epoch = self._num_epochs
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take everything from a running sequence; it is computed again, tokens so far included, when there is room."""
+        self.running.remove(seq)
+        self._free(seq)
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
+
+    def _free(self, seq: Sequence) -> None:
+        if seq.slot >= 0:
+            self._free_slots.append(seq.slot)
+        self.block_manager.release(seq.blocks)
+        seq.reset()
+
+    def _cache_full_blocks(self, seq: Sequence) -> None:
+        size = self.config.block_size
+        while (seq.num_hashed_blocks + 1) * size <= seq.num_computed:
+            index = seq.num_hashed_blocks
+            tokens = seq.token_ids[index * size : (index + 1) * size]
+            seq.last_hash = self.block_manager.register(seq.blocks[index], seq.last_hash, tokens)
+            seq.num_hashed_blocks += 1
+
+
+def finished_output(seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason) -> RequestOutput:
+    """The last output of a request, with what it is asked to report."""
+    return RequestOutput(seq.request.request_id, token_ids, reason, seq.metrics, seq.num_cached_tokens)

@@ -1,0 +1,79 @@
+"""One request on its way through the engine: its tokens, its blocks, and how far each model has computed them."""
+
+from wingbeat.runtime.request import FinishReason, Request, SpeculationMetrics
+
+
+class Sequence:
+    """Host-side state of a request. Positions 0..num_computed-1 have the verifier's KV.
+
+    A running sequence with exactly one token left to compute is decoding: that token is the root of its next tree.
+    """
+
+    __slots__ = (
+        "blocks",
+        "draft_len",
+        "epoch",
+        "last_hash",
+        "metrics",
+        "num_cached_tokens",
+        "num_computed",
+        "num_hashed_blocks",
+        "num_prompt_tokens",
+        "num_synced_blocks",
+        "request",
+        "slot",
+        "token_ids",
+        "tree_requested",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.metrics = SpeculationMetrics()
+        self.num_cached_tokens = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that can be computed again: before the first run, and after a preemption."""
+        self.blocks: list[int] = []
+        self.num_computed = 0
+        self.num_hashed_blocks = 0
+        self.last_hash: bytes | None = None
+        self.num_synced_blocks = 0
+        """Blocks already written to the device's block table."""
+        self.slot = -1
+        self.epoch = 0
+        self.draft_len = 0
+        """Positions 0..draft_len-1 have the attached drafter's KV."""
+        self.tree_requested = False
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens whose KV is missing; 1 while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def append(
+        self, token_ids: list[int], eos_token_ids: frozenset[int], max_model_len: int
+    ) -> tuple[list[int], FinishReason | None]:
+        """Take the tokens a round emitted, up to the first that ends the request.
+
+        Returns:
+            The tokens kept, and why the request ended, if it did.
+        """
+        params = self.request.params
+        room = min(params.max_tokens - self.num_output_tokens, max_model_len - len(self.token_ids))
+        kept = token_ids[:room]
+        reason = FinishReason.LENGTH if len(kept) == room else None
+        if not params.ignore_eos:
+            for index, token_id in enumerate(kept):
+                if token_id in eos_token_ids:
+                    kept, reason = kept[: index + 1], FinishReason.STOP
+                    break
+        self.token_ids.extend(kept)
+        return kept, reason

@@ -1,0 +1,72 @@
+"""The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.attention import METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.model_loader import LoadedModel
+
+
+class ForwardBatch(NamedTuple):
+    """Rows of one forward pass: decodes and trees first, prompt chunks behind them."""
+
+    token_ids: Tensor
+    """int64 [1, num_tokens]"""
+    positions: Tensor
+    """int64 [1, num_tokens], logical (depth-based in trees)."""
+    logits_rows: Tensor | None
+    """int64 [num_rows]: rows whose logits are needed; None needs all."""
+    attention: AttentionMetadata
+
+
+class ModelOutput(NamedTuple):
+    """What a forward pass yields."""
+
+    logits: Tensor
+    """float [num_rows, vocab_size]"""
+    taps: Tensor | None
+    """[num_tokens, num_taps * hidden_size]: residual stream entering the tapped layers, low to high."""
+
+
+class VerifierModel(nn.Module):
+    """A loaded causal LM with pre-hooks on the tapped layers (EAGLE-3 section 3.1).
+
+    Args:
+        tap_layers: layers whose *input* is tapped; empty taps nothing.
+    """
+
+    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        bad = [layer for layer in tap_layers if not 0 <= layer < len(loaded.layers)]
+        if bad:
+            raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
+        self.model = loaded.model
+        self.tap_layers = tap_layers
+        self.taps_size = len(tap_layers) * loaded.hidden_size
+        self._taps: list[Tensor] = []
+        self._hooks = [
+            loaded.decoder_layers[layer].register_forward_pre_hook(self._tap, with_kwargs=True) for layer in tap_layers
+        ]
+
+    def _tap(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self._taps.append(args[0] if args else kwargs["hidden_states"])
+
+    def remove_taps(self) -> None:
+        """Detach the hooks from the model, which outlives this object where several share it."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """Run the batch; KV is written into the caches of `batch.attention`."""
+        self._taps = []
+        output = self.model(
+            input_ids=batch.token_ids,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
+            **{METADATA_KEYWORD: batch.attention},
+        )
+        taps = torch.cat(self._taps, dim=-1)[0] if self._taps else None
+        return ModelOutput(output.logits[0], taps)
