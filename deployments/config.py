@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.demo import demo_pair
 
 _ENGINE_LIMITS = (
     "max_num_seqs",
@@ -158,19 +159,23 @@ class AppConfig(BaseModel):
         Raises:
             FileNotFoundError: none is configured and this installation comes without the demo pair.
         """
-        from wingbeat.runtime.demo import demo_pair
-
-        return demo_pair()[0] if self.model is None else self.model
+        return demo_pair().verifier if self.model is None else self.model
 
     def drafter_source(self) -> str | Path:
         """'ngram', 'none', or the directory of the EAGLE head; raises as `model_dir`."""
         if not self.has_drafter():
             return "none"
         if self.drafter == "auto":
-            from wingbeat.runtime.demo import demo_pair
-
-            return demo_pair()[1]
+            return demo_pair().drafter
         return self.drafter if self.drafter == "ngram" else Path(self.drafter)
+
+    def drafter_name(self) -> str:
+        """One word for people to read."""
+        if not self.has_drafter():
+            return "none"
+        if self.drafter == "auto":
+            return "demo"
+        return self.drafter if self.drafter == "ngram" else Path(self.drafter).resolve().name
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,8 @@ SHARED_WAIT_S = 0.3e-3
 
 class Worker(Protocol):
     """What the actor needs of `runtime.draft_worker.DraftWorker`."""
+
+    drafter: Any
 
     def attach(self, name: str, end: DrafterEnd) -> None: ...
     def detach(self, name: str) -> None: ...
@@ -51,6 +53,10 @@ class DrafterActor:
     def pid(self) -> int:
         """The operating system's id of this process."""
         return os.getpid()
+
+    def tap_layers(self) -> tuple[int, ...]:
+        """Layers of the verifier whose input this drafter needs."""
+        return tuple(self._worker.drafter.tap_layers)
 
     def attach(self, name: str, incarnation: int) -> None:
         """Serve the channel `name` from now on.

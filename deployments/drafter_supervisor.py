@@ -63,8 +63,8 @@ class DrafterSupervisor:
         self._drafter: DrafterHandle | None = None
         self._process: PeerProcess | None = None
 
-    async def start(self, drafter: DrafterHandle | None = None) -> None:
-        """Attach the first drafter, or one launched ahead of time.
+    async def start(self, drafter: DrafterHandle) -> None:
+        """Attach the first drafter, launched ahead of time.
 
         Raises:
             DrafterStartError: it cannot start; names the cause.

@@ -17,7 +17,7 @@ from wingbeat.cluster.placement import Share, drafter_options
 from wingbeat.cluster.shm import ShmChannel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter import DrafterActor
-from wingbeat.deployments.drafter_supervisor import DrafterSupervisor
+from wingbeat.deployments.drafter_supervisor import DrafterStartError, DrafterSupervisor, root_cause
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import EngineLoop
 from wingbeat.deployments.factories import EngineSetup, load_factory
@@ -44,6 +44,17 @@ class RayDrafter:
         options = drafter_options(share)
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config)
 
+    def tap_layers(self) -> tuple[int, ...]:
+        """Layers of the verifier it needs; blocks until it is ready.
+
+        Raises:
+            DrafterStartError: it cannot start; names the cause.
+        """
+        try:
+            return ray.get(self._actor.tap_layers.remote())
+        except ray.exceptions.RayError as error:
+            raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
+
     async def pid(self) -> int:
         """Its process id, once it is ready."""
         return await self._actor.pid.remote()
@@ -67,15 +78,17 @@ class Verifier:
         self._seen_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task] = []
         # Launched first: its process starts and loads while this one loads the model.
-        early = RayDrafter(config) if config.has_drafter() else None
-        setup: EngineSetup = await asyncio.to_thread(load_factory(config.engine_factory), config)
+        drafter = RayDrafter(config) if config.has_drafter() else None
+        setup: EngineSetup = await asyncio.to_thread(
+            load_factory(config.engine_factory), config, drafter.tap_layers if drafter is not None else tuple
+        )
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
         self._loop.start()
         self._channel: ShmChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
-        if early is not None and setup.channel_spec is not None:
-            await self._start_drafter(config, setup.channel_spec, early)
+        if drafter is not None and setup.channel_spec is not None:
+            await self._start_drafter(config, setup.channel_spec, drafter)
         self._spawn(self._expire_clients())
 
     async def describe(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class FakeEngine:
         self.drafter_state = "none"
 
 
-def build_fake_engine(config: AppConfig) -> EngineSetup:
+def build_fake_engine(config: AppConfig, tap_layers: Callable[[], tuple[int, ...]]) -> EngineSetup:
     """Engine factory for `AppConfig.engine_factory`: slow enough that a test can act in mid-stream."""
     info = ModelInfo(config.model_name(), config.max_model_len, VOCAB_SIZE, (), "none")
     return EngineSetup(FakeEngine(round_s=0.01, max_model_len=config.max_model_len), info, None)
