@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files, texts
-from wingbeat.runtime.training.loop import StepResult, autocast, optimize, prepare, write_metrics
+from wingbeat.runtime.training.loop import STATE_FILE, StepResult, autocast, optimize, prepare, write_metrics
 from wingbeat.runtime.training.tokenizer import train_tokenizer
 
 
@@ -97,7 +97,7 @@ def train_base(config: TrainBaseConfig) -> None:
 
 
 def _tokenizer(config: TrainBaseConfig, files: list) -> PreTrainedTokenizerBase:
-    if config.resume and (config.output / "tokenizer.json").exists():
+    if config.resume and (config.output / STATE_FILE).exists():
         return AutoTokenizer.from_pretrained(config.output)
     tokenizer = train_tokenizer(texts(files), config.vocab_size, config.max_position_embeddings)
     tokenizer.save_pretrained(config.output)

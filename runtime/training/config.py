@@ -1,7 +1,8 @@
 """Settings every training run shares. Validated once, then frozen."""
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -52,12 +53,16 @@ class TrainingConfig(BaseModel):
             raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
-        device = torch.device(self.device)
-        if device.type not in ("cpu", "cuda"):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device={self.device!r} is not one of cpu, cuda, cuda:<index>")
-        if device.type == "cuda" and not torch.cuda.is_available():
+        if self.device != "cpu" and not torch.cuda.is_available():
             raise ValueError(f"device={self.device!r}, but torch sees no CUDA device")
         return self
+
+    def resume_settings(self) -> dict[str, Any]:
+        """The settings a run must share with the checkpoint it continues; the others may change in between."""
+        free = {"output", "steps", "device", "threads", "compile", "resume"}
+        return self.model_dump(mode="json", exclude=free | {"checkpoint_interval_s", "log_interval_steps"})
 
     def learning_rate_scale(self, step: int) -> float:
         """Share of the peak learning rate at a step: warm-up, constant, linear decay.

@@ -94,12 +94,13 @@ def optimize(
 
     Raises:
         FloatingPointError: the loss is not finite.
+        ValueError: the checkpoint to resume was made with other settings.
     """
     optimizers = build_optimizers(model, config.learning_rate)
     state_path = config.output / STATE_FILE
     state = _Progress(model, optimizers)
     if config.resume and state_path.exists():
-        state.load(state_path, config.device)
+        state.load(state_path, config)
     saved_at = started_at = time.monotonic()
     seconds_before = state.seconds
     with _progress_bar() as bar:
@@ -111,7 +112,7 @@ def optimize(
             state.record(loss, num_tokens, seconds_before + now - started_at, config.log_interval_steps)
             bar.update(task, advance=1, loss=loss, speed=num_tokens / (now - before))
             if now - saved_at >= config.checkpoint_interval_s and state.step < config.steps:
-                state.save(state_path)
+                state.save(state_path, config)
                 on_checkpoint()
                 saved_at = time.monotonic()
     on_checkpoint()
@@ -174,8 +175,9 @@ class _Progress:
         self.num_tokens += num_tokens
         self.seconds = seconds
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, config: TrainingConfig) -> None:
         state = {
+            "settings": config.resume_settings(),
             "model": self._model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "random": torch.get_rng_state(),
@@ -186,8 +188,11 @@ class _Progress:
         }
         _write_atomically(path, lambda temporary: torch.save(state, temporary))
 
-    def load(self, path: Path, device: str) -> None:
-        state = torch.load(path, map_location=device, weights_only=True)
+    def load(self, path: Path, config: TrainingConfig) -> None:
+        state = torch.load(path, map_location=config.device, weights_only=True)
+        changed = sorted(k for k, v in config.resume_settings().items() if state["settings"].get(k) != v)
+        if changed:
+            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start anew")
         self._model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

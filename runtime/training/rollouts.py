@@ -1,12 +1,14 @@
 """Text the verifier writes itself, made once before training: what a drafter is judged on, so what it learns from."""
 
+import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from wingbeat.runtime.training.corpus import WindowSampler
@@ -48,19 +50,18 @@ def make_rollouts(
 ) -> Tensor:
     """Continue corpus prefixes to `length` tokens -> int64 [num_rows, length] on the CPU.
 
-    Prefixes are 1/16 to 1/2 of a row. Rows already in `folder` are kept: every chunk has a seed of its own, so an
-    interrupted run and an uninterrupted one make the same rows.
+    Prefixes are 1/16 to 1/2 of a row. Rows of the same origin already in `folder` are kept: every chunk has a
+    seed of its own, so an interrupted run and an uninterrupted one make the same rows.
 
     Args:
         on_rows: called with the number of rows made so far.
     """
     path = folder / ROLLOUTS_FILE
-    chunks = []
-    if path.exists():
-        kept = load_file(path)["token_ids"].long()
-        if kept.shape[1] == length:
-            chunks = list(kept[:num_rows].split(_ROWS_PER_CHUNK))
-            chunks = [chunk for chunk in chunks if len(chunk) == _ROWS_PER_CHUNK]
+    if num_rows == 0:
+        return torch.empty(0, length, dtype=torch.int64)
+    weights = float(verifier.embedding.double().sum())
+    origin = json.dumps([str(verifier.model.name_or_path), weights, length, greedy_fraction, temperature, seed])
+    chunks = _kept_chunks(path, origin)[: -(-num_rows // _ROWS_PER_CHUNK)]
     device = verifier.embedding.device
     while sum(map(len, chunks)) < num_rows:
         index = len(chunks)
@@ -71,7 +72,16 @@ def make_rollouts(
         rows = verifier.continue_text(prefix, length, sampled * temperature, generator)
         chunks.append(rows.cpu())
         temporary = path.with_suffix(".tmp")
-        save_file({"token_ids": torch.cat(chunks).int()}, temporary)
+        save_file({"token_ids": torch.cat(chunks).int()}, temporary, metadata={"origin": origin})
         temporary.replace(path)
         on_rows(min(num_rows, len(chunks) * _ROWS_PER_CHUNK))
     return torch.cat(chunks)[:num_rows]
+
+
+def _kept_chunks(path: Path, origin: str) -> list[Tensor]:
+    if not path.exists():
+        return []
+    with safe_open(path, framework="pt") as file:
+        if (file.metadata() or {}).get("origin") != origin:
+            return []
+        return list(file.get_tensor("token_ids").long().split(_ROWS_PER_CHUNK))

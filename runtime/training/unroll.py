@@ -63,7 +63,8 @@ def unroll(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> 
     num_chains = token_ids.shape[1] - num_steps - 1
     attention = ChainAttention()
     positions = torch.arange(num_chains, device=token_ids.device)
-    features = head.fuse(taps[:, :num_chains])
+    # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
+    features = head.fuse(taps[:, :num_chains]).to(head.norm.weight.dtype)
     for step in range(num_steps):
         tokens = token_ids[:, 1 + step : 1 + step + num_chains]
         hidden = head(tokens, features, positions + step, attention)
