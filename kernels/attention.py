@@ -86,7 +86,7 @@ def masked_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention over dense keys; shapes as in `paged_attention`, key [num_reqs, num_keys, num_kv_heads, key_dim]."""
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`."""
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key.shape[2], value.shape[3]
     group = num_heads // num_kv_heads

@@ -73,7 +73,7 @@ class DraftSession:
         self._end.token_ids[seq.slot, : len(seq.token_ids)] = torch.tensor(seq.token_ids)
 
     def plan_replay(self, plan: SchedulerOutput) -> list[Chunk]:
-        """Chunks of context the drafter lacks, from what the prompts left of the token budget; oldest sequence first."""
+        """Chunks of context the drafter lacks, from what the prompts left of the budget; oldest sequence first."""
         chunks: list[Chunk] = []
         if self._end is None or self._end.spec.taps_size == 0:
             return chunks
@@ -215,7 +215,7 @@ class DraftSession:
             self._advance(decodes[row], decodes[row].num_computed + result.num_tokens_list[row])
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
-        """The drafter's KV of this sequence reaches `draft_len`: remember it by block, for whoever shares the prefix."""
+        """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
         size = self.config.block_size
         for index in range(seq.draft_len // size, -(-draft_len // size)):
             self.block_manager.set_draft_filled(

@@ -1,4 +1,4 @@
-"""The engine: one call of `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
+"""The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
 import time
 from dataclasses import dataclass, field

@@ -67,7 +67,7 @@ class Scheduler:
             raise ValueError("prompt is empty: give at least one token")
         if num_tokens >= self.config.max_model_len:
             raise ValueError(
-                f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for an output"
+                f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
             )
         self.waiting.append(Sequence(request))
 

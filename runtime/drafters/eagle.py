@@ -1,7 +1,8 @@
-"""Drafting with an EAGLE-3 head: chains and EAGLE-2 dynamic trees, with paged draft KV under the verifier's block ids.
+"""Drafting with an EAGLE-3 head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
 
-Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens live
-in the paged pool and come from the verifier's taps only; drafted pairs live in a workspace thrown away after each tree.
+Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
+live in the paged pool and come from the verifier's taps only; drafted pairs live in a workspace thrown away after each
+tree.
 """
 
 import torch

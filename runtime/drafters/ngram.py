@@ -55,7 +55,7 @@ class NgramDrafter(Drafter):
 
     def _latest_match(self, history: Tensor, lens: Tensor) -> Tensor:
         """Position after the latest earlier occurrence of the longest known suffix [num_reqs]; 0 where none is."""
-        num_reqs, width = history.shape
+        width = history.shape[1]
         columns = torch.arange(width, device=history.device)
         after = torch.zeros_like(lens)
         for ngram in self.ngrams:
