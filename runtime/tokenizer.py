@@ -9,6 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 REPLACEMENT = "�"
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
 _MAX_UNFINISHED = 3
 """Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
 _CONTEXT = 8
@@ -39,6 +41,12 @@ class Tokenizer:
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(f"no tokenizer in {directory}: {reason}") from error
+
+    @classmethod
+    def find(cls, directory: str | Path) -> "Tokenizer | None":
+        """The tokenizer of a checkpoint folder, or None where the folder has no file of one; raises as `load`."""
+        has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
+        return cls.load(directory) if has_files else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, by default with the special tokens the model expects around a prompt."""

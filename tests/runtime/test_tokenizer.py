@@ -188,6 +188,7 @@ def test_a_refusing_or_missing_template_says_so():
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=str(tmp_path)):
         Tokenizer.load(tmp_path)
+    assert Tokenizer.find(tmp_path) is None
 
 
 def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
@@ -195,4 +196,5 @@ def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
     saved._tokenizer.backend_tokenizer.enable_truncation(4)
     saved._tokenizer.save_pretrained(tmp_path)
     text = "Hello world"
-    assert Tokenizer.load(tmp_path).decode(Tokenizer.load(tmp_path).encode(text)) == text
+    for tokenizer in (Tokenizer.load(tmp_path), Tokenizer.find(tmp_path)):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

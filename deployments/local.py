@@ -1,0 +1,122 @@
+"""An engine in this process for the command line: which model, which drafter, which limits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from wingbeat.deployments.model_options import UserError
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.demo import demo_pair
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.llm import LLM
+
+DEFAULT_MAX_MODEL_LEN = 2048
+_TREE = SpeculationConfig()
+
+
+class LocalConfig(BaseModel):
+    """What the in-process commands share.
+
+    Raises:
+        pydantic.ValidationError: a field is out of range or names a folder that is not there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    model: Path | None = Field(None, description="Folder of a Hugging Face checkpoint; without it the demo pair.")
+    drafter: str = Field(
+        "auto",
+        description="Folder of an EAGLE head, ngram, none, or auto: the demo's head for the demo, none for others.",
+    )
+    draft_steps: int = Field(_TREE.draft_steps, ge=1, description="Levels of the draft tree below its root.")
+    draft_top_k: int = Field(_TREE.draft_top_k, ge=1, description="Children per expanded node; 1 drafts a chain.")
+    verify_tree_size: int = Field(_TREE.verify_tree_size, ge=2, description="Nodes verified per round, root included.")
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description=f"Prompt and answer together, in tokens; by default the model's, at most {DEFAULT_MAX_MODEL_LEN}.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where both models run.")
+    compile: bool = Field(False, description="Run the models through torch.compile: slow start, faster rounds.")
+    threads: int = Field(1, ge=1, description="Torch CPU threads.")
+
+    @model_validator(mode="after")
+    def _check_folders(self) -> Self:
+        if self.model is not None and not (self.model / "config.json").is_file():
+            raise ValueError(f"--model {self.model}: no config.json there; give a Hugging Face checkpoint's folder")
+        if self.drafter not in ("auto", "ngram", "none") and not Path(self.drafter).is_dir():
+            raise ValueError(f"--drafter {self.drafter}: give the folder of an EAGLE head, or ngram, none or auto")
+        return self
+
+    def folders(self) -> tuple[Path, str | Path]:
+        """The verifier's folder, and the drafter's or its kind.
+
+        Raises:
+            FileNotFoundError: the demo is asked for and not there.
+        """
+        drafter: str | Path = self.drafter
+        if drafter == "auto":
+            drafter = demo_pair().drafter if self.model is None else "none"
+        return self.model or demo_pair().verifier, drafter
+
+    def engine_config(self, model: Path, max_num_seqs: int) -> EngineConfig:
+        """Limits for `max_num_seqs` sequences, with exactly the KV blocks they can need."""
+        speculation = SpeculationConfig(self.draft_steps, self.draft_top_k, self.verify_tree_size)
+        max_model_len = self.max_model_len or min(_num_positions(model), DEFAULT_MAX_MODEL_LEN)
+        limits = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len, speculation=speculation)
+        num_kv_blocks = 1 + max_num_seqs * limits.max_blocks_per_seq
+        return EngineConfig(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_kv_blocks,
+            speculation=speculation,
+        )
+
+
+OpenEngine = Callable[[LocalConfig, int], "LLM"]
+"""From the configuration and the number of sequences to run at once to an engine; tests put in their own."""
+
+
+def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
+    """Load verifier and drafter.
+
+    Raises:
+        UserError: a checkpoint or a limit cannot be used.
+    """
+    import torch
+    import transformers
+
+    from wingbeat.cluster.channel import InProcessChannel
+    from wingbeat.runtime.llm import LLM
+
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no CUDA device; use --device cpu")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    options = {"compile": True} if config.compile else {}
+    try:
+        model, drafter = config.folders()
+        engine_config = config.engine_config(model, max_num_seqs)
+        return LLM(
+            model,
+            drafter,
+            engine_config,
+            InProcessChannel,
+            dtype=config.dtype,
+            device=config.device,
+            threads=config.threads,
+            **options,
+        )
+    except (ValueError, OSError) as error:
+        raise UserError(str(error).strip().splitlines()[0]) from error
+
+
+def _num_positions(model: Path) -> int:
+    from transformers import AutoConfig
+
+    text_config = AutoConfig.from_pretrained(model).get_text_config()
+    return getattr(text_config, "max_position_embeddings", None) or DEFAULT_MAX_MODEL_LEN

@@ -1,0 +1,109 @@
+"""Command-line options generated from a pydantic model, so that every setting has exactly one definition."""
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class UserError(Exception):
+    """Something the caller can put right; its message is the one line that says how."""
+
+
+def model_command(config_class: type[Config], run: Callable[..., None]) -> Callable[..., None]:
+    """A command with one option per field of `config_class`, that calls `run(config, **own)`.
+
+    Parameters of `run` after the first, with their typer annotations, become options beside the model's.
+    """
+    own = list(inspect.signature(run).parameters.values())[1:]
+
+    def command(**values: Any) -> None:
+        own_values = {parameter.name: values.pop(parameter.name) for parameter in own}
+        run(build_config(config_class, values), **own_values)
+
+    parameters = [_parameter(name, field) for name, field in config_class.model_fields.items()]
+    # Typer reads the signature; keyword-only, because options have no order.
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    command.__signature__ = inspect.Signature([*parameters, *own])
+    command.__doc__ = run.__doc__
+    return command
+
+
+def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
+    """The model from option values, None meaning not given.
+
+    Raises:
+        UserError: naming the first option that is missing or wrong.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        if get_origin(_plain_type(config_class.model_fields[name].annotation)) in (tuple, list):
+            given[name] = value.split(",")
+    try:
+        return config_class(**given)
+    except ValidationError as error:
+        raise UserError(_first_problem(error)) from error
+
+
+def option_name(field_name: str) -> str:
+    """`--hidden-size` for `hidden_size`."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    kind = _plain_type(field.annotation)
+    flag = option_name(name)
+    description = f"{field.description or ''} {_default_text(field)}".strip()
+    if kind is bool:
+        flags = f"{flag}/--no-{flag.removeprefix('--')}"
+        annotation = Annotated[bool | None, typer.Option(flags, help=description, show_default=False)]
+    else:
+        option = typer.Option(flag, help=description, metavar=_metavar(kind), show_default=False)
+        annotation = Annotated[str | None, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type without its `| None`."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(kind for kind in get_args(annotation) if kind is not types.NoneType)
+    return annotation
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) in (tuple, list):
+        return "A,B,..."
+    if get_origin(kind) is dict:
+        return "JSON"
+    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind, "PATH")
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "[required]"
+    default = field.get_default(call_default_factory=False)
+    if default is None or default is PydanticUndefined or default in ("", ()):
+        return ""
+    if isinstance(default, tuple | list):
+        default = ",".join(map(str, default))
+    return f"[default: {default}]"
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return problem
+    option = option_name(str(first["loc"][0]))
+    if first["type"] == "missing":
+        return f"{option} is required"
+    return f"{option} {first['input']}: {problem[:1].lower() + problem[1:]}"
