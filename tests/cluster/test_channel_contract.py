@@ -5,10 +5,12 @@ id it prints. Forking spares each peer the seconds that importing torch takes.
 """
 
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -321,6 +323,28 @@ def test_an_in_process_drafter_may_run_in_another_thread_at_its_own_pace() -> No
     assert channel.verifier_end.wait_reply(round_number, LONG_S).header[0] == round_number
 
 
+@pytest.mark.timeout(30)
+def test_rings_wake_a_sleeping_peer_on_either_side() -> None:
+    """Sleeps may last 0.9 s here: were a side not rung, a hundred rounds would outlast the test."""
+    channel = InProcessChannel(SPEC)
+    verifier, drafter = channel.verifier_end, channel.drafter_end
+    verifier._doorbell.max_sleep_s = drafter._doorbell.max_sleep_s = 0.9
+
+    def answer_rounds() -> None:
+        while not drafter.closed:
+            if drafter.wait_outcome(LONG_S) is not None:
+                time.sleep(0.002)
+                drafter.publish_reply()
+
+    thread = threading.Thread(target=answer_rounds)
+    thread.start()
+    for _ in range(100):
+        time.sleep(0.002)
+        assert round_trip(verifier) is not None
+    verifier.close()
+    thread.join()
+
+
 def test_a_drafter_answers_only_what_it_polled_and_only_once() -> None:
     channel = InProcessChannel(SPEC)
     drafter = channel.drafter_end
@@ -358,20 +382,32 @@ def test_late_writes_of_an_old_incarnation_neither_answer_nor_block(name: str) -
     publish(verifier)
     assert old.poll_outcome() is not None
     new = ShmChannel.attach(name, 2)
-    round_number = publish(verifier)
+    for round_number in (2, 3):
+        assert publish(verifier) == round_number
+        assert new.poll_outcome() is not None
+        new.publish_reply()
     assert old.closed
-    old.publish_reply()
-    assert verifier.wait_reply(round_number, SHORT_S) is None
+    old.publish_reply()  # to round 1, whose buffers by now hold the answer to round 3
+    assert verifier.wait_reply(3, LONG_S).header[:2].tolist() == [3, 2]
 
-    assert new.poll_outcome() is not None
-    new.publish_reply()
-    words = memoryview(verifier._words)
-    words[Word.REPLIED] = old._own_reply_word()  # as if stopped between its last check and its last write
+    # As if the old one had been stopped between its last check and its writes.
+    verifier._words[Word.REPLIED] = old._own_reply_word()
+    assert verifier.wait_reply(3, SHORT_S) is None
     assert new.poll_outcome() is None
-    assert verifier.wait_reply(round_number, LONG_S).header[1] == 2
-    verifier.wait_reply(round_number, 0.0).header[1] = 1
-    assert verifier.wait_reply(round_number, LONG_S) is None
+    reply = verifier.wait_reply(3, LONG_S)
+    reply.header[:2] = torch.tensor([1, 1])
+    assert verifier.wait_reply(3, LONG_S) is None
+    assert verifier.acquire_outcome(LONG_S) is not None
     verifier.close()
+
+
+def test_a_wait_ends_when_another_drafter_attaches() -> None:
+    channel = InProcessChannel(SPEC)
+    round_number = publish(channel.verifier_end)
+    attaching = threading.Timer(SHORT_S, channel.attach, args=(2,))
+    attaching.start()
+    assert channel.verifier_end.wait_reply(round_number, 600.0) is None
+    attaching.join()
 
 
 def test_a_drafter_killed_in_a_round_is_noticed_and_replaced(shm_rig: ShmRig) -> None:
@@ -425,6 +461,27 @@ def test_a_verifier_that_ends_without_closing_unlinks_its_segment(nursery: Nurse
     pid = nursery.start(name, 0, "leave")
     assert eventually(lambda: state_of(pid) == "Z")
     assert not (SHM_DIR / f"{shm.PREFIX}{name}").exists()
+
+
+def test_a_channel_dropped_unclosed_is_closed(name: str) -> None:
+    channel = ShmChannel.create(name, SPEC)
+    drafter = ShmChannel.attach(name, 1)
+    del channel
+    gc.collect()
+    assert drafter.closed
+
+
+def test_a_forked_child_does_not_take_the_segment_with_it(name: str) -> None:
+    channel = ShmChannel.create(name, SPEC)
+    drafter = ShmChannel.attach(name, 1)
+    pid = os.fork()
+    if not pid:
+        channel.verifier_end.on_close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not drafter.closed
+    assert (SHM_DIR / f"{shm.PREFIX}{name}").exists()
+    channel.verifier_end.close()
 
 
 def test_ten_lives_of_a_channel_leave_nothing_behind(name: str) -> None:
