@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -134,10 +135,10 @@ class DrafterSupervisor:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def root_cause(error: BaseException) -> str:
+def root_cause(error: BaseException | str) -> str:
     """The exception at the bottom of an error from another process, on one line.
 
     Ray wraps the original and prints its traceback; the last line of that names the cause.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return re.sub(r"\b(?:\w+\.)+(?=\w+(?:Error|Exception)\b)", "", lines[-1]) if lines else type(error).__name__

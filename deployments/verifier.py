@@ -77,6 +77,9 @@ class Verifier:
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task] = []
+        self._loop: EngineLoop | None = None
+        self._channel: ShmChannel | None = None
+        self._supervisor: DrafterSupervisor | None = None
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config) if config.has_drafter() else None
         setup: EngineSetup = await asyncio.to_thread(
@@ -85,8 +88,6 @@ class Verifier:
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
         self._loop.start()
-        self._channel: ShmChannel | None = None
-        self._supervisor: DrafterSupervisor | None = None
         if drafter is not None and setup.channel_spec is not None:
             await self._start_drafter(config, setup.channel_spec, drafter)
         self._spawn(self._expire_clients())
@@ -168,10 +169,11 @@ class Verifier:
         self._loop.check_alive()
 
     async def __del__(self) -> None:
-        """Serve's hook at the end of the replica."""
+        """Serve's hook at the end of the replica, also of one that could not start."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.to_thread(self._loop.stop)
+        if self._loop is not None:
+            await asyncio.to_thread(self._loop.stop)
         if self._supervisor is not None:
             self._supervisor.stop()
         if self._channel is not None:

@@ -1,6 +1,6 @@
-"""One Ray cluster for all tests of this folder that ask for it, and the way to the shared fakes."""
+"""One Ray cluster and one tiny checkpoint for all tests of this folder, and the way to the shared fakes."""
 
-import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ sys.path.insert(0, TESTS)
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A local Ray with Serve's proxy on a free port; its workers can import the fakes."""
+def ray_cluster() -> Iterator[str]:
+    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes."""
     import ray
     from ray import serve
 
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    port = _free_port()
     ray.init(
         num_cpus=8,
         num_gpus=0,
@@ -27,16 +27,43 @@ def ray_cluster() -> Iterator[None]:
         runtime_env={"env_vars": {"PYTHONPATH": TESTS}},
     )
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": _free_port()})
-        yield
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama over bytes, with its tokenizer, as a checkpoint folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(entries),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

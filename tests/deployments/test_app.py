@@ -1,0 +1,201 @@
+"""The application on Ray Serve: HTTP in front, engines and drafters in processes that tests may kill."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes import expected_tokens
+
+from wingbeat.deployments.config import AppConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+FAKE, REAL = "fake", "real"
+PROMPT = "abcabcabcabcabc"
+
+
+@pytest.fixture(scope="module")
+def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
+    """Two fake engines behind one router."""
+    config = AppConfig(
+        model=tiny_model,
+        drafter="none",
+        served_model_name="tiny",
+        engine_factory="fakes:build_fake_engine",
+        num_replicas=2,
+        max_model_len=200,
+    )
+    with running(FAKE, config, ray_cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def real_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
+    """One real engine whose drafter looks prompts up."""
+    config = AppConfig(
+        model=tiny_model,
+        drafter="ngram",
+        served_model_name="tiny",
+        max_model_len=512,
+        num_kv_blocks=600,
+        drafter_timeout_s=1.0,
+    )
+    with running(REAL, config, ray_cluster) as client:
+        yield client
+
+
+@contextmanager
+def running(name: str, config: AppConfig, url: str) -> Iterator[httpx.Client]:
+    """The application of a configuration, for as long as the block lasts."""
+    from ray import serve
+
+    from wingbeat.deployments.app import build
+
+    serve.run(build(config), name=name, route_prefix=f"/{name}")
+    try:
+        with httpx.Client(base_url=f"{url}/{name}", timeout=60) as client:
+            yield client
+    finally:
+        serve.delete(name)
+
+
+def verifier_stats(app: str) -> dict[str, dict[str, Any]]:
+    """Stats of every engine by its id; asks until each has answered."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle("Verifier", app)
+    status = serve.status().applications[app].deployments["Verifier"]
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(200):
+        stats = handle.stats.remote().result(timeout_s=30)
+        found[stats["engine_id"]] = stats
+        if len(found) >= sum(status.replica_states.values()):
+            break
+    return found
+
+
+def until(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.1)
+
+
+def complete(client: httpx.Client, prompt: str = "abc", **fields: Any) -> dict:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "seed": 1, "ignore_eos": True, **fields}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text_of(token_ids: tuple[int, ...], model: Path) -> str:
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+    return Tokenizer.load(model).decode(token_ids)
+
+
+def test_both_engines_are_used_and_every_answer_is_its_own(fake_app: httpx.Client, tiny_model: Path):
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda seed: complete(fake_app, seed=seed)["choices"][0]["text"], range(8)))
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+    prompt = tuple(Tokenizer.load(tiny_model).encode("abc"))
+    assert texts == [text_of(expected_tokens(prompt, seed, 40), tiny_model) for seed in range(8)]
+    assert all(stats["num_started"] > 0 for stats in verifier_stats(FAKE).values())
+    assert len(verifier_stats(FAKE)) == 2
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(fake_app: httpx.Client):
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 40, "seed": 5, "stream": True}
+    with fake_app.stream("POST", "/v1/completions", json=body) as response:
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    streamed = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert streamed == complete(fake_app, seed=5)["choices"][0]["text"]
+    assert len(events) > 3
+
+
+def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client):
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 190, "seed": 5, "n": 4, "stream": True}
+    with fake_app.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    until(lambda: all(stats["num_requests"] == 0 for stats in verifier_stats(FAKE).values()), 10)
+    assert all(stats["num_free_blocks"] == stats["num_blocks"] for stats in verifier_stats(FAKE).values())
+
+
+def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client):
+    before = [complete(fake_app, seed=seed, max_tokens=150)["choices"][0]["text"] for seed in range(2)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(complete, fake_app, seed=seed % 2, max_tokens=150) for seed in range(6)]
+        until(lambda: all(stats["num_requests"] == 3 for stats in verifier_stats(FAKE).values()), 10)
+        killed = next(iter(verifier_stats(FAKE).values()))
+        os.kill(killed["pid"], signal.SIGKILL)
+        assert [answer.result()["choices"][0]["text"] for answer in answers] == before * 3
+    until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
+
+
+def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
+    fast = complete(real_app, PROMPT, temperature=0, max_tokens=64)
+    plain = complete(real_app, PROMPT, temperature=0, max_tokens=64, speculation={"enabled": False})
+    assert fast["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert fast["metrics"]["speculative_decoding"]["acceptance_length"] > 1
+    assert plain["metrics"]["speculative_decoding"]["num_drafts"] == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.Client, how: signal.Signals):
+    (engine,) = verifier_stats(REAL).values()
+    prompts = [PROMPT[i % 3 :] + "x" * i for i in range(8)]
+    undisturbed = [complete(real_app, prompt, temperature=0.7, max_tokens=200) for prompt in prompts]
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(complete, real_app, p, temperature=0.7, max_tokens=200) for p in prompts]
+        until(lambda: next(iter(verifier_stats(REAL).values()))["num_requests"] == 8, 10)
+        os.kill(engine["drafter_pid"], how)
+        texts = [answer.result()["choices"][0]["text"] for answer in answers]
+    assert texts == [answer["choices"][0]["text"] for answer in undisturbed]
+
+    def reattached() -> bool:
+        (stats,) = verifier_stats(REAL).values()
+        return stats["drafter_incarnation"] > engine["drafter_incarnation"] and stats["drafter_state"] == "attached"
+
+    until(reattached)
+    assert complete(real_app, PROMPT, temperature=0)["metrics"]["speculative_decoding"]["num_drafts"] > 0
+    assert not process_exists(engine["drafter_pid"])
+
+
+def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
+    from ray import serve
+
+    serve.get_deployment_handle("Verifier", REAL).check_integrity.remote().result(timeout_s=30)
+    (stats,) = verifier_stats(REAL).values()
+    assert stats["num_free_blocks"] == stats["num_blocks"] - 1  # block 0 is the padding's
+
+
+def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny_model: Path):
+    from ray import serve
+
+    from wingbeat.deployments.launch import APP_NAME, StartError, launch
+
+    try:
+        with pytest.raises(
+            StartError, match=r"^DrafterStartError: the drafter cannot start: CheckpointError: .+"
+        ) as caught:
+            launch(AppConfig(model=tiny_model, drafter=str(tiny_model), max_model_len=512))
+        assert "\n" not in str(caught.value)
+    finally:
+        serve.delete(APP_NAME)
+
+
+def process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
