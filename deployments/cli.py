@@ -87,10 +87,16 @@ def _serve(
     # Importing Ray takes seconds; nothing before this line needs it.
     from ray import serve
 
-    from wingbeat.deployments.app import build
+    from wingbeat.deployments.launch import StartError, launch, wait
 
-    serve.start(http_options={"host": host, "port": port})
-    serve.run(build(config), blocking=True)
+    try:
+        launch(config, host, port)
+        print(f"Serving {config.model_name()} on http://{host}:{port}/v1; Ctrl-C ends it.", flush=True)
+        wait()
+    except StartError as error:
+        raise UserError(str(error)) from error
+    finally:
+        serve.shutdown()
 
 
 def _add_train(app: typer.Typer) -> None:
