@@ -1,0 +1,110 @@
+"""Engines in the benchmark's own process, and the command-line options that choose model and drafter."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import transformers
+
+from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.request import SamplingParams, SpeculationMetrics
+from wingbeat.runtime.training.corpus import stdlib_root
+
+MAX_MODEL_LEN = 512
+"""Room for the longest prompt and its answer."""
+
+
+class Pair(NamedTuple):
+    """The checkpoints to measure."""
+
+    model: Path
+    drafter: str | Path
+
+
+class Generation(NamedTuple):
+    """Prompts run to their ends."""
+
+    elapsed_s: float
+    token_ids: list[list[int]]
+    """By prompt."""
+    metrics: SpeculationMetrics
+    """Summed over the prompts."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens of all prompts by the time all of them took."""
+        return sum(map(len, self.token_ids)) / self.elapsed_s
+
+
+def quiet() -> None:
+    """Keep the progress bars and notes of libraries out of the report."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """`--model`, `--drafter`, `--corpus`, `--compile`, `--quick`, `--output`."""
+    parser.add_argument("--model", type=Path, help="verifier's checkpoint folder; the demo pair without it")
+    parser.add_argument("--drafter", help="folder of an EAGLE head, or ngram; needed with --model")
+    parser.add_argument("--corpus", type=Path, default=stdlib_root(), help="folder whose held-out files give prompts")
+    parser.add_argument("--compile", action="store_true", help="run the models through torch.compile")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short requests: shows that it runs, measures nothing"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file for the figures; markdown goes beside it")
+
+
+def chosen_pair(args: argparse.Namespace) -> Pair:
+    """The checkpoints that the options name. Ends the program with one line where they name none."""
+    if args.model is None:
+        demo = demo_pair()
+        return Pair(demo.verifier, args.drafter or demo.drafter)
+    if args.drafter is None:
+        raise SystemExit("--model needs --drafter: the folder of its EAGLE head, or ngram")
+    return Pair(args.model, args.drafter)
+
+
+def open_llm(
+    pair: Pair,
+    *,
+    max_num_seqs: int,
+    threads: int = 1,
+    compiled: bool = False,
+    speculation: SpeculationConfig | None = None,
+) -> LLM:
+    """An engine on the CPU, without a prefix cache: every repeat computes its prompts again."""
+    speculation = speculation or SpeculationConfig()
+    blocks_per_seq = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_model_len=MAX_MODEL_LEN,
+        num_kv_blocks=1 + max_num_seqs * blocks_per_seq,
+        enable_prefix_caching=False,
+        speculation=speculation,
+    )
+    options = {"compile": True} if compiled else {}
+    return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads, **options)
+
+
+def greedy(max_tokens: int, speculation: bool = True) -> SamplingParams:
+    """Exactly `max_tokens` most likely tokens."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, speculation=speculation)
+
+
+def generate(llm: LLM, prompts: list[list[int]], params: SamplingParams, batch_size: int | None = None) -> Generation:
+    """Run prompts all at once, or `batch_size` at a time, each batch to its end."""
+    token_ids, metrics = [], SpeculationMetrics()
+    started = time.perf_counter()
+    size = batch_size or len(prompts)
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        for result in llm.generate(batch, [params] * len(batch)):
+            token_ids.append(result.token_ids)
+            metrics.add(result.metrics)
+    return Generation(time.perf_counter() - started, token_ids, metrics)

@@ -1,0 +1,128 @@
+"""What a benchmark leaves behind: the machine and the versions, tables to read, and everything measured as JSON."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import rich.table
+import torch
+from rich.console import Console
+from transformers import AutoConfig
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("wingbeat", "torch", "transformers", "ray")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title; the first column is a name, the others are figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """As it would stand in a document."""
+        lines = [f"**{self.title}**", "", _line(self.columns), _line(["---"] + ["---:"] * (len(self.columns) - 1))]
+        lines += [_line(row) for row in self.rows]
+        return "\n".join(lines + (["", self.note] if self.note else []))
+
+    def rich(self) -> rich.table.Table:
+        """As it is shown on a terminal."""
+        table = rich.table.Table(title=self.title, caption=self.note or None)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if index == 0 else "right")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of one benchmark."""
+
+    name: str
+    facts: dict[str, str]
+    """What was measured on what, in words."""
+    tables: list[Table]
+    figures: dict[str, Any]
+    """Everything measured, for programs."""
+
+    def show(self) -> None:
+        """Print it."""
+        console = Console()
+        for key, value in self.facts.items():
+            console.print(f"{key}: {value}", highlight=False, soft_wrap=True)
+        for table in self.tables:
+            console.print(table.rich())
+
+    def save(self, path: Path) -> None:
+        """Write `path` as JSON, and the same in markdown beside it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"facts": self.facts, "figures": self.figures}, indent=1) + "\n", encoding="utf-8")
+        facts = "\n".join(f"- {key}: {value}" for key, value in self.facts.items())
+        text = "\n\n".join([f"# {self.name}", facts, *(table.markdown() for table in self.tables)])
+        path.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+        print(f"written: {path} and {path.with_suffix('.md').name}")
+
+
+def machine_facts() -> dict[str, str]:
+    """Hardware, load and versions."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start",
+        "gpu": gpu,
+        "versions": ", ".join([f"Python {platform.python_version()}", *versions]),
+    }
+
+
+def model_facts(model: Path, drafter: str | Path) -> dict[str, str]:
+    """Architecture and sizes of a verifier, and which drafter goes with it."""
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    shape = (
+        f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, "
+        f"{config.num_attention_heads}/{getattr(config, 'num_key_value_heads', None) or config.num_attention_heads} "
+        f"heads, vocabulary {config.vocab_size}"
+    )
+    drafter = Path(drafter)
+    drafter_name = f"{drafter.name} ({_megabytes(drafter)})" if drafter.is_dir() else str(drafter)
+    return {
+        "model": f"{Path(model).name} ({type(config).__name__}: {shape}; {_megabytes(Path(model))})",
+        "drafter": drafter_name,
+    }
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median; not a number where there is nothing."""
+    return statistics.median(values) if values else float("nan")
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Median and range."""
+    return f"{middle(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _megabytes(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return f"{size / 1e6:.1f} MB"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
