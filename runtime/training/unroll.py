@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from wingbeat.runtime.drafters.eagle_head import EagleHead
 
@@ -45,9 +44,10 @@ class ChainAttention:
         true_scores = (query @ self._keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
         own_scores = [(query * own).sum(-1, keepdim=True) for own in self._keys[1:]]
         weights = torch.cat([true_scores, *own_scores], dim=-1).float().softmax(-1).to(value.dtype)
-        mixed = weights[..., :length] @ self._values[0]
-        for step, own in enumerate(self._values[1:]):
-            mixed = mixed + weights[..., length + step : length + step + 1] * own
+        true_weights, *own_weights = weights.split([length] + [1] * len(own_scores), dim=-1)
+        mixed = true_weights @ self._values[0]
+        for weight, own in zip(own_weights, self._values[1:], strict=True):
+            mixed = mixed + weight * own
         return mixed.flatten(1, 2).transpose(1, 2)
 
 
@@ -85,13 +85,17 @@ def distillation_loss(
         step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
     """
     target = target_logits.float().softmax(-1)[..., head.draft_token_ids]
+    mass = target.sum(-1)
     total = torch.zeros((), device=token_ids.device)
     for step in unroll(head, token_ids, taps, num_steps):
         chains = step.logits.shape[1]
         # The logits at index i predict token i + 1, hence the shift by one less than the offset.
         wanted = target[:, step.offset - 1 : step.offset - 1 + chains]
-        log_probs = functional.log_softmax(step.logits.float(), dim=-1)
-        total = total - step_decay ** (step.offset - 2) * (wanted * log_probs).sum(-1).mean()
+        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
+        logits = step.logits.float()
+        cross_entropy = mass[:, step.offset - 1 : step.offset - 1 + chains] * logits.logsumexp(-1)
+        cross_entropy = cross_entropy - (wanted * logits).sum(-1)
+        total = total + step_decay ** (step.offset - 2) * cross_entropy.mean()
     return total / sum(step_decay**step for step in range(num_steps))
 
 
