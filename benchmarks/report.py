@@ -17,6 +17,8 @@ from rich.console import Console
 from transformers import AutoConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
+WIDTH = 160
+"""Of tables that go to a file."""
 PACKAGES = ("wingbeat", "torch", "transformers", "ray")
 
 
@@ -59,6 +61,8 @@ class Report:
     def show(self) -> None:
         """Print it."""
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDTH)
         for key, value in self.facts.items():
             console.print(f"{key}: {value}", highlight=False, soft_wrap=True)
         for table in self.tables:

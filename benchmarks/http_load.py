@@ -1,0 +1,132 @@
+"""A closed-loop load over HTTP: so many clients, each sending its next completion when the last one has ended.
+
+It speaks the OpenAI completions API with streaming, to any server of it. Runs in another process than the server.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple, Self
+
+import httpx
+
+TIMEOUT_S = 900.0
+
+
+class LoadError(RuntimeError):
+    """The server answered something other than a stream of tokens."""
+
+
+class Trace(NamedTuple):
+    """What a client saw of one request."""
+
+    ttft_s: float
+    """From sending the request to its first text."""
+    latency_s: float
+    """From sending the request to its last text."""
+    num_tokens: int
+    text: str
+    num_cached_tokens: int
+    speculation: dict[str, Any] | None
+    """The response extension `metrics.speculative_decoding`, where the server has one."""
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token after the first."""
+        return (self.latency_s - self.ttft_s) / max(1, self.num_tokens - 1)
+
+
+class Block(NamedTuple):
+    """Requests sent under one load, from the first one's start to the last one's end."""
+
+    elapsed_s: float
+    traces: list[Trace]
+    """In the order of the requests."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all requests."""
+        return sum(trace.num_tokens for trace in self.traces)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all requests together."""
+        return self.num_tokens / self.elapsed_s
+
+
+class LoadClient:
+    """Holds connections to a server; use as a context manager."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        # No proxy of the environment, no limit on connections: the load decides how many there are.
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._runner.run(self._http.aclose())
+        self._runner.close()
+
+    def model_name(self, url: str) -> str:
+        """What the server calls its first model."""
+        response = self._runner.run(self._http.get(f"{url}/v1/models"))
+        return response.raise_for_status().json()["data"][0]["id"]
+
+    def run_block(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> Block:
+        """Send every body to `url`/v1/completions as a stream, `concurrency` at a time.
+
+        Raises:
+            LoadError, httpx.HTTPError: a request failed; the others are cancelled.
+        """
+        return self._runner.run(self._run_block(url, bodies, concurrency))
+
+    async def _run_block(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> Block:
+        traces: dict[int, Trace] = {}
+        waiting = iter(enumerate(bodies))
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(concurrency):
+                clients.create_task(self._send_all(url, waiting, traces))
+        elapsed_s = time.perf_counter() - started
+        return Block(elapsed_s, [traces[index] for index in range(len(bodies))])
+
+    async def _send_all(self, url: str, waiting: Iterator[tuple[int, dict]], traces: dict[int, Trace]) -> None:
+        for index, body in waiting:
+            traces[index] = await self._complete(url, body)
+
+    async def _complete(self, url: str, body: dict[str, Any]) -> Trace:
+        started = first = last = time.perf_counter()
+        pieces: list[str] = []
+        usage: dict[str, Any] = {}
+        speculation = None
+        async with self._http.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as response:
+            if response.status_code != httpx.codes.OK:
+                raise LoadError(f"{response.status_code}: {(await response.aread()).decode()[:500]}")
+            async for chunk in _events(response):
+                text = "".join(choice.get("text") or "" for choice in chunk.get("choices", ()))
+                if text:
+                    last = time.perf_counter()
+                    first = first if pieces else last
+                    pieces.append(text)
+                usage = chunk.get("usage") or usage
+                speculation = (chunk.get("metrics") or {}).get("speculative_decoding", speculation)
+        if not usage:
+            raise LoadError(f"{url} streams no usage, so tokens cannot be counted")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return Trace(first - started, last - started, usage["completion_tokens"], "".join(pieces), cached, speculation)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event."""
+    async for line in response.aiter_lines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise LoadError(f"in the stream: {chunk['error']}")
+        yield chunk

@@ -1,0 +1,91 @@
+"""The same engine in this process and behind actors and channel: what a round costs more there."""
+
+import time
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from http_load import LoadClient
+from local_engine import greedy
+from report import Table, middle, spread
+from servers import App
+from workload import Prompt
+
+from wingbeat.runtime.llm import LLM
+
+
+class Rounds(NamedTuple):
+    """One request, from its first token to its last."""
+
+    num_rounds: int
+    elapsed_s: float
+    engine_s: float
+    """Within the engine's own rounds, the first one (the prompt's) included."""
+
+    @property
+    def ms(self) -> float:
+        """Per round, everything included that lies between two tokens of a client."""
+        return 1e3 * self.elapsed_s / max(1, self.num_rounds)
+
+
+class Overhead(NamedTuple):
+    """Both ways, prompt by prompt."""
+
+    local: list[Rounds]
+    remote: list[Rounds]
+
+    def extra_ms(self) -> list[float]:
+        """By prompt: how much longer a round took behind actors and channel."""
+        return [remote.ms - local.ms for local, remote in zip(self.local, self.remote, strict=True)]
+
+    def table(self) -> Table:
+        """Medians and ranges over the prompts."""
+        local, remote = [one.ms for one in self.local], [one.ms for one in self.remote]
+        rows = [
+            ("in process", spread(local, 3)),
+            ("behind actors and channel, over HTTP", spread(remote, 3)),
+            ("more per round", spread(self.extra_ms(), 3)),
+        ]
+        note = "Median (range) over single requests; a request's rounds last from its first token to its last."
+        return Table("A round in process and behind actors", ("", "ms per round"), rows, note)
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            "extra_ms_per_round": middle(self.extra_ms()),
+            "local": [one._asdict() for one in self.local],
+            "remote": [one._asdict() for one in self.remote],
+        }
+
+
+def measure_overhead(
+    app: App, client: LoadClient, llm: LLM, bodies: list[dict[str, Any]], prompts: list[Prompt]
+) -> Overhead:
+    """Each prompt by itself, in this process and then behind the application; the first one is run twice."""
+    local, remote = [], []
+    for body, prompt in zip([bodies[0], *bodies], [prompts[0], *prompts], strict=True):
+        local.append(_local_rounds(llm, prompt, body["max_tokens"]))
+        remote.append(_remote_rounds(app, client, body))
+    return Overhead(local[1:], remote[1:])
+
+
+def _local_rounds(llm: LLM, prompt: Prompt, max_tokens: int) -> Rounds:
+    phases = llm.engine.stats().phases
+    rounds_before, engine_before = phases.num_rounds, _sum(vars(phases))
+    first = last = 0.0
+    with closing(llm.stream([prompt.token_ids], [greedy(max_tokens)])) as outputs:
+        for _ in outputs:
+            last = time.perf_counter()
+            first = first or last
+    return Rounds(phases.num_rounds - rounds_before - 1, last - first, _sum(vars(phases)) - engine_before)
+
+
+def _remote_rounds(app: App, client: LoadClient, body: dict[str, Any]) -> Rounds:
+    before = app.stats()["phases"]
+    (trace,) = client.run_block(app.url, [body], 1).traces
+    after = app.stats()["phases"]
+    num_rounds = after["num_rounds"] - before["num_rounds"] - 1
+    return Rounds(num_rounds, trace.latency_s - trace.ttft_s, _sum(after) - _sum(before))
+
+
+def _sum(phases: dict[str, Any]) -> float:
+    return sum(value for name, value in phases.items() if name.endswith("_s"))

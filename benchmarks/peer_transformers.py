@@ -1,0 +1,257 @@
+"""transformers' `generate()` and `transformers serve` beside Wingbeat: same model, same prompts, greedy, in one run.
+
+    python benchmarks/peer_transformers.py [--skip-http] [--compile]
+
+In process: `generate()` on left-padded batches against Wingbeat, plain and speculative, without any server. Over HTTP:
+`transformers serve`, one request at a time and with its continuous batching, against Wingbeat on Ray Serve. Contestants
+take turns; figures are medians over the repeats. The thread counts stand in the tables: a peer that is one process is
+also measured with as many threads as Wingbeat's two processes have together.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from http_load import LoadClient
+from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, generate, greedy, open_llm, quiet
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from servers import transformers_serve, wingbeat_apps
+from serving import request_body
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from workload import Prompt, describe, held_out_prompts
+
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.tokenizer import Tokenizer
+
+PEER_THREADS = (1, 2)
+NO_TOKEN = -1
+
+
+class Outcome(NamedTuple):
+    """One turn of one contestant."""
+
+    tokens_per_s: float
+    answers: list[Any]
+    """By prompt, in a form that can be compared within one table."""
+
+
+@dataclass
+class Contestant:
+    """One way to generate, and its turns so far under each size of load."""
+
+    name: str
+    threads: str
+    run: Callable[[list[Prompt], int, int], Outcome]
+    """(prompts, how many at once, tokens per prompt)"""
+    turns: dict[int, list[Outcome]] = field(default_factory=dict)
+
+    def tokens_per_s(self, size: int) -> float:
+        """Median over the turns."""
+        return middle([turn.tokens_per_s for turn in self.turns[size]])
+
+
+def transformers_contestant(model: PreTrainedModel, threads: int) -> Contestant:
+    """`generate()` as a user would call it for several prompts: left padding and an attention mask."""
+
+    def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
+        torch.set_num_threads(threads)
+        answers: list[list[int]] = []
+        started = time.perf_counter()
+        for start in range(0, len(prompts), size):
+            token_ids, mask = left_padded([prompt.token_ids for prompt in prompts[start : start + size]])
+            out = model.generate(token_ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
+            answers += out[:, token_ids.shape[1] :].tolist()
+        return Outcome(len(prompts) * max_tokens / (time.perf_counter() - started), answers)
+
+    return Contestant("transformers generate()", str(threads), run)
+
+
+def wingbeat_contestants(pair: Pair, max_num_seqs: int, compiled: bool) -> list[Contestant]:
+    """Plain decoding by an engine that has no drafter, and speculative decoding; one thread each."""
+
+    def contestant(name: str, drafter: Any) -> Contestant:
+        llm = open_llm(Pair(pair.model, drafter), max_num_seqs=max_num_seqs, compiled=compiled)
+
+        def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
+            torch.set_num_threads(1)
+            done = generate(llm, [prompt.token_ids for prompt in prompts], greedy(max_tokens), size)
+            return Outcome(done.tokens_per_s, done.token_ids)
+
+        return Contestant(name, "1", run)
+
+    return [contestant("Wingbeat, plain", "none"), contestant("Wingbeat, speculative", pair.drafter)]
+
+
+def left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, int64 [num_prompts, longest]."""
+    longest = max(map(len, prompts))
+    token_ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(token_ids)
+    for row, prompt in enumerate(prompts):
+        token_ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return token_ids, mask
+
+
+def load_peer(pair: Pair) -> PreTrainedModel:
+    """The verifier by transformers alone, in float32, which runs on past the end of text as the others do."""
+    model = AutoModelForCausalLM.from_pretrained(pair.model, dtype=torch.float32, local_files_only=True).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def http_contestant(
+    client: LoadClient, name: str, threads: str, url: str, body_of: Callable[[Prompt, int], dict[str, Any]]
+) -> Contestant:
+    """Streams from a server, as many at once as asked."""
+
+    def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
+        block = client.run_block(url, [body_of(prompt, max_tokens) for prompt in prompts], size)
+        short = [trace.num_tokens for trace in block.traces if trace.num_tokens != max_tokens]
+        if short:
+            raise RuntimeError(f"{name} answered with {short[0]} tokens, {max_tokens} were asked for")
+        return Outcome(block.tokens_per_s, [trace.text for trace in block.traces])
+
+    return Contestant(name, threads, run)
+
+
+def peer_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    """The same completion in the peer's words: its schema has no ignore_eos, its generation config does it."""
+    config = {"max_new_tokens": max_tokens, "do_sample": False, "eos_token_id": NO_TOKEN, "pad_token_id": 0}
+    return {"model": str(pair.model), "prompt": prompt.text, "generation_config": json.dumps(config)}
+
+
+@contextlib.contextmanager
+def http_contestants(pair: Pair, compiled: bool) -> Iterator[list[Contestant]]:
+    """Every server, started and answering; the peer first, because the table compares with it."""
+    settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
+    configs = {
+        "plain": AppConfig(drafter="none", compile=compiled, **settings),
+        "speculative": AppConfig(drafter=str(pair.drafter), compile=compiled, **settings),
+    }
+    with contextlib.ExitStack() as stack:
+        apps = stack.enter_context(wingbeat_apps(configs))
+        peers = [
+            ("transformers serve", threads, stack.enter_context(transformers_serve(pair.model, threads)))
+            for threads in PEER_THREADS
+        ]
+        url = stack.enter_context(transformers_serve(pair.model, 1, "--continuous-batching"))
+        peers.append(("transformers serve --continuous-batching", 1, url))
+        client = stack.enter_context(LoadClient())
+        contestants = []
+        for name, threads, url in peers:
+            contestants.append(
+                http_contestant(client, name, str(threads), url, lambda prompt, n: peer_body(pair, prompt, n))
+            )
+        name = configs["plain"].model_name()
+        for kind, threads in (("plain", "1"), ("speculative", "1 + 1")):
+            contestants.append(
+                http_contestant(
+                    client,
+                    f"Wingbeat, {kind}",
+                    threads,
+                    apps[kind].url,
+                    lambda prompt, n: request_body(name, prompt, n),
+                )
+            )
+        yield contestants
+
+
+def compete(contestants: list[Contestant], args: argparse.Namespace, prompts: list[Prompt]) -> None:
+    """Every size of load, every repeat, every contestant in turn; a first turn of each is not counted."""
+    for size in args.sizes:
+        chosen = prompts[: max(args.prompts, size)]
+        for repeat in range(args.repeats + 1):
+            for contestant in contestants:
+                turn = contestant.run(chosen, size, args.max_tokens)
+                if repeat:
+                    contestant.turns.setdefault(size, []).append(turn)
+
+
+def versus_table(contestants: list[Contestant], sizes: list[int], title: str, repeats: int) -> Table:
+    """One row per load and contestant; the first contestant is what the others are compared with."""
+    rows = []
+    base = contestants[0]
+    for size in sizes:
+        expected = base.turns[size][0].answers
+        for contestant in contestants:
+            turns = contestant.turns[size]
+            same = sum(answer == want for answer, want in zip(turns[0].answers, expected, strict=True))
+            rows.append(
+                (
+                    str(size),
+                    contestant.name,
+                    contestant.threads,
+                    spread([turn.tokens_per_s for turn in turns]),
+                    f"{contestant.tokens_per_s(size) / base.tokens_per_s(size):.2f}",
+                    f"{same}/{len(expected)}",
+                )
+            )
+    columns = ("at once", "", "threads", "tokens/s", f"ratio to {base.name}", "same answers")
+    return Table(title, columns, rows, f"Medians of {repeats} repeats with their range; the ratio is of medians.")
+
+
+def figures(contestants: list[Contestant]) -> list[dict[str, Any]]:
+    """For the JSON file."""
+    return [
+        {
+            "name": one.name,
+            "threads": one.threads,
+            "at_once": size,
+            "tokens_per_s": one.tokens_per_s(size),
+            "tokens_per_s_of_repeats": [turn.tokens_per_s for turn in turns],
+        }
+        for one in contestants
+        for size, turns in one.turns.items()
+    ]
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Both competitions."""
+    pair = chosen_pair(args)
+    prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, *args.sizes))
+    facts = {**machine_facts(), **model_facts(*pair)}
+    facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32"
+    facts["Wingbeat"] = f"{'compiled' if args.compile else 'eager'}, no prefix cache"
+    peer = load_peer(pair)
+    local = [transformers_contestant(peer, threads) for threads in PEER_THREADS]
+    local += wingbeat_contestants(pair, max(args.sizes), args.compile)
+    compete(local, args, prompts)
+    tables = [versus_table(local, args.sizes, "In process", args.repeats)]
+    results = {"in_process": figures(local)}
+    if not args.skip_http:
+        with http_contestants(pair, args.compile) as remote:
+            compete(remote, args, prompts)
+        tables.append(versus_table(remote, args.sizes, "Over HTTP", args.repeats))
+        results["http"] = figures(remote)
+    return Report("Beside transformers", facts, tables, results)
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--skip-http", action="store_true", help="leave the servers out")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="batch sizes, and clients at once")
+    parser.add_argument("--prompts", type=int, default=8, help="per turn; at least the batch size")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    if args.quick:
+        args.sizes, args.prompts, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
+    quiet()
+    report = run(args)
+    report.show()
+    output = args.output or (None if args.quick else RESULTS / "peer_transformers.json")
+    if output is not None:
+        report.save(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Servers that a benchmark starts for itself: Wingbeat applications on Ray Serve, and other programs."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray import serve
+
+from wingbeat.deployments.app import build
+from wingbeat.deployments.config import AppConfig
+
+STATS_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 20.0
+LOGICAL_CPUS = 4
+"""At least: Ray's count bounds what may be placed, not what runs, and two applications must fit on two cores."""
+
+
+class App(NamedTuple):
+    """A Wingbeat application that answers requests."""
+
+    name: str
+    url: str
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of its only engine."""
+        handle = serve.get_deployment_handle("Verifier", app_name=self.name)
+        return handle.stats.remote().result(timeout_s=STATS_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
+    """Start applications by name on a Ray of their own, each under its own path; all of them end with the block."""
+    port = free_port()
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        for name, config in configs.items():
+            serve.run(build(config), name=name, route_prefix=f"/{name}")
+        yield {name: App(name, f"http://127.0.0.1:{port}/{name}") for name in configs}
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str]:
+    """Run `transformers serve` for one model on the CPU in float32; yields its URL once it answers.
+
+    Raises:
+        RuntimeError: it does not start; names what it said last.
+    """
+    port = free_port()
+    command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT) as server:
+            try:
+                if not _answers(server, f"http://127.0.0.1:{port}/health"):
+                    log.seek(0)
+                    said = log.read().strip().splitlines() or ["nothing"]
+                    raise RuntimeError(f"transformers serve does not start; it said last: {said[-1]}")
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                server.terminate()
+                try:
+                    server.wait(STOP_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    server.kill()
+
+
+def _answers(server: subprocess.Popen, url: str) -> bool:
+    """Whether a server comes to answer, before it ends or three minutes are over."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    # Without the environment's proxies, as this machine is meant.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with opener.open(url, timeout=5.0) as response:
+                return response.status == HTTPStatus.OK
+        except OSError:
+            time.sleep(0.5)
+    return False
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,266 @@
+"""Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
+
+    python benchmarks/serving.py [--plain-app] [--overhead] [--compile] [--url URL]
+
+Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
+plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
+the repeats. `--plain-app` adds an application without any drafter as the baseline, `--overhead` compares a round with
+the same engine in this process.
+"""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import hop
+from http_load import Block, LoadClient
+from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, open_llm, quiet
+from overhead import measure_overhead
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from round_times import RoundTimes, between, round_table
+from servers import App, wingbeat_apps
+from workload import Prompt, describe, held_out_prompts
+
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.request import SpeculationMetrics
+from wingbeat.runtime.tokenizer import Tokenizer
+
+PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
+HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
+"""An empty round trip to a drafter that has waited for about as long as a round takes."""
+
+
+class Mode(NamedTuple):
+    """One way to serve the same requests."""
+
+    name: str
+    url: str
+    speculation: bool
+    app: App | None
+    """Whose engine can be asked for its times; None where only a URL is known."""
+
+
+class Load(NamedTuple):
+    """How much is asked at once, and for how long."""
+
+    concurrency: int
+    num_requests: int
+    """Per block."""
+
+
+@dataclass
+class Series:
+    """The repeats of one mode under one load."""
+
+    mode: str
+    concurrency: int
+    blocks: list[Block] = field(default_factory=list)
+    times: list[RoundTimes] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Median over the blocks."""
+        return middle([block.tokens_per_s for block in self.blocks])
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Summed over all requests."""
+        total = SpeculationMetrics()
+        for trace in (trace for block in self.blocks for trace in block.traces):
+            if trace.speculation is not None:
+                counts = {name: trace.speculation[name] for name in vars(total)}
+                total.add(SpeculationMetrics(**counts))
+        return total
+
+    def medians_ms(self, name: str) -> float:
+        """Median over the blocks of the median over a block's requests, of `ttft_s` or `tpot_s`."""
+        return 1e3 * middle([middle([getattr(trace, name) for trace in block.traces]) for block in self.blocks])
+
+    def middle_times(self) -> RoundTimes:
+        """The block whose rounds took the median time."""
+        return sorted(self.times, key=lambda one: one.round_ms)[len(self.times) // 2]
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            "mode": self.mode,
+            "concurrency": self.concurrency,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_of_repeats": [block.tokens_per_s for block in self.blocks],
+            "ttft_ms": self.medians_ms("ttft_s"),
+            "tpot_ms": self.medians_ms("tpot_s"),
+            "speculative_decoding": self.metrics.as_dict(),
+            "round": self.middle_times()._asdict() if self.times else None,
+        }
+
+
+def request_body(model: str, prompt: Prompt, max_tokens: int, speculation: bool = True) -> dict[str, Any]:
+    """A greedy completion of exactly `max_tokens` tokens."""
+    return {
+        "model": model,
+        "prompt": prompt.text,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+        "speculation": {"enabled": speculation},
+    }
+
+
+def measure(
+    client: LoadClient,
+    modes: list[Mode],
+    load: Load,
+    prompts: list[Prompt],
+    max_tokens: int,
+    repeats: int,
+    hop_s: float,
+) -> list[Series]:
+    """All modes in turn, `repeats` times; a block of each is run first and not counted."""
+    done = [Series(mode.name, load.concurrency) for mode in modes]
+    chosen = [prompts[index % len(prompts)] for index in range(load.num_requests)]
+    for repeat in range(repeats + 1):
+        for mode, series in zip(modes, done, strict=True):
+            model = client.model_name(mode.url)
+            bodies = [request_body(model, prompt, max_tokens, mode.speculation) for prompt in chosen]
+            before = mode.app.stats() if mode.app else None
+            block = client.run_block(mode.url, bodies, load.concurrency)
+            if repeat == 0:
+                continue
+            series.blocks.append(block)
+            if mode.app:
+                hop_of_mode = hop_s if mode.speculation else 0.0
+                after = mode.app.stats()
+                series.times.append(between(before["phases"], after["phases"], block.elapsed_s, hop_of_mode))
+    return done
+
+
+def serving_table(done: list[Series], repeats: int) -> Table:
+    """One row per load and mode; the ratio is to the plain row of the same load."""
+    rows = []
+    for series in done:
+        base = next(one for one in done if one.concurrency == series.concurrency and one.mode == PLAIN)
+        metrics = series.metrics
+        rows.append(
+            (
+                f"{series.concurrency}",
+                series.mode,
+                spread([block.tokens_per_s for block in series.blocks]),
+                f"{series.medians_ms('ttft_s'):.1f}",
+                f"{series.medians_ms('tpot_s'):.2f}",
+                f"{metrics.acceptance_length:.2f}" if metrics.num_drafts else "-",
+                f"{series.tokens_per_s / base.tokens_per_s:.2f}",
+            )
+        )
+    columns = ("concurrency", "decoding", "tokens/s", "TTFT ms", "TPOT ms", "acceptance length", "ratio to plain")
+    return Table("Serving over HTTP", columns, rows, f"Medians of {repeats} repeats, tokens/s with their range.")
+
+
+def same_texts(done: list[Series]) -> str:
+    """How many requests had the same text in every mode and repeat of their load."""
+    same = total = 0
+    for concurrency in {series.concurrency for series in done}:
+        blocks = [block for series in done if series.concurrency == concurrency for block in series.blocks]
+        texts = zip(*([trace.text for trace in block.traces] for block in blocks), strict=True)
+        equal = [len(set(versions)) == 1 for versions in texts]
+        same, total = same + sum(equal), total + len(equal)
+    return f"{same} of {total} requests"
+
+
+def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
+    """The application to measure, and the one without a drafter where it is asked for."""
+    settings = {
+        "model": pair.model,
+        "served_model_name": "benchmark",
+        "max_model_len": MAX_MODEL_LEN,
+        "enable_prefix_caching": False,
+        "compile": args.compile,
+    }
+    configs = {"speculative": AppConfig(drafter=str(pair.drafter), **settings)}
+    if args.plain_app:
+        configs["plain"] = AppConfig(drafter="none", **settings)
+    return configs
+
+
+def modes_of(apps: dict[str, App]) -> list[Mode]:
+    """Plain and speculative requests to the same application, and plain ones to the one without a drafter."""
+    app = apps["speculative"]
+    modes = [Mode(PLAIN, app.url, False, app), Mode(SPECULATIVE, app.url, True, app)]
+    if "plain" in apps:
+        modes.append(Mode(PLAIN_APP, apps["plain"].url, False, apps["plain"]))
+    return modes
+
+
+def run_loads(
+    client: LoadClient, modes: list[Mode], args: argparse.Namespace, prompts: list[Prompt], hop_s: float
+) -> tuple[list[Series], list[Table], dict[str, str]]:
+    """Every load; the series, the tables and the facts they give."""
+    done: list[Series] = []
+    for concurrency in args.concurrency:
+        load = Load(concurrency, args.requests or max(8, 2 * concurrency))
+        done += measure(client, modes, load, prompts, args.max_tokens, args.repeats, hop_s)
+    tables = [serving_table(done, args.repeats)]
+    timed = {f"{one.mode}, {one.concurrency}": one.middle_times() for one in done if one.times}
+    if timed:
+        tables.append(round_table(timed, "Where a round's time goes, by decoding and concurrency"))
+    cached = sum(trace.num_cached_tokens for one in done for block in one.blocks for trace in block.traces)
+    facts = {"same text in every mode and repeat": same_texts(done)}
+    if cached:
+        facts["warning"] = f"{cached} prompt tokens came from the prefix cache: TTFT is lower than for new prompts"
+    return done, tables, facts
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Start what is to be measured, and measure it."""
+    pair = chosen_pair(args)
+    prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else 32)
+    facts = {**machine_facts(), **model_facts(*pair)}
+    facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each; client on the same machine"
+    if args.url:
+        facts["server"] = args.url
+        modes = [Mode(PLAIN, args.url, False, None), Mode(SPECULATIVE, args.url, True, None)]
+        with LoadClient() as client:
+            done, tables, more = run_loads(client, modes, args, prompts, 0.0)
+        return Report("Serving", facts | more, tables, {"series": [one.figures() for one in done]})
+    times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
+    hop_s = middle(times_us) / 1e6
+    facts["server"] = (
+        f"Ray Serve, verifier and drafter with 1 thread each, float32, {'compiled' if args.compile else 'eager'}, "
+        "no prefix cache"
+    )
+    with wingbeat_apps(app_configs(pair, args)) as apps, LoadClient() as client:
+        done, tables, more = run_loads(client, modes_of(apps), args, prompts, hop_s)
+        figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}
+        if args.overhead:
+            llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile)
+            bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
+            overhead = measure_overhead(apps["speculative"], client, llm, bodies, prompts)
+            tables.append(overhead.table())
+            figures["overhead"] = overhead.figures()
+    return Report("Serving", facts | more, tables, figures)
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--url", help="measure this server in place of starting one")
+    parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
+    parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--requests", type=int, help="per block; by default 8, or twice the concurrency")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    if args.quick:
+        args.concurrency, args.requests, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
+    quiet()
+    report = run(args)
+    report.show()
+    output = args.output or (None if args.quick else RESULTS / "serving.json")
+    if output is not None:
+        report.save(output)
+
+
+if __name__ == "__main__":
+    main()
