@@ -338,7 +338,7 @@ def test_rings_wake_a_sleeping_peer_on_either_side() -> None:
                 time.sleep(0.002)
                 drafter.publish_reply()
 
-    thread = threading.Thread(target=answer_rounds)
+    thread = threading.Thread(target=answer_rounds, daemon=True)
     thread.start()
     for _ in range(100):
         time.sleep(0.002)
