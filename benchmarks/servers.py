@@ -43,6 +43,8 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
     """Start applications by name on a Ray of their own, each under its own path; all of them end with the block."""
     port = free_port()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # As `make serve` does; Serve's processes inherit it.
+    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
@@ -66,20 +68,23 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
     command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile("w+") as log:
-        with subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT) as server:
-            try:
-                if not _answers(server, f"http://127.0.0.1:{port}/health"):
-                    log.seek(0)
-                    said = log.read().strip().splitlines() or ["nothing"]
-                    raise RuntimeError(f"transformers serve does not start; it said last: {said[-1]}")
-                yield f"http://127.0.0.1:{port}"
-            finally:
-                server.terminate()
-                try:
-                    server.wait(STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    server.kill()
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))
+        server = stack.enter_context(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        stack.callback(_stop, server)
+        if not _answers(server, f"http://127.0.0.1:{port}/health"):
+            log.seek(0)
+            said = log.read().strip().splitlines() or ["nothing"]
+            raise RuntimeError(f"transformers serve does not start; it said last: {said[-1]}")
+        yield f"http://127.0.0.1:{port}"
+
+
+def _stop(server: subprocess.Popen) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
 
 
 def _answers(server: subprocess.Popen, url: str) -> bool:
