@@ -113,7 +113,7 @@ class DraftSession:
             reply.scores[slots],
             reply.num_valid[slots],
         )
-        fresh &= well_formed(tree, self.slots.vocab_size)
+        fresh &= well_formed(tree, self.slots.vocab_size, chains=self.config.speculation.draft_top_k == 1)
         if not bool(fresh.any()):
             return None
         # What is not to be verified must not reach an index either: a stale row may hold anything.
@@ -236,16 +236,19 @@ class DraftSession:
         self.state = DrafterState.LOST
 
 
-def well_formed(tree: TokenTree, vocab_size: int) -> Tensor:
+def well_formed(tree: TokenTree, vocab_size: int, *, chains: bool = False) -> Tensor:
     """bool [num_reqs]: parents precede their children, depths follow from them, tokens exist.
 
     A wrong depth would shift positions and so change the output: it is the one field that must never be believed.
+
+    Args:
+        chains: each node must follow the one before it: where chains are configured, accepted KV is never moved.
     """
     num_nodes = tree.token_ids.shape[1]
     index = torch.arange(num_nodes)
     real = index < tree.num_valid[:, None]
     parents = tree.parents[:, 1:]
-    in_order = (parents >= 0) & (parents < index[1:])
+    in_order = (parents >= (index[:-1] if chains else 0)) & (parents < index[1:])
     expected = tree.depths.gather(1, parents.clamp(0, num_nodes - 1)) + 1
     good = in_order & (tree.depths[:, 1:] == expected)
     good_token = (tree.token_ids >= 0) & (tree.token_ids < vocab_size)
