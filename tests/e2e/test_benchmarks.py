@@ -1,0 +1,61 @@
+"""The benchmark scripts run from start to end and report figures that fit together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
+
+pytestmark = pytest.mark.skipif(
+    not (DEMO / "drafter" / "config.json").is_file(), reason="the demo pair comes with a source checkout"
+)
+
+
+def quick_run(script: str, output: Path, *options: str) -> dict:
+    """The figures of a smoke run."""
+    command = [sys.executable, BENCHMARKS / script, "--quick", "--output", output, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert output.with_suffix(".md").is_file()
+    report = json.loads(output.read_text(encoding="utf-8"))
+    assert {"cpu", "versions", "model", "workload"} <= report["facts"].keys()
+    return report["figures"]
+
+
+def test_acceptance_reports_both_shapes_and_the_same_tokens(tmp_path):
+    figures = quick_run("acceptance.py", tmp_path / "acceptance.json")
+    assert figures["num_prompts_with_same_tokens"] == figures["num_prompts"]
+    chain, tree = figures["shapes"]["chain of 5"], figures["shapes"]["default tree"]
+    assert (chain["draft_steps"], chain["draft_top_k"]) == (5, 1)
+    assert chain["num_draft_tokens"] == 5 * chain["num_drafts"]
+    for shape in (chain, tree):
+        assert shape["acceptance_length"] == pytest.approx(
+            1 + shape["num_accepted_tokens"] / shape["num_drafts"], abs=1e-4
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
+    figures = quick_run("serving.py", tmp_path / "serving.json", "--plain-app", "--overhead")
+    modes = {(series["mode"], series["concurrency"]) for series in figures["series"]}
+    assert modes == {(mode, load) for mode in ("plain", "speculative", "plain, no drafter") for load in (1, 2)}
+    for series in figures["series"]:
+        speculated = series["speculative_decoding"]["num_drafts"] > 0
+        assert speculated == (series["mode"] == "speculative")
+        assert series["round"]["num_rounds"] > 0
+    assert len(figures["overhead"]["local"]) == len(figures["overhead"]["remote"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_every_contestant_takes_its_turns(tmp_path):
+    figures = quick_run("peer_transformers.py", tmp_path / "peer.json")
+    for kind in ("in_process", "http"):
+        names = {one["name"] for one in figures[kind]}
+        assert {"Wingbeat, plain", "Wingbeat, speculative"} < names
+        assert all(one["tokens_per_s"] > 0 for one in figures[kind])
