@@ -60,6 +60,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
+    compile: bool = False
+    """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -80,6 +81,7 @@ class LLM:
         dtype: str = "float32",
         device: str = "auto",
         threads: int = 1,
+        compile: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         if device == "auto":
@@ -87,8 +89,9 @@ class LLM:
         torch_dtype = getattr(torch, dtype)
         loaded = load_model(model, torch_dtype, torch.device(device))
         target = TargetDescription.from_checkpoint(model)
+        engine_config = replace(engine_config, compile=compile or engine_config.compile)
         built = load_drafter(drafter, target, engine_config.speculation, torch_dtype, device)
-        self.tokenizer = Tokenizer.load(model)
+        self.tokenizer = Tokenizer.find(model)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:

@@ -10,6 +10,7 @@ from wingbeat.kernels.sampling import choose_tokens
 from wingbeat.kernels.tree import ancestor_mask, walk_tree
 from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, build_segment
 from wingbeat.runtime.batch import TokenTree
+from wingbeat.runtime.compiled_decode import CompiledDecode
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel
@@ -68,6 +69,10 @@ class ModelRunner:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
+        self.decode = model
+        if config.compile:
+            self.decode = CompiledDecode(model, cache, self.windows, config)
+            self.decode.warm_up(with_trees=model.taps_size > 0)
 
     @torch.inference_mode()
     def run(self, plan: SchedulerOutput, trees: TokenTree | None) -> RoundResult:
@@ -84,7 +89,7 @@ class ModelRunner:
             self.slots.sync_blocks(chunk.seq)
         decodes = self._prepare_decodes(plan.decodes, trees)
         batch = self._flatten(plan, decodes)
-        output = self.model(batch)
+        output = self.model(batch) if plan.chunks else self.decode(batch)
         chosen = self._choose(plan, decodes, output.logits)
         return self._commit(plan, decodes, chosen, output.taps)
 
