@@ -7,6 +7,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 
 from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
 from wingbeat.deployments.completion_service import CompletionService
@@ -20,6 +21,14 @@ from wingbeat.runtime.tokenizer import Tokenizer
 ENGINE_ROUTER = "wingbeat.deployments.engine_request_router.EngineRequestRouter"
 UNLIMITED = 100_000
 """A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
+SERVE_ENV = {
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+}
+"""One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
+with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
+replica and drains it for 30 s at the end."""
 START_ATTEMPTS = 2
 """A checkpoint that does not load will not load the next time either."""
 
@@ -54,11 +63,12 @@ def _verifier(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         Verifier,
         name="Verifier",
-        ray_actor_options=verifier.actor_options(),
+        ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV}},
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=STRATEGY,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,
+        logging_config=LoggingConfig(enable_access_log=False),
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
         health_check_period_s=2.0,
         graceful_shutdown_wait_loop_s=0.5,
@@ -70,7 +80,7 @@ def _router(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         serve.ingress()(Router),
         name="Router",
-        ray_actor_options={"num_cpus": config.num_cpus_per_router},
+        ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
         max_constructor_retry_count=START_ATTEMPTS,
         graceful_shutdown_wait_loop_s=0.5,

@@ -1,0 +1,40 @@
+# `make serve` and `make test` install what they need into .venv; the second run finds it there.
+VENV := .venv
+PYTHON ?= python3
+PORT ?= 8000
+STAMP := $(VENV)/installed
+SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: serve test lint clean
+.DELETE_ON_ERROR:
+
+# `serve run` knows no port; `wingbeat serve` starts the same application on any.
+serve: $(STAMP)
+ifeq ($(PORT),8000)
+	$(VENV)/bin/serve run wingbeat.deployments.app:build
+else
+	$(VENV)/bin/wingbeat serve --port $(PORT)
+endif
+
+test: $(STAMP)
+	$(VENV)/bin/python -m pytest
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/ruff format --check $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without a GPU torch goes first and alone, from its own index: together with the rest pip would take the wheel with CUDA.
+$(STAMP): pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	if nvidia-smi -L >/dev/null 2>&1; then \
+		$(VENV)/bin/pip install --quiet -e '.[test,bench]'; \
+	else \
+		$(VENV)/bin/pip install --quiet --no-deps --retries 1 --index-url $(TORCH_CPU_INDEX) -r constraints/cpu.txt && \
+		$(VENV)/bin/pip install --quiet -e '.[test,bench]' -c constraints/cpu.txt; \
+	fi
+	touch $@
