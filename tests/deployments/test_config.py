@@ -1,0 +1,78 @@
+"""The configuration: strings of the command line become values, and what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from wingbeat.cluster.placement import Share, pair_bundles
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.config import EngineConfig
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
+
+
+def test_the_default_is_the_demo_pair_on_the_cpu_with_the_engines_own_limits():
+    config = AppConfig()
+    assert config.engine_config() == EngineConfig()
+    assert (config.resolved_device(), config.has_drafter()) == ("cpu", True)
+
+
+def test_strings_of_the_command_line_become_typed_values():
+    config = AppConfig.model_validate(
+        {
+            "threads": "2",
+            "num_kv_blocks": "none",
+            "enable_prefix_caching": "false",
+            "drafter_timeout_s": "0.5",
+            "draft_top_k": "1",
+            "autoscaling_config": '{"min_replicas": 1, "max_replicas": 3}',
+        }
+    )
+    assert config.threads == 2
+    assert config.autoscaling_config == {"min_replicas": 1, "max_replicas": 3}
+    engine = config.engine_config()
+    assert (engine.num_kv_blocks, engine.enable_prefix_caching, engine.drafter_timeout_s) == (None, False, 0.5)
+    assert engine.speculation.draft_top_k == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": "/no/such/model"}, "model is '/no/such/model': must be a directory with a config.json"),
+        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'ngram', 'none' or a directory"),
+        ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
+        ({"verify_tree_size": 1}, "verify_tree_size is 1"),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2: leave it out"),
+        ({"device": "cuda"}, "num_gpus_per_verifier is 0"),
+        ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
+        ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
+        ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),
+        ({"max_seqs": 4}, "max_seqs"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(values: dict, message: str):
+    with pytest.raises(ValidationError, match=message.replace("(", r"\(")):
+        AppConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_configure_the_application(path: Path, tmp_path: Path):
+    document = yaml.safe_load(path.read_text())
+    if "spec" in document:
+        document = yaml.safe_load(document["spec"]["serveConfigV2"])
+    (application,) = document["applications"]
+    assert application["import_path"] == "wingbeat.deployments.app:build"
+    (tmp_path / "config.json").touch()
+    folders = {name: str(tmp_path) for name in ("model", "drafter") if name in application["args"]}
+    AppConfig.model_validate(application["args"] | folders)
+
+
+def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
+    verifier, drafter = Share(0.5, 0.7), Share(0.3)
+    assert pair_bundles(verifier, drafter) == [{"CPU": 0.5, "GPU": 0.7}, {"CPU": 0.3}]
+    assert pair_bundles(verifier, None) == [{"CPU": 0.5, "GPU": 0.7}]
+    assert Share(0.0).bundle() == {"CPU": 0.001}
+    assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}
