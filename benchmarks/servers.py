@@ -43,8 +43,6 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
     """Start applications by name on a Ray of their own, each under its own path; all of them end with the block."""
     port = free_port()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # As `make serve` does; Serve's processes inherit it.
-    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
