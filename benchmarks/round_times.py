@@ -11,6 +11,7 @@ LABELS = {
     DRAFT: "draft, as far as the verifier waits",
     "verify_s": "verify and accept",
     "forward_s": "verify",
+    "accept_s": "accept",
     "publish_s": "publish",
     "schedule_s": "host: schedule",
     "update_s": "host: update",
@@ -63,6 +64,8 @@ def round_table(columns: dict[str, RoundTimes], title: str) -> Table:
     rows = [("rounds", *(str(one.num_rounds) for one in times))]
     for name in times[0].phases_ms:
         label = LABELS.get(name, name.removesuffix("_s"))
+        if name == "verify_s" and "accept_s" in times[0].phases_ms:
+            label = LABELS["forward_s"]
         rows.append((label, *(f"{one.phases_ms[name]:.3f}" for one in times)))
     rows.append(("hop to the drafter and back", *(f"{one.hop_ms:.3f}" for one in times)))
     rows.append(("a round", *(f"{one.round_ms:.3f}" for one in times)))

@@ -1,6 +1,7 @@
 """Servers that a benchmark starts for itself: Wingbeat applications on Ray Serve, and other programs."""
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -42,6 +43,7 @@ class App(NamedTuple):
 def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
     """Start applications by name on a Ray of their own, each under its own path; all of them end with the block."""
     port = free_port()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
