@@ -18,6 +18,7 @@ _ENGINE_LIMITS = (
     "kv_cache_memory_bytes",
     "enable_prefix_caching",
     "drafter_timeout_s",
+    "compile",
 )
 _TREE_SHAPE = ("draft_steps", "draft_top_k", "verify_tree_size")
 _ENGINE = EngineConfig()
