@@ -1,18 +1,20 @@
 """Train an EAGLE-3 head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field, model_validator
 from rich.progress import Progress
 from torch import Tensor
-from transformers import AutoTokenizer, PretrainedConfig
+from transformers import AutoTokenizer
 
-from wingbeat.runtime.drafters.checkpoint import save_eagle_head
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.drafters.checkpoint import load_eagle_head, save_eagle_head
+from wingbeat.runtime.drafters.eagle_head import EagleHead
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.training.evaluation import greedy_acceptance
+from wingbeat.runtime.training.head_init import initial_head
 from wingbeat.runtime.training.loop import StepResult, optimize, prepare, write_metrics
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE, RowSampler, make_rollouts
 from wingbeat.runtime.training.unroll import distillation_loss
@@ -35,6 +37,9 @@ class TrainDrafterConfig(TrainingConfig):
     step_decay: float = Field(0.85, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
     tap_layers: tuple[int, ...] | None = Field(
         None, description="Layers whose input is tapped; by default (2, n // 2, n - 3), spread out for shallow models."
+    )
+    initial_head: Path | None = Field(
+        None, description="Folder of a head to start from, for instance that of an earlier version of the verifier."
     )
     intermediate_size: int | None = Field(None, gt=0, description="Width of the head's MLP; by default the verifier's.")
     draft_vocab_size: int = Field(
@@ -72,7 +77,7 @@ def train_drafter(config: TrainDrafterConfig) -> None:
     split = split_files(config.corpus, config.suffixes)
     corpus = WindowSampler(encode_documents(tokenizer, split.train), config.seed)
     rollouts = _rollouts(config, verifier, corpus)
-    head = _build_head(config, verifier, corpus, rollouts).to(config.device)
+    head = _start(config, verifier, corpus, rollouts).to(config.device)
     own_rows = round(config.batch_size * config.rollout_share) if config.rollout_rows else 0
     own_text = RowSampler(rollouts, config.seed) if own_rows else None
     loss_of = torch.compile(distillation_loss, dynamic=False) if config.compile else distillation_loss
@@ -115,44 +120,25 @@ def _rollouts(config: TrainDrafterConfig, verifier: FrozenVerifier, corpus: Wind
         )
 
 
-def _build_head(
-    config: TrainDrafterConfig, verifier: FrozenVerifier, corpus: WindowSampler, rollouts: Tensor
-) -> EagleHead:
-    """A head that starts from the verifier's embedding, output matrix and highest tap."""
-    target = verifier.model.config.get_text_config()
+def _start(config: TrainDrafterConfig, verifier: FrozenVerifier, corpus: WindowSampler, rollouts: Tensor) -> EagleHead:
     vocab_size = verifier.embedding.shape[0]
-    heads = target.num_attention_heads
-    torch.manual_seed(config.seed)
-    head = EagleHead(
-        EagleHeadConfig(
-            hidden_size=verifier.hidden_size,
-            intermediate_size=config.intermediate_size or target.intermediate_size,
-            num_attention_heads=heads,
-            num_key_value_heads=getattr(target, "num_key_value_heads", None) or heads,
-            head_dim=getattr(target, "head_dim", None) or verifier.hidden_size // heads,
+    if config.initial_head is not None:
+        head = load_eagle_head(
+            config.initial_head,
             target_hidden_size=verifier.hidden_size,
-            tap_layers=verifier.tap_layers,
-            vocab_size=vocab_size,
-            draft_vocab_size=min(config.draft_vocab_size, vocab_size),
-            rms_norm_eps=getattr(target, "rms_norm_eps", 1e-6),
-            rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(target)},
-            max_position_embeddings=target.max_position_embeddings,
+            target_num_layers=verifier.num_layers,
+            target_vocab_size=vocab_size,
+            target_embedding=verifier.embedding.float().clone(),
         )
+        head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
+        return head.train()
+    return initial_head(
+        verifier,
+        corpus.token_counts(vocab_size) + torch.bincount(rollouts.flatten(), minlength=vocab_size),
+        draft_vocab_size=config.draft_vocab_size,
+        intermediate_size=config.intermediate_size,
+        seed=config.seed,
     )
-    counts = corpus.token_counts(vocab_size) + torch.bincount(rollouts.flatten(), minlength=vocab_size)
-    frequent = counts.argsort(descending=True, stable=True)[: head.config.draft_vocab_size]
-    with torch.no_grad():
-        head.draft_token_ids.copy_(frequent.sort().values)
-        head.embed_tokens.weight.copy_(verifier.embedding)
-        head.lm_head.weight.copy_(verifier.lm_head.cpu()[head.draft_token_ids])
-        head.fc.weight.zero_()[:, -verifier.hidden_size :].fill_diagonal_(1.0)
-    head.embed_tokens.weight.requires_grad_(False)
-    return head.train()
-
-
-def _rope_theta(target: PretrainedConfig) -> float:
-    parameters = getattr(target, "rope_parameters", None) or {}
-    return float(parameters.get("rope_theta", 10000.0))
 
 
 def _acceptance(config: TrainDrafterConfig, head: EagleHead, documents: list[Tensor]) -> dict[str, Any] | None:

@@ -33,9 +33,9 @@ class FrozenVerifier:
         if any(not 0 <= layer < self.num_layers for layer in self.tap_layers):
             raise ValueError(f"tap_layers={self.tap_layers} are not all in 0..{self.num_layers - 1}")
         self._taps: dict[int, Tensor] = {}
-        layers = _decoder_layers(self.model, self.num_layers)
+        self.layers = _decoder_layers(self.model, self.num_layers)
         for layer in self.tap_layers:
-            layers[layer].register_forward_pre_hook(self._record(layer), with_kwargs=True)
+            self.layers[layer].register_forward_pre_hook(self._record(layer), with_kwargs=True)
 
     @property
     def embedding(self) -> Tensor:
