@@ -66,14 +66,10 @@ def paged_attention(
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
-    num_reqs = query.shape[0]
-    if num_reqs == 1:
-        # One request's gather keeps its leading dimension out of the copy.
-        key = key_cache.index_select(0, block_tables[0]).flatten(0, 1)[None]
-        value = value_cache.index_select(0, block_tables[0]).flatten(0, 1)[None]
-    else:
-        key = key_cache[block_tables].flatten(1, 2)
-        value = value_cache[block_tables].flatten(1, 2)
+    blocks = block_tables.flatten()
+    key, value = (
+        cache.index_select(0, blocks).view(query.shape[0], -1, *cache.shape[2:]) for cache in (key_cache, value_cache)
+    )
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 
 

@@ -169,6 +169,9 @@ class ModelRunner:
         sampled = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if decodes is None and not sampled:
             return torch.zeros(0, dtype=torch.int64, device=self.device)
+        params = [seq.request.params for seq in (*plan.decodes, *sampled)]
+        if not any(p.temperature > 0 for p in params):
+            return logits.argmax(dim=-1)
         slots, positions = [], []
         if decodes is not None:
             slots.append(decodes.slots.repeat_interleave(decodes.positions.shape[1]))
@@ -178,7 +181,6 @@ class ModelRunner:
             positions.append(torch.tensor([len(seq.token_ids) for seq in sampled], device=self.device))
         row = torch.cat(slots)
         state = self.slots
-        params = [seq.request.params for seq in (*plan.decodes, *sampled)]
         return choose_tokens(
             logits,
             state.temperatures[row],
@@ -187,7 +189,7 @@ class ModelRunner:
             state.min_ps[row],
             state.seeds[row],
             torch.cat(positions),
-            any_sampled=any(p.temperature > 0 for p in params),
+            any_sampled=True,
             any_filtered=any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params),
         )
 

@@ -5,6 +5,8 @@ live in the paged pool and come from the verifier's taps only; drafted pairs liv
 tree.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
-from wingbeat.runtime.drafters.eagle_head import EagleHead
+from wingbeat.runtime.drafters.eagle_head import Attend, EagleHead
 
 
 class EagleDrafter(Drafter):
@@ -128,32 +130,62 @@ class EagleDrafter(Drafter):
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
         slots = batch.proposal_slots
-        num_reqs, top_k, steps = slots.shape[0], self.speculation.draft_top_k, self.speculation.max_path - 1
         lens = batch.committed_lens[slots]
+        top_k, steps = self.speculation.draft_top_k, self.speculation.max_path - 1
+        start = _Start(
+            hidden=self._hidden[slots][:, None],
+            lens=lens,
+            roots=batch.token_ids[slots].gather(1, (lens - 1)[:, None]),
+            noise=_Coupling(batch.temperatures[slots], batch.seeds[slots], lens, self.head.draft_token_ids),
+            workspace=_Workspace(self._cache, batch, lens, self.block_size, top_k, steps - 1),
+        )
+        return self._grow_chain(start, steps) if top_k == 1 else self._grow_tree(start, top_k, steps)
+
+    def _grow_chain(self, start: "_Start", steps: int) -> TokenTree:
+        """The likeliest token after each token: what `_grow_tree` does with top_k 1, in a third of the operations."""
+        hidden, positions = start.hidden, start.lens[:, None] - 1
+        token_ids, log_probs = self._candidates(hidden, start.noise, 0)
+        drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
+        for level in range(1, steps):
+            attend = start.workspace.attend(level - 1, None, self.scaling)
+            hidden = self.head(drafted[-1], self.head.feedback(hidden), positions, attend)
+            token_ids, log_probs = self._candidates(hidden, start.noise, level)
+            drafted.append(token_ids[:, 0])
+            scores.append(log_probs[:, 0])
+            positions = positions + 1
+        steps_taken = torch.arange(steps + 1, device=self.device).expand(len(start.lens), -1)
+        return TokenTree(
+            token_ids=torch.cat([start.roots, *drafted], dim=1),
+            parents=steps_taken - 1,
+            depths=steps_taken,
+            scores=torch.cat([torch.zeros_like(scores[0]), *scores], dim=1).cumsum(dim=1),
+            num_valid=torch.full_like(start.lens, steps + 1),
+        )
+
+    def _grow_tree(self, start: "_Start", top_k: int, steps: int) -> TokenTree:
+        """EAGLE-2's dynamic tree: each level expands the top_k best nodes of the level before."""
+        num_reqs, hidden = start.hidden.shape[0], start.hidden
         table = self._table(num_reqs)
-        hidden = self._hidden[slots][:, None]
-        noise = _Coupling(batch.temperatures[slots], batch.seeds[slots], lens, self.head.draft_token_ids)
-        frontier = table.add_level(0, *self._candidates(hidden, noise, 0))
-        workspace = _Workspace(self._cache, batch, lens, self.block_size, top_k, steps - 1)
+        frontier = table.add_level(0, *self._candidates(hidden, start.noise, 0))
         visible = torch.zeros(num_reqs, 1, top_k * (steps - 1), dtype=torch.bool, device=self.device)
+        own = torch.arange(top_k, device=self.device)[None, :, None].expand(num_reqs, -1, -1)
         for level in range(1, steps):
             parent = frontier.frontier_parent[..., None]
             features = self.head.feedback(hidden.gather(1, parent.expand(-1, -1, hidden.shape[2])))
             visible = visible.gather(1, parent.expand(-1, -1, visible.shape[2]))
-            own = torch.arange(top_k, device=self.device) + (level - 1) * top_k
-            visible = visible.scatter(2, own[None, :, None].expand(num_reqs, -1, -1), True)
-            positions = (lens - 2 + level)[:, None].expand(-1, top_k)
-            attend = workspace.attend(level - 1, visible, self.scaling)
+            visible = visible.scatter(2, own + (level - 1) * top_k, True)
+            positions = (start.lens - 2 + level)[:, None].expand(-1, top_k)
+            attend = start.workspace.attend(level - 1, visible, self.scaling)
             hidden = self.head(frontier.token_ids, features, positions, attend)
-            frontier = table.add_level(level, *self._candidates(hidden, noise, level))
-        roots = batch.token_ids[slots].gather(1, (lens - 1)[:, None])[:, 0]
-        return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
+            frontier = table.add_level(level, *self._candidates(hidden, start.noise, level))
+        return TokenTree(*table.finalize(start.roots[:, 0], self.speculation.num_nodes))
 
     def _candidates(self, hidden: Tensor, noise: "_Coupling", level: int) -> tuple[Tensor, Tensor]:
         """Best top_k continuations of hidden [num_reqs, width, H]: target ids and log-probabilities."""
-        log_probs = torch.log_softmax(noise.apply(self.head.logits(hidden).float(), level), dim=-1)
-        best = torch.topk(log_probs, self.speculation.draft_top_k, dim=-1)
-        return self.head.draft_token_ids[best.indices], best.values
+        logits = noise.apply(self.head.logits(hidden).float(), level)
+        best = torch.topk(logits, self.speculation.draft_top_k, dim=-1)
+        log_probs = best.values - torch.logsumexp(logits, dim=-1, keepdim=True)
+        return self.head.draft_token_ids[best.indices], log_probs
 
     def _segment(
         self, start: int, storage: Tensor, context: Tensor, visible: Tensor, tables: Tensor, batch: DraftBatch
@@ -172,6 +204,19 @@ class EagleDrafter(Drafter):
             depth = self.speculation.max_path - 1
             self._tables[num_reqs] = TreeTable(num_reqs, self.speculation.draft_top_k, depth, self.device)
         return self._tables[num_reqs]
+
+
+class _Start(NamedTuple):
+    """Where the trees of one propose begin."""
+
+    hidden: Tensor
+    """[num_reqs, 1, H]: the head's output at the last committed pair."""
+    lens: Tensor
+    """int64 [num_reqs]: committed tokens."""
+    roots: Tensor
+    """int64 [num_reqs, 1]"""
+    noise: "_Coupling"
+    workspace: "_Workspace"
 
 
 class _Coupling:
@@ -204,24 +249,34 @@ class _Workspace:
         num_blocks = max(-(-(batch.max_committed_len - 1) // block_size), 1)
         tables = batch.block_tables[batch.proposal_slots, :num_blocks]
         self.num_context = num_blocks * block_size
-        self.tensors = [
-            torch.cat([part[tables].flatten(1, 2), part.new_zeros(len(lens), levels * top_k, *part.shape[2:])], dim=1)
-            for part in cache
-        ]
-        in_context = torch.arange(self.num_context, device=lens.device) < (lens - 1)[:, None]
-        self.context_mask = in_context[:, None].expand(-1, top_k, -1)
+        num_reqs, num_keys = len(lens), self.num_context + levels * top_k
+        self.keys, self.values = (part.new_empty(num_reqs, num_keys, *part.shape[2:]) for part in cache)
+        for tensor, part in zip((self.keys, self.values), cache, strict=True):
+            tensor[:, : self.num_context] = part[tables].flatten(1, 2)
+            # A masked key has weight zero, but zero times the NaN that fresh memory may hold is NaN.
+            tensor[:, self.num_context :] = 0
+        self.hidden = torch.finfo(self.keys.dtype).min
+        shown = torch.arange(num_keys, device=lens.device) < (lens - 1)[:, None]
+        mask = torch.where(shown, 0.0, self.hidden).to(self.keys.dtype)
+        self.mask = mask[:, None].expand(-1, top_k, -1).clone()
 
-    def attend(self, level: int, visible: Tensor, scaling: float):
-        """The `attend` of one level, whose nodes see the context and `visible` [num_reqs, top_k, levels * top_k]."""
+    def attend(self, level: int, visible: Tensor | None, scaling: float) -> Attend:
+        """The `attend` of one level.
+
+        Args:
+            visible: bool [num_reqs, top_k, levels * top_k], drafted pairs each node sees beside the context; None adds
+                the level's own pairs to what the level before saw.
+        """
         begin = self.num_context + level * self.top_k
-        shown = torch.cat([self.context_mask, visible], dim=2)
+        own = slice(begin, begin + self.top_k)
+        if visible is None:
+            self.mask[:, :, own] = 0
+        else:
+            self.mask[:, :, self.num_context :] = torch.where(visible, 0.0, self.hidden)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            for tensor, new in zip(self.tensors, (key, value), strict=True):
-                tensor[:, begin : begin + self.top_k] = new
-            mask = torch.zeros(shown.shape, dtype=query.dtype, device=query.device)
-            mask.masked_fill_(~shown, torch.finfo(query.dtype).min)
-            return masked_attention(query, *self.tensors, mask, scaling)
+            self.keys[:, own], self.values[:, own] = key, value
+            return masked_attention(query, self.keys, self.values, self.mask, scaling)
 
         return attend
 
