@@ -26,6 +26,11 @@ class Rounds(NamedTuple):
         """Per round, everything included that lies between two tokens of a client."""
         return 1e3 * self.elapsed_s / max(1, self.num_rounds)
 
+    @property
+    def engine_ms(self) -> float:
+        """Per round, from its scheduling to its last update: without what lies between two rounds."""
+        return 1e3 * self.engine_s / (self.num_rounds + 1)
+
 
 class Overhead(NamedTuple):
     """Both ways, prompt by prompt."""
@@ -37,6 +42,10 @@ class Overhead(NamedTuple):
         """By prompt: how much longer a round took behind actors and channel."""
         return [remote.ms - local.ms for local, remote in zip(self.local, self.remote, strict=True)]
 
+    def extra_engine_ms(self) -> list[float]:
+        """The part of it that is spent within the rounds: the hop, and what contention costs."""
+        return [remote.engine_ms - local.engine_ms for local, remote in zip(self.local, self.remote, strict=True)]
+
     def table(self) -> Table:
         """Medians and ranges over the prompts."""
         local, remote = [one.ms for one in self.local], [one.ms for one in self.remote]
@@ -44,6 +53,7 @@ class Overhead(NamedTuple):
             ("in process", spread(local, 3)),
             ("behind actors and channel, over HTTP", spread(remote, 3)),
             ("more per round", spread(self.extra_ms(), 3)),
+            ("of it within the engine's rounds", spread(self.extra_engine_ms(), 3)),
         ]
         note = "Median (range) over single requests; a request's rounds last from its first token to its last."
         return Table("A round in process and behind actors", ("", "ms per round"), rows, note)
@@ -52,6 +62,7 @@ class Overhead(NamedTuple):
         """For the JSON file."""
         return {
             "extra_ms_per_round": middle(self.extra_ms()),
+            "extra_ms_within_a_round": middle(self.extra_engine_ms()),
             "local": [one._asdict() for one in self.local],
             "remote": [one._asdict() for one in self.remote],
         }
