@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from local_engine import Generation, Pair, add_model_options, chosen_pair, generate, greedy, open_llm, quiet
-from report import Report, Table, machine_facts, model_facts
+from report import RESULTS, Report, Table, machine_facts, model_facts
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def main() -> None:
-    """Measure, print, and write the figures where a file is named."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--json", type=Path, dest="output", help="the same as --output")
@@ -91,8 +91,9 @@ def main() -> None:
     quiet()
     report = run(args)
     report.show()
-    if args.output is not None:
-        report.save(args.output)
+    output = args.output or (None if args.quick else RESULTS / "acceptance.json")
+    if output is not None:
+        report.save(output)
 
 
 if __name__ == "__main__":
