@@ -66,7 +66,7 @@ class DraftWorker:
         pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
         if not pending:
             return False
-        batch = merge(pending, [a for a in self._attached.values()])
+        batch = _to_device(merge(pending, list(self._attached.values())), self.drafter.device)
         self.drafter.commit(batch)
         trees = self.drafter.propose(batch) if batch.proposal_slots.numel() else None
         start = 0
@@ -92,6 +92,12 @@ class DraftWorker:
         return slot, block
 
 
+def _to_device(batch: DraftBatch, device: torch.device) -> DraftBatch:
+    if device.type == "cpu":
+        return batch
+    return DraftBatch(*(f.to(device, non_blocking=True) if isinstance(f, Tensor) else f for f in batch))
+
+
 def _shape(spec: ChannelSpec) -> tuple:
     return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
 
@@ -101,7 +107,7 @@ def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree
     reply.epochs.copy_(outcome.epochs)
     reply.committed_lens.copy_(outcome.committed_lens)
     for name, field in trees._asdict().items():
-        getattr(reply, name)[slots] = field
+        getattr(reply, name)[slots] = field.to(slots.device)
 
 
 def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment]) -> DraftBatch:

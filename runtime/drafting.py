@@ -97,38 +97,34 @@ class DraftSession:
         if reply is None or int(reply.header[1]) != self._incarnation:
             self._lose()
             return None
-        slots = torch.tensor([seq.slot for seq in decodes])
-        wanted = torch.tensor([seq.tree_requested for seq in decodes])
-        epochs = torch.tensor([seq.epoch for seq in decodes])
+        slots, wanted, epochs, lens, roots = torch.tensor(
+            [(seq.slot, seq.tree_requested, seq.epoch, len(seq.token_ids), seq.token_ids[-1]) for seq in decodes]
+        ).unbind(1)
         fresh = (
-            wanted
+            wanted.bool()
             & (reply.epochs[slots] == epochs)
-            & (reply.committed_lens[slots] == self.slots.committed_lens[slots])
-            & (reply.token_ids[slots, 0] == self.slots.last_token_ids[slots])
+            & (reply.committed_lens[slots] == lens)
+            & (reply.token_ids[slots, 0] == roots)
         )
-        tree = TokenTree(
-            reply.token_ids[slots],
-            reply.parents[slots],
-            reply.depths[slots],
-            reply.scores[slots],
-            reply.num_valid[slots],
-        )
-        fresh &= well_formed(tree, self.slots.vocab_size, chains=self.config.speculation.draft_top_k == 1)
+        tree = TokenTree(*(getattr(reply, name)[slots] for name in TokenTree._fields))
+        fresh &= well_formed(tree, self.slots.vocab_size)
         if not bool(fresh.any()):
             return None
         # What is not to be verified must not reach an index either: a stale row may hold anything.
         real = fresh[:, None] & (torch.arange(tree.token_ids.shape[1]) < tree.num_valid[:, None])
-        return TokenTree(
+        checked = TokenTree(
             torch.where(real, tree.token_ids, 0),
             torch.where(real, tree.parents, 0),
             torch.where(real, tree.depths, 0),
             tree.scores,
             torch.where(fresh, tree.num_valid, 1),
         )
+        return TokenTree(*(field.to(self.slots.device, non_blocking=True) for field in checked))
 
     def publish(self, plan: SchedulerOutput, result: RoundResult) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
-        if self._end is None:
+        plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
+        if self._end is None or plain:
             return
         outcome = self._end.acquire_outcome(self.config.drafter_timeout_s)
         if outcome is None:
@@ -142,6 +138,7 @@ class DraftSession:
             if seq.request.params.speculation and (stateless or seq.draft_len == seq.num_computed)
         ]
         self._publish_decodes(plan.decodes, rows, result, outcome)
+        self._publish_history(plan.decodes, result)
         proposals = [
             plan.decodes[row] for row in rows if self._has_room(plan.decodes[row], result.num_tokens_list[row])
         ]
@@ -206,13 +203,19 @@ class DraftSession:
         outcome.decode_token_ids[:count] = result.token_ids[index]
         if result.taps is not None and self._end.spec.taps_size:
             outcome.decode_taps[:count] = result.taps[index]
-        # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-        columns = (result.positions[index][:, None] + 1 + torch.arange(result.token_ids.shape[1])).clamp_max(
-            self._end.token_ids.shape[1] - 1
-        )
-        self._end.token_ids[slots[:, None], columns] = result.token_ids[index]
         for row in rows:
             self._advance(decodes[row], decodes[row].num_computed + result.num_tokens_list[row])
+
+    def _publish_history(self, decodes: list[Sequence], result: RoundResult) -> None:
+        """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""
+        if not decodes:
+            return
+        slots = torch.tensor([seq.slot for seq in decodes])
+        # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
+        columns = (result.positions[:, None] + 1 + torch.arange(result.token_ids.shape[1])).clamp_max(
+            self._end.token_ids.shape[1] - 1
+        )
+        self._end.token_ids[slots[:, None], columns] = result.token_ids
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""

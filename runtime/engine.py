@@ -25,6 +25,9 @@ class PhaseTimes:
     schedule_s: float = 0.0
     draft_wait_s: float = 0.0
     verify_s: float = 0.0
+    """The verifier's forward passes."""
+    accept_s: float = 0.0
+    """Flattening the batch, choosing tokens, walking trees, compacting KV."""
     publish_s: float = 0.0
     update_s: float = 0.0
 
@@ -130,7 +133,9 @@ class Engine:
         scheduled = time.perf_counter()
         trees = self.drafting.collect(plan.decodes)
         drafted = time.perf_counter()
+        forward_s = self.runner.forward_s
         result = self.runner.run(plan, trees)
+        forward_s = self.runner.forward_s - forward_s
         verified = time.perf_counter()
         self.drafting.publish(plan, result)
         published = time.perf_counter()
@@ -139,7 +144,8 @@ class Engine:
         phases.num_rounds += 1
         phases.schedule_s += scheduled - started
         phases.draft_wait_s += drafted - scheduled
-        phases.verify_s += verified - drafted
+        phases.verify_s += forward_s
+        phases.accept_s += verified - drafted - forward_s
         phases.publish_s += published - verified
         phases.update_s += time.perf_counter() - published
         return outputs

@@ -9,6 +9,7 @@ answer frees its buffers.
 from typing import Protocol
 
 from torch import Tensor
+
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply
 
 

@@ -1,5 +1,6 @@
 """One round on the device: flatten the batch, run the verifier, choose tokens, walk the trees, compact the KV."""
 
+import time
 from typing import NamedTuple
 
 import torch
@@ -70,6 +71,7 @@ class ModelRunner:
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self.decode = model
+        self.forward_s = 0.0
         if config.compile:
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
@@ -89,7 +91,9 @@ class ModelRunner:
             self.slots.sync_blocks(chunk.seq)
         decodes = self._prepare_decodes(plan.decodes, trees)
         batch = self._flatten(plan, decodes)
+        started = time.perf_counter()
         output = self.model(batch) if plan.chunks else self.decode(batch)
+        self.forward_s += time.perf_counter() - started
         chosen = self._choose(plan, decodes, output.logits)
         return self._commit(plan, decodes, chosen, output.taps)
 

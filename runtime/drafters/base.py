@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
@@ -54,6 +55,8 @@ class Drafter(ABC):
     committed like any accepted token: in chunks.
     """
 
+    device: torch.device = torch.device("cpu")
+    """Where it drafts; batches are moved there."""
     tap_layers: tuple[int, ...] = ()
     """Layers of the verifier whose input is needed; empty where tokens suffice."""
 
