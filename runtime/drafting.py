@@ -211,11 +211,10 @@ class DraftSession:
         if not decodes:
             return
         slots = torch.tensor([seq.slot for seq in decodes])
+        positions, token_ids = result.positions.cpu(), result.token_ids.cpu()
         # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-        columns = (result.positions[:, None] + 1 + torch.arange(result.token_ids.shape[1])).clamp_max(
-            self._end.token_ids.shape[1] - 1
-        )
-        self._end.token_ids[slots[:, None], columns] = result.token_ids
+        columns = positions[:, None] + 1 + torch.arange(token_ids.shape[1])
+        self._end.token_ids[slots[:, None], columns.clamp_max(self._end.token_ids.shape[1] - 1)] = token_ids
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
