@@ -1,43 +1,12 @@
-"""One Ray cluster and one tiny checkpoint for all tests of this folder, and the way to the shared fakes."""
+"""One tiny checkpoint for all tests of this folder, and the way to the shared fakes."""
 
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TESTS = str(Path(__file__).parents[1])
 sys.path.insert(0, TESTS)
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
-    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes."""
-    import ray
-    from ray import serve
-
-    port = _free_port()
-    ray.init(
-        num_cpus=8,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": TESTS}},
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,81 @@
+"""A drafter that dies or falls silent in the middle of 16 streams changes no text, and speculation comes back."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+NUM_STREAMS = 16
+BACK_WITHIN_S = 30.0
+PROBE = "import os\nimport sys\n\n\ndef main(argv=None):\n    "
+
+
+class Stream:
+    """One streamed completion, read to its end on a thread."""
+
+    def __init__(self, app, index: int) -> None:
+        self.app = app
+        self.index = index
+        self.begun = threading.Event()
+        self.ended = False
+
+    def read(self) -> tuple[str, str | None]:
+        """Its text and finish reason. Half of the streams sample; all have lengths of their own."""
+        text, finish = "", None
+        chunks = self.app.complete(
+            f"def function_{self.index}(self, name):\n    ",
+            max_tokens=96 + 8 * self.index,
+            temperature=0.7 * (self.index % 2),
+            seed=self.index,
+            stream=True,
+        )
+        for chunk in chunks:
+            text += chunk.choices[0].text
+            finish = chunk.choices[0].finish_reason
+            self.begun.set()
+        self.ended = True
+        return text, finish
+
+
+def read_all(app, disturb=lambda: None) -> list[tuple[str, str | None]]:
+    """What 16 concurrent streams bring when `disturb` is called while all of them are under way."""
+    streams = [Stream(app, index) for index in range(NUM_STREAMS)]
+    with ThreadPoolExecutor(NUM_STREAMS) as threads:
+        results = [threads.submit(stream.read) for stream in streams]
+        for stream in streams:
+            assert stream.begun.wait(120)
+        assert not any(stream.ended for stream in streams), "too short to be disturbed"
+        disturb()
+        return [result.result() for result in results]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(eagle_app) -> list[tuple[str, str | None]]:
+    return read_all(eagle_app)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_streams_are_unharmed_and_speculation_returns(eagle_app, undisturbed, until, process_exists, how):
+    before = eagle_app.engine()
+    usual = eagle_app.complete(PROBE).metrics["speculative_decoding"]
+    assert usual["num_drafts"] > 0
+    assert before["drafter_state"] == "attached"
+
+    disturbed = read_all(eagle_app, lambda: os.kill(before["drafter_pid"], how))
+    assert disturbed == undisturbed
+    assert all(finish == "length" for _, finish in disturbed)
+
+    def speculates_as_before() -> bool:
+        metrics = eagle_app.complete(PROBE).metrics["speculative_decoding"]
+        return metrics["num_drafts"] > 0 and metrics["acceptance_length"] >= 0.8 * usual["acceptance_length"]
+
+    until(speculates_as_before, BACK_WITHIN_S)
+    after = eagle_app.engine()
+    assert after["drafter_incarnation"] > before["drafter_incarnation"]
+    assert after["drafter_pid"] != before["drafter_pid"]
+    assert after["pid"] == before["pid"], "the verifier itself must have survived"
+    until(lambda: not process_exists(before["drafter_pid"]))
+    eagle_app.check_integrity()
