@@ -24,13 +24,12 @@ UNLIMITED = 100_000
 SERVE_ENV = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
 }
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
 START_ATTEMPTS = 2
-"""A checkpoint that does not load will not load the next time either."""
+"""One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
 
 class Router:

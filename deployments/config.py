@@ -85,11 +85,11 @@ class AppConfig(BaseModel):
     num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
 
     engine_factory: str = Field(
-        "wingbeat.deployments.factories:build_engine",
+        "wingbeat.deployments.engine_factory:build_engine",
         description="`module:function` from this config to the engine; for engines other than our own.",
     )
     drafter_factory: str = Field(
-        "wingbeat.deployments.factories:build_draft_worker",
+        "wingbeat.deployments.drafter_factory:build_draft_worker",
         description="`module:function` from this config to the drafter's worker.",
     )
 

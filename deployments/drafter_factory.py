@@ -1,0 +1,23 @@
+"""From a configuration to the drafter's worker; imports no verifier code, so that a replacement starts sooner."""
+
+import torch
+
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.draft_worker import DraftWorker
+from wingbeat.runtime.drafters.registry import TargetDescription, load_drafter
+
+
+def build_draft_worker(config: AppConfig) -> DraftWorker:
+    """Load the drafter of a configuration that has one.
+
+    Raises:
+        ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
+    """
+    torch.set_num_threads(config.threads)
+    target = TargetDescription.from_checkpoint(config.model_dir())
+    speculation = config.engine_config().speculation
+    device = "cuda" if config.resolved_device() == "cuda" and config.num_gpus_per_drafter > 0 else "cpu"
+    drafter = load_drafter(config.drafter_source(), target, speculation, getattr(torch, config.dtype), device)
+    if drafter is None:
+        raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
+    return DraftWorker(drafter)
