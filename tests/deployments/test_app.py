@@ -30,7 +30,7 @@ def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
         served_model_name="tiny",
         engine_factory="fakes:build_fake_engine",
         num_replicas=2,
-        max_model_len=200,
+        max_model_len=4000,
     )
     with running(FAKE, config, ray_cluster) as client:
         yield client
@@ -123,7 +123,7 @@ def test_a_stream_says_the_same_as_the_whole_answer(fake_app: httpx.Client):
 
 
 def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client):
-    body = {"model": "tiny", "prompt": "abc", "max_tokens": 190, "seed": 5, "n": 4, "stream": True}
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 3900, "seed": 5, "n": 4, "stream": True}
     with fake_app.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
     until(lambda: all(stats["num_requests"] == 0 for stats in verifier_stats(FAKE).values()), 10)
@@ -139,6 +139,16 @@ def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_
         os.kill(killed["pid"], signal.SIGKILL)
         assert [answer.result()["choices"][0]["text"] for answer in answers] == before * 3
     until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
+
+
+def test_requests_of_a_killed_router_are_aborted(fake_app: httpx.Client):
+    body = {"model": "tiny", "prompt": "abc", "max_tokens": 3900, "seed": 5, "n": 8, "stream": True}
+    with fake_app.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        os.kill(router_pid(FAKE), signal.SIGKILL)
+        # Left alone they would run for more than 39 s.
+        until(lambda: all(stats["num_requests"] == 0 for stats in verifier_stats(FAKE).values()), 30)
+    until(lambda: fake_app.get("/health").status_code == 200)
 
 
 def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
@@ -191,6 +201,14 @@ def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny
         assert "\n" not in str(caught.value)
     finally:
         serve.delete(APP_NAME)
+
+
+def router_pid(app: str) -> int:
+    """Process of the application's only router; Ray names its workers by what they run."""
+    name = f"ray::ServeReplica:{app}:Router".encode()
+    found = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().startswith(name)]
+    assert len(found) == 1
+    return int(found[0])
 
 
 def process_exists(pid: int) -> bool:
