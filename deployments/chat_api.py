@@ -69,6 +69,7 @@ class ChatBody(GenerationBody):
         "prompt_cache_retention": no_effect,
         "safety_identifier": no_effect,
     }
+    prompt_field: ClassVar[str] = "messages"
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -90,6 +91,11 @@ class ChatBody(GenerationBody):
     def asked_max_tokens(self) -> int | None:
         """The limit the caller gave, under its new or its old name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The name it was given under."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 def _flat_message(message: Any, path: str) -> dict[str, Any]:

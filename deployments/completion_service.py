@@ -137,7 +137,7 @@ class CompletionService:
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         choices = []
         for prompt in prompts:
-            max_tokens = self._max_tokens(len(prompt.token_ids), body.asked_max_tokens, default_max_tokens)
+            max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
             for sample in range(body.num_choices):
                 params = _sampling_params(body, max_tokens, _wrap_int64(seed + sample))
                 request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
@@ -153,19 +153,20 @@ class CompletionService:
             include_usage=body.include_usage,
         )
 
-    def _max_tokens(self, num_prompt_tokens: int, asked: int | None, default: int | None) -> int:
+    def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
         """Tokens to generate at most; a default is cut to what fits, a caller's number must fit."""
-        limit = self.pool.info.max_model_len
+        limit, asked = self.pool.info.max_model_len, body.asked_max_tokens
         rest = limit - num_prompt_tokens
         if num_prompt_tokens == 0:
-            raise invalid("prompt", "is empty: at least one token is needed")
+            raise invalid(body.prompt_field, "is empty: at least one token is needed")
         if rest < 1 or (asked is not None and asked > rest):
             wanted = f" and {asked} for the answer" if asked is not None else ""
             message = (
                 f"This model's maximum context length is {limit} tokens, but the request has {num_prompt_tokens} "
-                f"tokens in the prompt{wanted}. Shorten the prompt or lower max_tokens."
+                f"tokens in the prompt{wanted}. Shorten the prompt or lower {body.limit_field}."
             )
-            raise ApiError(message, param="prompt" if rest < 1 else "max_tokens", code="context_length_exceeded")
+            param = body.prompt_field if rest < 1 else body.limit_field
+            raise ApiError(message, param=param, code="context_length_exceeded")
         if asked is not None:
             return asked
         return rest if default is None else min(default, rest)

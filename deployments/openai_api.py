@@ -68,6 +68,8 @@ class GenerationBody(BaseModel):
 
     unserved: ClassVar[Mapping[str, IsOff]] = COMMON_UNSERVED
     """Fields of OpenAI's schema that are not served, with the values under which they ask for nothing."""
+    prompt_field: ClassVar[str] = "prompt"
+    """Where the prompt is, for errors about its length."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
@@ -152,6 +154,11 @@ class GenerationBody(BaseModel):
     def asked_max_tokens(self) -> int | None:
         """The limit the caller gave, if any."""
         return self.max_tokens
+
+    @property
+    def limit_field(self) -> str:
+        """The field `asked_max_tokens` was given in."""
+        return "max_tokens"
 
 
 class CompletionBody(GenerationBody):
