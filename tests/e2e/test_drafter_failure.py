@@ -27,7 +27,7 @@ class Stream:
         text, finish = "", None
         chunks = self.app.complete(
             f"def function_{self.index}(self, name):\n    ",
-            max_tokens=96 + 8 * self.index,
+            max_tokens=160 + 8 * self.index,
             temperature=0.7 * (self.index % 2),
             seed=self.index,
             stream=True,

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+NUM_TOKENS = 240
 PROMPTS = [
     "def read_config(path):\n    ",
     "class Stack:\n    def __init__(self):\n        ",
@@ -24,7 +25,7 @@ PROMPTS = [
 def expected(eagle_app) -> list[str]:
     """What the single EAGLE pair answers."""
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        return list(threads.map(lambda prompt: eagle_app.text(prompt, max_tokens=120), PROMPTS))
+        return list(threads.map(lambda prompt: eagle_app.text(prompt, max_tokens=NUM_TOKENS), PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,14 @@ def test_both_replicas_work_and_one_killed_with_its_requests_changes_no_text(
     start_app, expected, until, process_exists
 ):
     with start_app("e2e-two", num_replicas=2) as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
-        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=120), PROMPTS))
+        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
         assert [answer.choices[0].text for answer in answers] == expected
         assert all(answer.metrics["speculative_decoding"]["num_drafts"] > 0 for answer in answers)
         engines = app.engines()
         assert len(engines) == 2
         assert all(engine["speculation"]["num_drafts"] > 0 for engine in engines.values())
 
-        running = [threads.submit(app.text, prompt, max_tokens=120) for prompt in PROMPTS]
+        running = [threads.submit(app.text, prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS]
         until(lambda: all(engine["num_requests"] > 0 for engine in app.engines().values()))
         killed = next(iter(engines.values()))
         os.kill(killed["pid"], signal.SIGKILL)
@@ -54,13 +55,13 @@ def test_both_replicas_work_and_one_killed_with_its_requests_changes_no_text(
 
 
 def test_plain_decoding_writes_what_the_eagle_pair_writes(narrow_app, expected):
-    assert [narrow_app.text(prompt, max_tokens=120) for prompt in PROMPTS[:4]] == expected[:4]
+    assert [narrow_app.text(prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS[:4]] == expected[:4]
     assert narrow_app.engine()["drafter_pid"] == 0
 
 
 def test_prompt_lookup_writes_what_the_eagle_pair_writes(start_app, expected):
     with start_app("e2e-ngram", drafter="ngram") as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
-        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=120), PROMPTS))
+        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
     assert [answer.choices[0].text for answer in answers] == expected
     assert sum(answer.metrics["speculative_decoding"]["num_drafts"] for answer in answers) > 0
 
