@@ -4,7 +4,6 @@ PYTHON ?= python3
 PORT ?= 8000
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
-TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: serve test lint clean
 .DELETE_ON_ERROR:
@@ -28,13 +27,12 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Without a GPU torch goes first and alone, from its own index: together with the rest pip would take the wheel with CUDA.
+# Without a GPU the constraint pins torch; to get a wheel without CUDA, point pip at an index that has one.
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	if nvidia-smi -L >/dev/null 2>&1; then \
 		$(VENV)/bin/pip install --quiet -e '.[test,bench]'; \
 	else \
-		$(VENV)/bin/pip install --quiet --no-deps --retries 1 --index-url $(TORCH_CPU_INDEX) -r constraints/cpu.txt && \
 		$(VENV)/bin/pip install --quiet -e '.[test,bench]' -c constraints/cpu.txt; \
 	fi
 	touch $@
