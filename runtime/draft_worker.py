@@ -39,13 +39,13 @@ class DraftWorker:
         for other in self._attached.values():
             if _shape(other.end.spec) != _shape(end.spec):
                 raise ValueError(f"channel {name} has tree or block shapes other than the verifiers already served")
-        slot, block = self._free_range(end.spec)
-        self._attached[name] = _Attachment(end, slot, block)
+        new = _Attachment(end, *self._free_range(end.spec))
         ends = [
             (a.slot_offset + a.end.spec.num_slots, a.block_offset + a.end.spec.num_blocks)
-            for a in self._attached.values()
+            for a in (*self._attached.values(), new)
         ]
         self.drafter.resize(end.spec, max(e[0] for e in ends), max(e[1] for e in ends))
+        self._attached[name] = new
 
     def detach(self, name: str) -> None:
         """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
