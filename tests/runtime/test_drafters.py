@@ -1,0 +1,214 @@
+"""The EAGLE drafter against the head run densely with EAGLE-2 growth in plain Python; prompt lookup by example."""
+
+import pytest
+import torch
+from models import CHAIN, TREE, random_head, reference
+
+from wingbeat.kernels.sampling import gumbel_noise
+from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+
+VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 5
+BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
+
+
+def channel_spec(speculation, taps_size):
+    return ChannelSpec(
+        NUM_SLOTS,
+        speculation.num_nodes,
+        speculation.max_path,
+        64,
+        taps_size,
+        MAX_LEN,
+        BLOCKS_PER_SEQ,
+        BLOCK_SIZE,
+        1 + NUM_SLOTS * BLOCKS_PER_SEQ,
+    )
+
+
+class World:
+    """Ragged sequences with random taps, in shuffled slots and blocks; feeds a drafter as the engine would."""
+
+    def __init__(self, speculation, taps_size, lens, temperatures=(0.0,) * NUM_SLOTS):
+        generator = torch.Generator().manual_seed(sum(lens))
+        self.max_path, self.taps_size = speculation.max_path, taps_size
+        self.slots = torch.randperm(NUM_SLOTS, generator=generator)[: len(lens)].tolist()
+        blocks = torch.randperm(NUM_SLOTS * BLOCKS_PER_SEQ, generator=generator) + 1
+        self.tables = blocks.view(NUM_SLOTS, BLOCKS_PER_SEQ)
+        self.tokens = torch.randint(0, VOCAB, (NUM_SLOTS, MAX_LEN + 1), generator=generator)
+        self.taps = torch.randn(NUM_SLOTS, MAX_LEN + 1, taps_size, generator=generator)
+        self.temperatures = torch.tensor(temperatures)
+        self.seeds = torch.arange(NUM_SLOTS) + 1000
+        self.lens = torch.ones(NUM_SLOTS, dtype=torch.int64)
+        self.lens[self.slots] = torch.tensor(lens)
+
+    def batch(self, decodes=(), chunks=(), proposals=()):
+        """Decodes (slot, first position, number of pairs) and chunks likewise."""
+        decode_tokens = torch.full((len(decodes), self.max_path), 3)
+        decode_taps = torch.full((len(decodes), self.max_path, self.taps_size), 7.0)
+        for row, (slot, start, count) in enumerate(decodes):
+            decode_tokens[row, :count] = self.tokens[slot, start + 1 : start + count + 1]
+            decode_taps[row, :count] = self.taps[slot, start : start + count]
+        columns = torch.tensor(decodes, dtype=torch.int64).view(-1, 3).T
+        return DraftBatch(
+            *columns,
+            decode_tokens,
+            decode_taps,
+            *([chunk[field] for chunk in chunks] for field in range(3)),
+            torch.cat([self.tokens[slot, start + 1 : start + n + 1] for slot, start, n in chunks] or [columns[0]]),
+            torch.cat([self.taps[slot, start : start + n] for slot, start, n in chunks] or [decode_taps[:0, 0]]),
+            torch.tensor(proposals, dtype=torch.int64),
+            self.lens,
+            self.tables,
+            self.temperatures,
+            self.seeds,
+            self.tokens,
+            int(self.lens.max()),
+        )
+
+    def feed(self, drafter):
+        """Every pair, in three passes: half the prompt, the rest of it, then a decode of up to three pairs."""
+        halves = [(slot, int(self.lens[slot] - 1) // 2) for slot in self.slots]
+        drafter.commit(self.batch(chunks=[(slot, 0, half) for slot, half in halves if half]))
+        ends = {slot: max(half, int(self.lens[slot]) - 1 - min(self.max_path, 3)) for slot, half in halves}
+        drafter.commit(
+            self.batch(chunks=[(slot, half, ends[slot] - half) for slot, half in halves if ends[slot] > half])
+        )
+        decodes = [(slot, ends[slot], int(self.lens[slot]) - 1 - ends[slot]) for slot in self.slots]
+        drafter.commit(self.batch(decodes=decodes))
+
+
+def causal(query, key, value):
+    """Dense attention [T, heads, D] of each pair over itself and all before it, in double."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(group, dim=1).double() for part in (key, value))
+    logits = torch.einsum("qhd,khd->hqk", query.double(), key) * query.shape[-1] ** -0.5
+    logits += torch.full(logits.shape[1:], float("-inf"), dtype=torch.float64).triu(1)
+    return torch.einsum("hqk,khd->qhd", logits.softmax(-1), value).to(query.dtype)
+
+
+def slow_tree(head, world, slot, speculation):
+    """EAGLE-2: (token, parent, depth, score) by node. Every node's hidden state comes from its whole path, densely."""
+    length = int(world.lens[slot])
+    temperature = float(world.temperatures[slot])
+
+    def hidden_of(path, path_hidden):
+        tokens = torch.cat([world.tokens[slot, 1:length], torch.tensor(path, dtype=torch.int64)])
+        features = head.fuse(world.taps[slot, : length - 1])
+        if path:
+            features = torch.cat([features, head.feedback(torch.stack(path_hidden))])
+        return head(tokens, features, torch.arange(len(tokens)), causal)[-1]
+
+    def children(hidden, level):
+        logits = head.logits(hidden).double()
+        if temperature > 0:
+            noise = gumbel_noise(world.seeds[slot : slot + 1], torch.tensor([length + level]), head.draft_token_ids)
+            logits = logits / temperature + noise[0].double()
+        best = logits.log_softmax(-1).topk(speculation.draft_top_k)
+        return list(zip(head.draft_token_ids[best.indices].tolist(), best.values.tolist(), strict=True))
+
+    # An entry is (token, parent entry, depth, score, path, hidden states the path was fed with).
+    table = [(0, -1, 0, 0.0, [], [])]
+    frontier = [0]
+    for level in range(speculation.max_path - 1):
+        added = []
+        for entry in frontier:
+            _, _, depth, score, path, fed = table[entry]
+            hidden = hidden_of(path, fed)
+            for token, log_prob in children(hidden, level):
+                added.append(len(table))
+                table.append((token, entry, depth + 1, score + log_prob, [*path, token], [*fed, hidden]))
+        frontier = sorted(added, key=lambda entry: (-table[entry][3], entry))[: speculation.draft_top_k]
+    best = sorted(range(1, len(table)), key=lambda entry: (-table[entry][3], entry))
+    kept = [0, *sorted(best[: speculation.num_nodes - 1])]
+    number = {entry: index for index, entry in enumerate(kept)}
+    return [(table[entry][0], number.get(table[entry][1], -1), *table[entry][2:4]) for entry in kept]
+
+
+def drafted(tree, row):
+    columns = (tree.token_ids[row], tree.parents[row], tree.depths[row], tree.scores[row])
+    return [list(column.tolist()) for column in columns]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("draft_vocab_size", [None, 48])
+@pytest.mark.parametrize(
+    "speculation",
+    [CHAIN, TREE, SpeculationConfig(3, 3, 30), SpeculationConfig(1, 3, 3)],
+    ids=["chain", "tree", "whole", "one"],
+)
+@torch.inference_mode()
+def test_trees_equal_the_slow_ones(speculation, draft_vocab_size, temperature):
+    head = random_head(reference("llama").loaded, draft_vocab_size=draft_vocab_size)
+    taps_size = head.fc.weight.shape[1]
+    world = World(speculation, taps_size, (2, 9, 17, 40), (0.0, *(temperature,) * (NUM_SLOTS - 1)))
+    drafter = EagleDrafter(head, speculation)
+    spec = channel_spec(speculation, taps_size)
+    drafter.resize(spec, spec.num_slots, spec.num_blocks)
+    world.feed(drafter)
+    chosen = world.slots[1:] + world.slots[:1]
+    tree = drafter.propose(world.batch(proposals=chosen))
+    for row, slot in enumerate(chosen):
+        expected = [list(column) for column in zip(*slow_tree(head, world, slot, speculation), strict=True)]
+        tokens, parents, depths, scores = drafted(tree, row)
+        assert tokens[0] == world.tokens[slot, world.lens[slot] - 1]
+        assert (tokens[1:], parents, depths) == (expected[0][1:], expected[1], expected[2])
+        assert scores == pytest.approx(expected[3], abs=1e-3)
+    assert tree.num_valid.tolist() == [speculation.num_nodes] * len(chosen)
+
+
+@torch.inference_mode()
+def test_proposing_leaves_no_trace():
+    """`propose` never commits draft KV: the same question has the same answer."""
+    head = random_head(reference("llama").loaded)
+    world = World(TREE, head.fc.weight.shape[1], (9, 17))
+    drafter = EagleDrafter(head, TREE)
+    spec = channel_spec(TREE, world.taps_size)
+    drafter.resize(spec, spec.num_slots, spec.num_blocks)
+    world.feed(drafter)
+    before = drafter.propose(world.batch(proposals=world.slots))
+    after = drafter.propose(world.batch(proposals=world.slots))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_an_eagle_drafter_refuses_channels_of_another_shape():
+    head = random_head(reference("llama").loaded)
+    taps_size = head.fc.weight.shape[1]
+    drafter = EagleDrafter(head, TREE)
+    for spec, message in ((channel_spec(TREE, 64), "size 64"), (channel_spec(CHAIN, taps_size), "6 nodes")):
+        with pytest.raises(ValueError, match=message):
+            drafter.resize(spec, 1, 1)
+
+
+def looked_up(history, speculation=CHAIN):
+    world = World(speculation, 0, (len(history),))
+    slot = world.slots[0]
+    world.tokens[slot, : len(history)] = torch.tensor(history)
+    tree = NgramDrafter(speculation).propose(world.batch(proposals=[slot]))
+    count = int(tree.num_valid[0])
+    assert tree.parents[0, :count].tolist() == list(range(-1, count - 1))
+    assert tree.depths[0, :count].tolist() == list(range(count))
+    assert tree.token_ids[0, 0] == history[-1]
+    return tree.token_ids[0, 1:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 1, 2], [3, 4, 5, 6, 7]),
+        ([1, 2, 3, 9, 1, 2, 4, 9, 8, 1, 2], [4, 9, 8, 1, 2]),
+        ([5, 1, 2, 3, 9, 6, 1, 2, 4, 5, 1, 2], [3, 9, 6, 1, 2]),
+        ([1, 2, 1, 2], [1, 2]),
+        ([7, 7, 7], [7]),
+        ([1, 2, 3, 4], []),
+        ([1, 1], []),
+        ([1], []),
+    ],
+    ids=["copy", "latest", "longest-first", "loop", "short-loop", "nothing", "too-short", "one"],
+)
+def test_prompt_lookup_copies_what_followed(history, expected):
+    assert looked_up(history) == expected
+    assert looked_up(history, TREE) == expected
