@@ -5,10 +5,11 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
+from wingbeat.cluster.autoscaling import request_load_policy
 from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
 from wingbeat.deployments.completion_service import CompletionService
 from wingbeat.deployments.config import AppConfig
@@ -71,7 +72,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
         health_check_period_s=2.0,
         graceful_shutdown_wait_loop_s=0.5,
-        **_scaling(config.num_replicas, config.autoscaling_config),
+        **_scaling(config.num_replicas, _with_load_policy(config.autoscaling_config)),
     )
 
 
@@ -85,6 +86,12 @@ def _router(config: AppConfig) -> serve.Deployment:
         graceful_shutdown_wait_loop_s=0.5,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),
     )
+
+
+def _with_load_policy(autoscaling_config: dict[str, Any] | None) -> dict[str, Any] | None:
+    if autoscaling_config is None or "policy" in autoscaling_config:
+        return autoscaling_config
+    return {**autoscaling_config, "policy": AutoscalingPolicy(policy_function=request_load_policy)}
 
 
 def _scaling(num_replicas: int | None, autoscaling_config: dict[str, Any] | None) -> dict[str, Any]:

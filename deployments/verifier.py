@@ -13,6 +13,7 @@ import ray
 import torch
 from ray import serve
 
+from wingbeat.cluster.autoscaling import LOAD_METRIC
 from wingbeat.cluster.placement import Share, drafter_options
 from wingbeat.cluster.shm import ShmChannel
 from wingbeat.deployments.config import AppConfig
@@ -162,7 +163,7 @@ class Verifier:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
-        return {"num_requests": float(self._loop.num_requests)}
+        return {LOAD_METRIC: float(self._loop.num_requests)}
 
     def check_health(self) -> None:
         """Serve's hook: raises once the engine's thread has died, so that Serve replaces this replica."""
