@@ -16,7 +16,7 @@ from wingbeat.runtime.training.tokenizer import train_tokenizer
 class TrainBaseConfig(TrainingConfig):
     """Settings of `train_base`; the defaults are the demo verifier's."""
 
-    steps: int = Field(3000, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
+    steps: int = Field(2200, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
     batch_size: int = Field(8, gt=0, description="Sequences per step.")
     sequence_length: int = Field(512, gt=1, description="Tokens per training sequence.")
     final_fraction: float = Field(
@@ -25,7 +25,8 @@ class TrainBaseConfig(TrainingConfig):
         le=1,
         description="Last part of the run, in which sequences have the full context's length.",
     )
-    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
+    learning_rate: float = Field(6e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
+    warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate rises linearly.")
     vocab_size: int = Field(4096, ge=512, description="Entries of the tokenizer that is trained first.")
     hidden_size: int = Field(256, gt=0, description="Width of the residual stream.")
     intermediate_size: int = Field(704, gt=0, description="Width of the MLP.")
@@ -136,7 +137,6 @@ def _export(config: TrainBaseConfig, model: LlamaForCausalLM, tokenizer: PreTrai
         name: stored.setdefault(tensor.data_ptr(), tensor.detach().to(torch.bfloat16))
         for name, tensor in model.state_dict().items()
     }
-    model.config.dtype = torch.bfloat16
     model.save_pretrained(config.output, state_dict=weights)
     tokenizer.save_pretrained(config.output)
 

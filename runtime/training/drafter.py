@@ -26,15 +26,15 @@ _EVALUATION_TOKENS = 128
 
 
 class TrainDrafterConfig(TrainingConfig):
-    """Settings of `train_drafter`; the defaults are the demo drafter's."""
+    """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular."""
 
     verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
     steps: int = Field(2000, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
     batch_size: int = Field(8, gt=1, description="Sequences per step.")
     sequence_length: int = Field(256, gt=8, description="Tokens per training sequence.")
-    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
-    ttt_steps: int = Field(7, ge=1, le=16, description="Length of the chains the head is unrolled over.")
-    step_decay: float = Field(0.85, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
+    learning_rate: float = Field(4e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
+    ttt_steps: int = Field(6, ge=1, le=16, description="Length of the chains the head is unrolled over.")
+    step_decay: float = Field(0.9, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
     tap_layers: tuple[int, ...] | None = Field(
         None, description="Layers whose input is tapped; by default (2, n // 2, n - 3), spread out for shallow models."
     )
