@@ -66,7 +66,8 @@ class DraftWorker:
         pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
         if not pending:
             return False
-        batch = _to_device(merge(pending, list(self._attached.values())), self.drafter.device)
+        on_cpu = self.drafter.device.type == "cpu"
+        batch = _to_device(merge(pending, list(self._attached.values()), trim=on_cpu), self.drafter.device)
         self.drafter.commit(batch)
         trees = self.drafter.propose(batch) if batch.proposal_slots.numel() else None
         start = 0
@@ -110,12 +111,23 @@ def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree
         getattr(reply, name)[slots] = field.to(slots.device)
 
 
-def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment]) -> DraftBatch:
-    """Put the outcomes of several verifiers side by side; with a single one nothing is copied."""
+def _longest_path(outcome: Outcome) -> int:
+    num_decodes = int(outcome.header[1])
+    return int(outcome.decode_num_tokens[:num_decodes].max()) if num_decodes else 1
+
+
+def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], trim: bool) -> DraftBatch:
+    """Put the outcomes of several verifiers side by side; with a single one nothing is copied.
+
+    Args:
+        trim: cut the decode columns that no path of this round reaches.
+    """
     parts: list[dict[str, Tensor]] = []
     chunk_slots: list[int] = []
     chunk_positions: list[int] = []
     chunk_lens: list[int] = []
+    # On the CPU the round's longest path is width enough; elsewhere shapes stay fixed.
+    width = max(_longest_path(outcome) for _, outcome in pending) if trim else None
     for attachment, outcome in pending:
         _, num_decodes, num_chunks, num_proposals = outcome.header[:4].tolist()
         lens = outcome.chunk_lens[:num_chunks].tolist()
@@ -128,8 +140,8 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
                 "decode_slots": outcome.decode_slots[:num_decodes] + offset,
                 "decode_positions": outcome.decode_positions[:num_decodes],
                 "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
-                "decode_token_ids": outcome.decode_token_ids[:num_decodes],
-                "decode_taps": outcome.decode_taps[:num_decodes],
+                "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
+                "decode_taps": outcome.decode_taps[:num_decodes, :width],
                 "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
                 "chunk_taps": outcome.chunk_taps[: sum(lens)],
                 "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,

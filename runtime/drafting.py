@@ -119,6 +119,10 @@ class DraftSession:
             tree.scores,
             torch.where(fresh, tree.num_valid, 1),
         )
+        if self.slots.device.type == "cpu":
+            # No captured graph asks for a fixed width here, and every padding node would cost its share of the pass.
+            width = int(checked.num_valid.max())
+            return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in checked))
         return TokenTree(*(field.to(self.slots.device, non_blocking=True) for field in checked))
 
     def publish(self, plan: SchedulerOutput, result: RoundResult) -> None:
