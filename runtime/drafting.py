@@ -107,7 +107,7 @@ class DraftSession:
             & (reply.token_ids[slots, 0] == roots)
         )
         tree = TokenTree(*(getattr(reply, name)[slots] for name in TokenTree._fields))
-        fresh &= well_formed(tree, self.slots.vocab_size)
+        fresh &= well_formed(tree, self.slots.vocab_size, chains=self.config.speculation.draft_top_k == 1)
         if not bool(fresh.any()):
             return None
         # What is not to be verified must not reach an index either: a stale row may hold anything.
