@@ -121,7 +121,8 @@ class Reference:
 def random_model(name: str, **overrides) -> PreTrainedModel:
     """A verifier with random weights; `overrides` replace fields of its config."""
     torch.manual_seed(SEEDS.get(name, 0))
-    config = type(CONFIGS[name])(**(CONFIGS[name].to_dict() | overrides)) if overrides else CONFIGS[name]
+    # A config belongs to one model: setting a model's attention writes into it.
+    config = type(CONFIGS[name])(**(CONFIGS[name].to_dict() | overrides))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
