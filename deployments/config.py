@@ -20,7 +20,6 @@ _ENGINE_LIMITS = (
     "drafter_timeout_s",
     "compile",
 )
-_TREE_SHAPE = ("draft_steps", "draft_top_k", "verify_tree_size")
 _ENGINE = EngineConfig()
 _TREE = SpeculationConfig()
 
@@ -65,7 +64,11 @@ class AppConfig(BaseModel):
     kv_cache_memory_bytes: int = Field(_ENGINE.kv_cache_memory_bytes, ge=1, description="Budget of the KV pool.")
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
     draft_steps: int = Field(_TREE.draft_steps, description="Levels of the draft tree below its root.")
-    draft_top_k: int = Field(_TREE.draft_top_k, description="Children per expanded node; 1 drafts a chain.")
+    draft_top_k: int | None = Field(
+        None,
+        description=f"Children per expanded node; 1 drafts a chain. By default 1 on CPUs, where every verified node "
+        f"costs its time, and {_TREE.draft_top_k} on GPUs.",
+    )
     verify_tree_size: int = Field(_TREE.verify_tree_size, description="Tree nodes verified per sequence and round.")
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     stream_interval_ms: float = Field(
@@ -141,7 +144,10 @@ class AppConfig(BaseModel):
         Raises:
             ValueError: a limit is out of range; names field and value.
         """
-        tree = SpeculationConfig(**{name: getattr(self, name) for name in _TREE_SHAPE})
+        top_k = self.draft_top_k
+        if top_k is None:
+            top_k = 1 if self.resolved_device() == "cpu" else _TREE.draft_top_k
+        tree = SpeculationConfig(self.draft_steps, top_k, self.verify_tree_size)
         return EngineConfig(**{name: getattr(self, name) for name in _ENGINE_LIMITS}, speculation=tree)
 
     def resolved_device(self) -> str:
