@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.config import AppConfig
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
 
 
-def test_the_default_is_the_demo_pair_on_the_cpu_with_the_engines_own_limits():
+def test_the_default_is_the_demo_pair_drafting_chains_on_the_cpu():
     config = AppConfig()
-    assert config.engine_config() == EngineConfig()
+    assert config.engine_config() == EngineConfig(speculation=SpeculationConfig(draft_top_k=1))
     assert (config.resolved_device(), config.has_drafter()) == ("cpu", True)
 
 
