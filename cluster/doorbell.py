@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-YIELD_S = 20e-3
-"""About a round. A yield with nobody else to run is a spin (0.25 us); a pure spin would keep the peer off a shared core.
-A core that slept through the peer's part of the round comes back cold: sleeping after 0.3 ms cost 2.5 ms per round."""
+YIELD_S = 300e-6
+"""A yield with nobody else to run is a spin (0.25 us); a pure spin would keep the peer off a shared core. More of it
+would take time from what is waited for."""
 ROUND_SLEEP_S = 2e-3
 IDLE_SLEEP_S = 20e-3
 """A ring ends a sleep at once; these bound how late a peer's death is noticed, and cost well below 2 % of a core."""
