@@ -52,6 +52,7 @@ def paged_attention(
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    first_block: int | None = None,
 ) -> Tensor:
     """Attend to the blocks of each request.
 
@@ -62,13 +63,18 @@ def paged_attention(
         mask: additive [num_reqs, num_query, num_table_blocks * block_size].
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
+        first_block: of a single request whose blocks follow one another: read in place, where others are gathered.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
+    num_reqs, num_blocks = block_tables.shape
     blocks = block_tables.flatten()
     key, value = (
-        cache.index_select(0, blocks).view(query.shape[0], -1, *cache.shape[2:]) for cache in (key_cache, value_cache)
+        (cache.index_select(0, blocks) if first_block is None else cache[first_block : first_block + num_blocks]).view(
+            num_reqs, -1, *cache.shape[2:]
+        )
+        for cache in (key_cache, value_cache)
     )
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 

@@ -24,6 +24,8 @@ class AttentionSegment(NamedTuple):
     """int64 [num_reqs, num_table_blocks]"""
     masks: dict[int, Tensor]
     """Additive mask [num_reqs, num_query, num_keys] by sliding window; 0 stands for none."""
+    first_block: int | None = None
+    """Where a single request's blocks follow one another: its first one."""
 
 
 class AttentionMetadata(NamedTuple):
@@ -121,7 +123,9 @@ def attend_segments(
         end = segment.start + segment.num_reqs * segment.num_query
         rows = query[segment.start : end].unflatten(0, (segment.num_reqs, segment.num_query))
         mask = segment.masks[sliding_window]
-        out = paged_attention(rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks)
+        out = paged_attention(
+            rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.first_block
+        )
         parts.append(out.flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

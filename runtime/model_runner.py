@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from wingbeat.kernels.kv_cache import move_kv
 from wingbeat.kernels.sampling import choose_tokens
@@ -31,7 +32,7 @@ class RoundResult(NamedTuple):
     num_tokens: Tensor
     """int64 [num_decodes]: tokens emitted, 1..max_path."""
     taps: Tensor | None
-    """[num_decodes, max_path, taps_size] along the accepted path."""
+    """[num_decodes, max_path, taps_size] along the accepted path; one column where all roots are bare."""
     chunk_taps: Tensor | None
     """[num_chunk_tokens, taps_size], chunks back to back."""
     token_lists: list[list[int]]
@@ -153,11 +154,16 @@ class ModelRunner:
     def _decode_segment(self, seqs: list[Sequence], decodes: _Decodes) -> AttentionSegment:
         num_nodes = decodes.tree.token_ids.shape[1]
         longest = max(len(seq.token_ids) for seq in seqs) - 1 + num_nodes
-        tables = self.slots.block_tables[decodes.slots, : -(-longest // self.config.block_size)]
+        num_blocks = -(-longest // self.config.block_size)
+        tables = self.slots.block_tables[decodes.slots, :num_blocks]
         visible = ancestor_mask(decodes.tree.parents, self.max_depth if num_nodes > 1 else 0)
-        return build_segment(
+        segment = build_segment(
             0, decodes.positions, decodes.roots, visible, tables, self.config.block_size, self.windows, self.dtype
         )
+        # A compiled graph would be specialised on the number, and a captured one on the address.
+        if self.config.compile or self.device.type != "cpu":
+            return segment
+        return segment._replace(first_block=_first_of_run(seqs, num_blocks))
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
         end = chunk.start + chunk.length
@@ -209,8 +215,11 @@ class ModelRunner:
             tree, roots = decodes.tree, decodes.roots
             num_reqs, num_nodes = tree.token_ids.shape
             targets = chosen[:num_decode_rows].view(num_reqs, num_nodes)
-            walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, self.max_depth + 1)
-            token_ids, num_tokens = walk.token_ids, walk.num_tokens
+            max_path = self.max_depth + 1 if num_nodes > 1 else 1
+            walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, max_path)
+            # Bare roots walk nowhere: their one token is padded to the width that the drafter's buffers have.
+            token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - max_path))
+            num_tokens = walk.num_tokens
             self._compact(decodes, walk.nodes, num_tokens)
             self.slots.committed_lens[decodes.slots] += num_tokens
             bonus = token_ids.gather(1, (num_tokens - 1)[:, None])[:, 0]
@@ -248,3 +257,10 @@ class ModelRunner:
         source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self._kv_slots(decodes.slots, start + steps), 0)
         move_kv(self.cache.layers, source.flatten(), target.flatten())
+
+
+def _first_of_run(seqs: list[Sequence], num_blocks: int) -> int | None:
+    """First block of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
+    blocks = seqs[0].blocks[:num_blocks]
+    alone_in_order = len(seqs) == 1 and blocks == list(range(blocks[0], blocks[0] + num_blocks))
+    return blocks[0] if alone_in_order else None

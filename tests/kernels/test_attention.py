@@ -123,6 +123,18 @@ def test_paged_attention(num_reqs, num_query, num_heads, num_kv_heads, key_dim, 
     torch.testing.assert_close(out.double(), torch.stack(expected), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("num_query", "first", "num_blocks"), [(1, 3, 1), (7, 2, 5), (16, 1, 9)])
+def test_blocks_that_follow_one_another_are_read_in_place(num_query, first, num_blocks):
+    generator = torch.Generator().manual_seed(num_blocks)
+    key_cache, value_cache = torch.randn(2, 12, 4, 2, 8, generator=generator)
+    query = torch.randn(1, num_query, 4, 8, generator=generator)
+    mask = torch.randn(1, num_query, num_blocks * 4, generator=generator)
+    tables = torch.arange(first, first + num_blocks)[None]
+    gathered = paged_attention(query, key_cache, value_cache, tables, mask, 0.3)
+    in_place = paged_attention(query, key_cache, value_cache, tables, mask, 0.3, first_block=first)
+    assert torch.equal(in_place, gathered)
+
+
 def test_moves_read_before_they_write():
     """A path that shifts by one slot overwrites its own sources; the dropped moves all end in block 0."""
     caches = [
