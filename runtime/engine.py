@@ -1,16 +1,17 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafting import DrafterState, DraftSession
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.model_runner import ModelRunner, RoundResult
+from wingbeat.runtime.model_runner import ModelRunner, RoundInFlight, RoundResult
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.slot_state import SlotState
@@ -19,7 +20,7 @@ from wingbeat.runtime.verifier_model import VerifierModel
 
 @dataclass
 class PhaseTimes:
-    """Seconds spent in each phase of the rounds so far."""
+    """Host seconds spent in each phase of the rounds so far; on an accelerator, mostly spent on enqueueing."""
 
     num_rounds: int = 0
     schedule_s: float = 0.0
@@ -29,7 +30,28 @@ class PhaseTimes:
     accept_s: float = 0.0
     """Flattening the batch, choosing tokens, walking trees, compacting KV."""
     publish_s: float = 0.0
+    wait_s: float = 0.0
+    """For the accepted tokens: what the device still has to do when the host has nothing left to do."""
     update_s: float = 0.0
+
+
+class _Stopwatch:
+    """Adds the time since its last lap to a phase."""
+
+    def __init__(self, phases: PhaseTimes) -> None:
+        self._phases = phases
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str, **within: float) -> None:
+        """End a phase.
+
+        Args:
+            within: seconds of it that belong to other phases.
+        """
+        now = time.perf_counter()
+        spent, self._last = now - self._last, now
+        for name, seconds in (within | {phase: spent - sum(within.values())}).items():
+            setattr(self._phases, name, getattr(self._phases, name) + seconds)
 
 
 @dataclass
@@ -73,6 +95,9 @@ class Engine:
         self.drafting = DraftSession(config, self.block_manager, self.slots)
         self.speculation = SpeculationMetrics()
         self.phases = PhaseTimes()
+        self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
+        self._in_flight: deque[RoundInFlight] = deque()
+        self._settled_outputs: list[RequestOutput] = []
         self._num_attached = 0
         self._num_replayed_tokens = 0
 
@@ -110,10 +135,12 @@ class Engine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.waiting or self._in_flight or self._settled_outputs)
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
+        self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -127,46 +154,66 @@ class Engine:
         return self.drafting.state
 
     def step(self) -> list[RequestOutput]:
-        """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens."""
-        started = time.perf_counter()
+        """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
+
+        With overlap the tokens are those of the round before: the host sees to them while the device runs the round
+        just launched.
+        """
+        watch = _Stopwatch(self.phases)
         plan = self._schedule()
-        scheduled = time.perf_counter()
-        trees = self.drafting.collect(plan.decodes)
-        drafted = time.perf_counter()
-        forward_s = self.runner.forward_s
-        result = self.runner.run(plan, trees)
-        forward_s = self.runner.forward_s - forward_s
-        verified = time.perf_counter()
-        self.drafting.publish(plan, result)
-        published = time.perf_counter()
-        outputs = self._update(plan, trees, result)
-        phases = self.phases
-        phases.num_rounds += 1
-        phases.schedule_s += scheduled - started
-        phases.draft_wait_s += drafted - scheduled
-        phases.verify_s += forward_s
-        phases.accept_s += verified - drafted - forward_s
-        phases.publish_s += published - verified
-        phases.update_s += time.perf_counter() - published
-        return outputs
+        launched = bool(plan.decodes or plan.chunks)
+        if launched:
+            rows = self.slots.load(plan)
+            watch.lap("schedule_s")
+            trees = self.drafting.collect(plan.decodes, rows)
+            watch.lap("draft_wait_s")
+            flight = self.runner.launch(plan, rows, trees)
+            self.scheduler.advance(plan, with_trees=trees is not None)
+            self._in_flight.append(flight)
+            watch.lap("accept_s", verify_s=flight.forward_s)
+            if not self.overlap:
+                flight.wait()
+                watch.lap("wait_s")
+            self.drafting.publish(plan, flight)
+            watch.lap("publish_s")
+        return self._settle(watch, leave=1 if launched and self.overlap else 0)
 
     def _schedule(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         for seq in plan.admitted:
             self.drafting.admit(seq)
-        replays = self.drafting.plan_replay(plan)
-        self._num_replayed_tokens += sum(chunk.length for chunk in replays)
-        return plan._replace(chunks=plan.chunks + replays) if replays else plan
+        plan = self.drafting.plan_replay(plan)
+        self._num_replayed_tokens += sum(chunk.length for chunk in plan.chunks if chunk.replay)
+        return plan
 
-    def _update(self, plan: SchedulerOutput, trees: TokenTree | None, result: RoundResult) -> list[RequestOutput]:
-        if trees is not None:
-            counts = zip(plan.decodes, trees.num_valid.tolist(), result.num_tokens_list, strict=True)
-            for seq, num_valid, num_tokens in counts:
-                if num_valid > 1:
-                    seq.metrics.record(num_valid - 1, num_tokens - 1)
-                    self.speculation.record(num_valid - 1, num_tokens - 1)
-        decodes = list(zip(plan.decodes, result.token_lists, strict=True))
-        chunks = list(zip(plan.chunks, result.chunk_token_ids, strict=True))
+    def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
+        """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
+        outputs, self._settled_outputs = self._settled_outputs, []
+        while len(self._in_flight) > leave:
+            flight = self._in_flight.popleft()
+            result = flight.wait()
+            watch.lap("wait_s")
+            outputs += self._update(flight, result)
+            watch.lap("update_s")
+            self.phases.num_rounds += 1
+        return outputs
+
+    def _update(self, flight: RoundInFlight, result: RoundResult) -> list[RequestOutput]:
+        """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
+        decodes, epochs = [], iter(flight.epochs)
+        for seq, token_ids, num_valid in zip(flight.plan.decodes, result.token_ids, result.num_valid, strict=True):
+            if seq.epoch != next(epochs):
+                continue
+            if num_valid > 1:
+                seq.metrics.record(num_valid - 1, len(token_ids) - 1)
+                self.speculation.record(num_valid - 1, len(token_ids) - 1)
+            self.drafting.settle(seq, len(token_ids))
+            decodes.append((seq, token_ids))
+        chunks = [
+            (chunk, token_ids)
+            for chunk, token_ids in zip(flight.plan.chunks, result.chunk_token_ids, strict=True)
+            if chunk.seq.epoch == next(epochs)
+        ]
         return self.scheduler.update(decodes, chunks)
 
     def stats(self) -> EngineStats:

@@ -27,7 +27,8 @@ def names(sequences):
 
 
 def play(scheduler, plan, token=7, held=()):
-    """Answer a round: each decode and each finished prompt gets a token. `held` blocks are the test's own."""
+    """Launch and answer a round: decodes and finished prompts get a token each. `held` blocks are the test's own."""
+    scheduler.advance(plan, with_trees=False)
     decodes = [(seq, [token]) for seq in plan.decodes]
     chunks = [(chunk, [token] if chunk.samples else []) for chunk in plan.chunks]
     outputs = scheduler.update(decodes, chunks)
@@ -121,6 +122,7 @@ def test_tokens_after_an_end_of_sequence_are_cut_off():
     scheduler.add(request("b", 3, max_tokens=30, ignore_eos=True))
     play(scheduler, scheduler.schedule(), token=1)
     plan = scheduler.schedule()
+    scheduler.advance(plan, with_trees=False)
     outputs = scheduler.update([(seq, [1, 2, 7, 4]) for seq in plan.decodes], [])
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [
         ((1, 2, 7), FinishReason.STOP),
@@ -161,6 +163,7 @@ def test_everything_finishes_and_the_books_balance(seed):
         slots = [seq.slot for seq in scheduler.running]
         assert len(set(slots)) == len(slots)
         assert min(slots, default=0) >= 0
+        scheduler.advance(plan, with_trees=True)
         decodes = []
         for seq in plan.decodes:
             count = rng.randrange(1, 5) if seq.tree_requested else 1
