@@ -48,9 +48,9 @@ class DraftSession:
         self.block_manager = block_manager
         self.slots = slots
         self.state = DrafterState.NONE
-        self.trims = slots.device.type == "cpu"
-        """Whether trees are cut to what the round needs: every padding node costs its share of a pass on a CPU, while
-        elsewhere captured graphs ask for one width and looking at the trees would be a wait."""
+        self.on_host = slots.device.type == "cpu"
+        """Whether the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a
+        round needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width."""
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
@@ -137,7 +137,7 @@ class DraftSession:
             & (tree.token_ids[:, 0] == state.last_token_ids[slots])
             & well_formed(tree, state.vocab_size, chains=self.config.speculation.draft_top_k == 1)
         )
-        if self.trims and not bool(fresh.any()):
+        if self.on_host and not bool(fresh.any()):
             return None
         # What is not to be verified must not reach an index either: a stale row may hold anything.
         index = torch.arange(tree.token_ids.shape[1], device=fresh.device)
@@ -149,7 +149,7 @@ class DraftSession:
             tree.scores,
             torch.where(fresh, tree.num_valid, 1),
         )
-        if self.trims:
+        if self.on_host:
             width = int(checked.num_valid.max())
             return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in checked))
         return checked

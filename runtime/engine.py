@@ -232,5 +232,5 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError where block reference counts disagree with the running sequences."""
-        self.block_manager.check_integrity([seq.blocks for seq in self.scheduler.running])
+        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        self.scheduler.check_integrity()

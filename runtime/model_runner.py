@@ -124,6 +124,8 @@ class ModelRunner:
         self.slots = slots
         self.config = config
         self.device = slots.device
+        self.on_host = self.device.type == "cpu"
+        """Whether the device is the host itself, so that looking at what it computed is no wait."""
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
@@ -207,7 +209,7 @@ class ModelRunner:
             0, decodes.positions, decodes.roots, visible, tables, self.config.block_size, self.windows, self.dtype
         )
         # A compiled graph would be specialised on the number, and a captured one on the address.
-        if self.config.compile or self.device.type != "cpu":
+        if self.config.compile or not self.on_host:
             return segment
         return segment._replace(first_block=_first_of_run(seqs, num_blocks))
 
@@ -304,7 +306,7 @@ class ModelRunner:
             return
         steps = torch.arange(nodes.shape[1], device=self.device)
         moved = (steps < num_tokens[:, None]) & (nodes != steps)
-        if self.device.type == "cpu" and not bool(moved.any()):
+        if self.on_host and not bool(moved.any()):
             return
         start = decodes.roots[:, None]
         source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)

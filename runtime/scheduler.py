@@ -11,7 +11,7 @@ owner writes, and what it writes lies past every position that is cached.
 from collections import deque
 from typing import NamedTuple
 
-from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager
+from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager, IntegrityError
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput
 from wingbeat.runtime.sequence import Sequence
@@ -136,6 +136,13 @@ class Scheduler:
             elif not chunk.replay:
                 self._cache_full_blocks(chunk.seq, chunk.start + chunk.length)
         return outputs
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])
+        if slots != list(range(self.config.max_num_seqs)):
+            raise IntegrityError(f"slots free or held are {slots}, not 0..{self.config.max_num_seqs - 1} once each")
+        self.block_manager.check_integrity([seq.blocks for seq in self.running])
 
     def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
         del seq.in_flight[0]
