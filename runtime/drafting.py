@@ -10,6 +10,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.batch import Outcome, TokenTree
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
@@ -36,10 +37,19 @@ class DraftSession:
 
     Args:
         slots: device state by slot, shared with the model runner.
+        adaptive: decides how deep to draft; without it every draft has the configured shape.
     """
 
-    def __init__(self, config: EngineConfig, block_manager: BlockManager, slots: SlotState) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        block_manager: BlockManager,
+        slots: SlotState,
+        adaptive: AdaptiveSpeculation | None = None,
+    ) -> None:
         self.config = config
+        self.adaptive = adaptive
+        self._max_levels = config.speculation.max_path - 1
         self.block_manager = block_manager
         self.slots = slots
         self.state = DrafterState.NONE
@@ -155,6 +165,12 @@ class DraftSession:
             ]
         for seq in plan.decodes:
             seq.tree_requested = False
+        levels = self._max_levels
+        if self.adaptive is not None:
+            draft = self.adaptive.plan(plan.decodes, proposals)
+            self.adaptive.write_rule(draft, outcome)
+            levels = draft.levels
+            proposals = proposals if levels else []
         for seq in proposals:
             seq.tree_requested = True
         slots = self.slots
@@ -164,7 +180,7 @@ class DraftSession:
         outcome.block_tables.copy_(slots.block_tables)
         outcome.temperatures.copy_(slots.temperatures)
         outcome.seeds.copy_(slots.seeds)
-        outcome.header[1:4] = torch.tensor([len(rows), len(chunks), len(proposals)])
+        outcome.header[1:5] = torch.tensor([len(rows), len(chunks), len(proposals), levels])
         self._round = self._end.publish_outcome()
 
     def _publish_chunks(self, chunks: list[Chunk], result: RoundResult, outcome: Outcome) -> list[Chunk]:

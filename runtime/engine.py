@@ -1,10 +1,14 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
+import logging
 import time
 from dataclasses import dataclass, field
 
+from wingbeat.runtime.acceptance import AcceptanceTracker
+from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.block_manager import BlockManager
+from wingbeat.runtime.calibration import cost_tables, drafter_times, verifier_times
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafting import DrafterState, DraftSession
 from wingbeat.runtime.kv_cache import KVCache
@@ -12,9 +16,13 @@ from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.model_runner import ModelRunner, RoundResult
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.round_costs import RoundCosts
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.slot_state import SlotState
+from wingbeat.runtime.speculation_policy import PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier_model import VerifierModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,6 +54,8 @@ class EngineStats:
     num_replayed_tokens: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
+    policy: PolicyStats | None = None
+    """What was decided on speculation, and why; None where trees have a fixed shape."""
 
 
 class Engine:
@@ -71,6 +81,7 @@ class Engine:
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config)
         self.drafting = DraftSession(config, self.block_manager, self.slots)
+        self.adaptive: AdaptiveSpeculation | None = None
         self.speculation = SpeculationMetrics()
         self.phases = PhaseTimes()
         self._num_attached = 0
@@ -114,6 +125,8 @@ class Engine:
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
+        if self.config.speculation.adaptive and self.adaptive is None:
+            self.adaptive = self.drafting.adaptive = self._calibrate(end)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -133,10 +146,14 @@ class Engine:
         scheduled = time.perf_counter()
         trees = self.drafting.collect(plan.decodes)
         drafted = time.perf_counter()
+        if self.adaptive is not None:
+            trees = self.adaptive.prune(trees, plan.decodes)
         forward_s = self.runner.forward_s
         result = self.runner.run(plan, trees)
         forward_s = self.runner.forward_s - forward_s
         verified = time.perf_counter()
+        if self.adaptive is not None:
+            self.adaptive.learn(plan.decodes, result)
         self.drafting.publish(plan, result)
         published = time.perf_counter()
         outputs = self._update(plan, trees, result)
@@ -147,16 +164,34 @@ class Engine:
         phases.verify_s += forward_s
         phases.accept_s += verified - drafted - forward_s
         phases.publish_s += published - verified
-        phases.update_s += time.perf_counter() - published
+        finished = time.perf_counter()
+        phases.update_s += finished - published
+        if self.adaptive is not None and not plan.chunks:
+            self.adaptive.observe(RoundTimes(drafted - scheduled, forward_s, finished - started))
         return outputs
 
     def _schedule(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         for seq in plan.admitted:
             self.drafting.admit(seq)
+            if self.adaptive is not None:
+                self.adaptive.admit(seq)
         replays = self.drafting.plan_replay(plan)
         self._num_replayed_tokens += sum(chunk.length for chunk in replays)
         return plan._replace(chunks=plan.chunks + replays) if replays else plan
+
+    def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
+        """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
+        speculation = self.config.speculation
+        verifier = verifier_times(self.loaded, self.model, self.cache, self.config)
+        drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
+        if drafter is None:
+            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
+            return None
+        costs = RoundCosts(cost_tables(verifier, drafter))
+        max_depth = speculation.max_path - 1
+        tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
+        return AdaptiveSpeculation(SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes))
 
     def _update(self, plan: SchedulerOutput, trees: TokenTree | None, result: RoundResult) -> list[RequestOutput]:
         if trees is not None:
@@ -182,6 +217,7 @@ class Engine:
             num_replayed_tokens=self._num_replayed_tokens,
             speculation=self.speculation,
             phases=self.phases,
+            policy=None if self.adaptive is None else self.adaptive.stats(),
         )
 
     def check_integrity(self) -> None:

@@ -40,6 +40,8 @@ class RoundResult(NamedTuple):
     num_tokens_list: list[int]
     chunk_token_ids: list[list[int]]
     """By chunk: the token its last row yields, or nothing."""
+    path_nodes: Tensor | None = None
+    """int64 [num_decodes, max_path]: root and accepted nodes, the last one repeated; None without decodes."""
 
 
 class _Decodes(NamedTuple):
@@ -207,7 +209,7 @@ class ModelRunner:
         self, plan: SchedulerOutput, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None
     ) -> RoundResult:
         num_decode_rows = 0 if decodes is None else decodes.tree.token_ids.numel()
-        path_taps = None
+        path_taps = path_nodes = None
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
             roots, token_ids, num_tokens = empty, empty.view(0, self.max_depth + 1), empty
@@ -219,7 +221,7 @@ class ModelRunner:
             walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, max_path)
             # Bare roots walk nowhere: their one token is padded to the width that the drafter's buffers have.
             token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - max_path))
-            num_tokens = walk.num_tokens
+            num_tokens, path_nodes = walk.num_tokens, walk.nodes
             self._compact(decodes, walk.nodes, num_tokens)
             self.slots.committed_lens[decodes.slots] += num_tokens
             bonus = token_ids.gather(1, (num_tokens - 1)[:, None])[:, 0]
@@ -243,6 +245,7 @@ class ModelRunner:
             token_lists=[row[:count] for row, count in zip(token_ids.tolist(), counts, strict=True)],
             num_tokens_list=counts,
             chunk_token_ids=chunk_token_ids,
+            path_nodes=path_nodes,
         )
 
     def _compact(self, decodes: _Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
