@@ -64,11 +64,10 @@ class AcceptanceTracker:
         prior = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
         self._trials = np.full((2, NUM_BINS), _PRIOR_TRIALS)
         self._successes = _PRIOR_TRIALS * np.stack([prior, prior])
-        self._depth_expected = np.full(max_depth + 1, 4 * _PRIOR_TRIALS)
+        self._depth_expected = np.full(max_depth + 1, _PRIOR_TRIALS)
         self._depth_accepted = self._depth_expected.copy()
         self._request_expected = np.full(num_slots, _REQUEST_PRIOR)
         self._request_accepted = self._request_expected.copy()
-        self.num_nodes_seen = 0
         self.expected_accepted = 0.0
         """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
         self.num_accepted = 0
@@ -123,9 +122,14 @@ class AcceptanceTracker:
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
-        given = np.where(tried, self.conditional(log_probs, depths, sampled, slots), 0.0)
+        kind = sampled.astype(np.int64)[:, None]
         bins = confidence_bins(log_probs)
-        cells = bins + NUM_BINS * sampled.astype(np.int64)[:, None]
+        by_confidence = np.where(tried, self.table[kind, bins], 0.0)
+        by_depth = by_confidence * self.depth_factors[depths]
+        by_request = by_confidence * self.request_factors[slots][:, None]
+        cells = bins + NUM_BINS * kind
+        self.num_accepted += int(accepted.sum())
+        self.expected_accepted += float(np.minimum(by_depth * self.request_factors[slots][:, None], _CEILING).sum())
         self._fade()
         weights = tried.astype(np.float64).ravel()
         hits = accepted.astype(np.float64).ravel()
@@ -134,14 +138,12 @@ class AcceptanceTracker:
         self._successes += np.bincount(flat, hits, 2 * NUM_BINS).reshape(2, NUM_BINS)
         levels = depths.ravel()
         width = len(self._depth_expected)
-        self._depth_expected += np.bincount(levels, given.ravel(), width)
+        self._depth_expected += np.bincount(levels, by_request.ravel(), width)
         self._depth_accepted += np.bincount(levels, hits, width)
         self._fade_requests(slots)
-        self._request_expected[slots] += given.sum(axis=1)
+        # Each factor is held against what the others say, so that none corrects for another's correction.
+        self._request_expected[slots] += by_depth.sum(axis=1)
         self._request_accepted[slots] += accepted.sum(axis=1)
-        self.num_nodes_seen += int(tried.sum())
-        self.expected_accepted += float(given.sum())
-        self.num_accepted += int(accepted.sum())
 
     def _fade(self) -> None:
         # Priors fade with the evidence and are topped up again, so that a bin never seen keeps its prior.
