@@ -155,7 +155,7 @@ def noise(seeds: Tensor, positions: Tensor, token_ids: Tensor, *, bits: bool) ->
 
 
 @triton.jit
-def _sortable(values):
+def sortable(values):
     """uint32 in the order of the floats; -0 has been made 0."""
     bits = values.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
@@ -163,7 +163,7 @@ def _sortable(values):
 
 @triton.jit
 def _unsortable(keys):
-    """The floats of `_sortable` keys."""
+    """The floats of `sortable` keys."""
     bits = (keys ^ 0x80000000).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -252,11 +252,13 @@ def _scale_kernel(
     sampled = temperature > 0
     divisor = tl.where(sampled, temperature, 1.0)
     filtered = False
-    if ANY_FILTERED:
-        filtered = _is_filtered(temperature, tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row))
     noisy = sampled
     if ANY_FILTERED:
+        filtered = _is_filtered(temperature, tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row))
         noisy = sampled & (filtered == 0)
+    stored = filtered
+    if KEEP_ALL:
+        stored = True
     key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
     history = -1
     repetition = 1.0
@@ -301,10 +303,8 @@ def _scale_kernel(
         values = tl.div_rn(values, divisor)
         # The search compares bits, in which -0 and 0 differ.
         values = tl.where(values == 0, 0.0, values)
-        if KEEP_ALL:
+        if stored:
             tl.store(scaled + row * vocab_size + ids, values, mask=mask)
-        elif ANY_FILTERED:
-            tl.store(scaled + row * vocab_size + ids, values, mask=mask & filtered)
         largest = tl.maximum(largest, tl.where(mask, values, float("-inf")))
         scores = values
         if noisy:
@@ -348,7 +348,7 @@ def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size,
 @triton.jit
 def _outside(mass, total, limit):
     """Whether a token with this mass, counted from below and itself included, is removed by top-p."""
-    return (mass < total) & ((mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) <= limit)
+    return (mass < total) & ((mass.to(tl.float64) / tl.maximum(total, 1).to(tl.float64)).to(tl.float32) <= limit)
 
 
 @triton.jit
@@ -436,7 +436,7 @@ def _search_kernel(
         ids = start + lanes
         mask = ids < vocab_size
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
-        keys = _sortable(values)
+        keys = sortable(values)
         digits = keys >> shift
         # Two shifts, since one by all 32 bits is not defined.
         matching = mask & ((digits >> _DIGIT_BITS) == wanted)
@@ -514,7 +514,7 @@ def _filter_kernel(
         ids = start + lanes
         mask = ids < vocab_size
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
-        keys = _sortable(values)
+        keys = sortable(values)
         kept = mask & (keys >= lowest) & (_weight(values, largest) >= min_p)
         if num_removed > 0:
             equal = mask & (keys == lowest)
