@@ -61,6 +61,9 @@ def move_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: T
     if from_slots.dim() == 2:
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
     for key_cache, value_cache in caches:
+        if key_cache.dtype == _FP8:
+            # torch indexes bytes on the CPU, but not float8.
+            key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)  # noqa: PLW2901
         for cache in (key_cache.flatten(0, 1), value_cache.flatten(0, 1)):
             cache.index_copy_(0, to_slots, cache.index_select(0, from_slots))
 
