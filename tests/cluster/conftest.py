@@ -1,4 +1,4 @@
-"""Peers in other processes and channels of every kind, for the tests of this folder."""
+"""Peers in other processes and names for channels, for the tests of this folder."""
 
 import os
 import sys
@@ -10,11 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peers import InProcessRig, Nursery, ProcessRig, Rig
+from peers import Nursery
 
 from wingbeat.cluster import segment
-
-KINDS = ["in-process", "shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="session")
@@ -39,22 +37,3 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     for path in left:
         path.unlink()
     assert not left
-
-
-@pytest.fixture(params=KINDS)
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """A verifier's end, and drafters to start for it."""
-    if request.param == "in-process":
-        rig = InProcessRig()
-    else:
-        rig = ProcessRig(request.param, request.getfixturevalue("nursery"), request.getfixturevalue("name"))
-    yield rig
-    rig.verifier.close()
-
-
-@pytest.fixture(params=KINDS[1:])
-def process_rig(request: pytest.FixtureRequest, nursery: Nursery, name: str) -> Iterator[ProcessRig]:
-    """The same, of the kinds whose drafter can be killed."""
-    rig = ProcessRig(request.param, nursery, name)
-    yield rig
-    rig.verifier.close()

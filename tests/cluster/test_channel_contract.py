@@ -2,14 +2,26 @@
 
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
-from peers import LONG_S, SHORT_S, SPEC, Rig, fill_reply, publish, round_trip
+from peers import LONG_S, SHORT_S, SPEC, InProcessRig, ProcessRig, Rig, fill_reply, publish, round_trip
 from torch import Tensor
 
 from wingbeat.cluster.channel import DrafterSide, InProcessChannel, VerifierSide
 from wingbeat.runtime.batch import TreeReply, reply_layout
+
+
+@pytest.fixture(params=["in-process", "shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """A verifier's end, and drafters to start for it."""
+    if request.param == "in-process":
+        rig = InProcessRig()
+    else:
+        rig = ProcessRig(request.param, request.getfixturevalue("nursery"), request.getfixturevalue("name"))
+    yield rig
+    rig.verifier.close()
 
 
 def randomise(tensor: Tensor, generator: torch.Generator) -> None:

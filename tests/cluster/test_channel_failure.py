@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from peers import LONG_S, SHORT_S, SPEC, Nursery, ProcessRig, eventually, publis
 from wingbeat.cluster.memory import ChannelError, Word
 from wingbeat.cluster.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.shm import ShmChannel
+
+
+@pytest.fixture(params=["shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
+def process_rig(request: pytest.FixtureRequest, nursery: Nursery, name: str) -> Iterator[ProcessRig]:
+    """A verifier's end, and drafters in processes that can be killed."""
+    rig = ProcessRig(request.param, nursery, name)
+    yield rig
+    rig.verifier.close()
 
 
 def test_an_incarnation_attaches_once_and_never_goes_back(name: str) -> None:

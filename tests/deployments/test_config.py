@@ -47,7 +47,7 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2: leave it out"),
         ({"device": "cuda"}, "num_gpus_per_verifier is 0"),
         ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
-        ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3: device 'cpu' allows only 0"),
+        ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3: beside a verifier on the CPU only 0"),
         ({"num_gpus_per_verifier": 1.5}, "num_gpus_per_verifier is 1.5: must be 0, a fraction up to 1, or a whole"),
         ({"channel": "cuda_ipc"}, "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu"),
         ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
