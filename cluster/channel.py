@@ -7,6 +7,14 @@ Rounds. The verifier fills the buffers of round n (parity n % 2) and then raises
 in the reply buffers of the same parity and then raises `REPLIED`. Round n may be filled once round n - 2 is answered.
 Each counter has one writer and is written after its data, so no lock is needed.
 
+Devices. Where a kind keeps messages on a device, a counter says "enqueued": the writer recorded an event before it
+raised the counter, and the reader makes its own stream wait for that event (`ReadyEvents`): no end waits for a device.
+- An event is waited for only when the doorbell rang for its very round, by the incarnation that is attached, and while
+  its recorder lives. What the recorder never reached, or left behind when it died, is never put before a stream.
+- Before the buffers of round n are filled again, the verifier's stream waits for the reply to round n - 2 also where
+  nobody asked for it: the drafter's device reads the old outcome until then. The other direction needs nothing more,
+  because the verifier records outcome n after it enqueued its reads of reply n - 2.
+
 A change of drafter. Each drafter attaches under an incarnation, larger than any before. It takes over by writing one
 word, `ATTACHED` (incarnation and process id together), last. From then on its predecessor's end is closed, and whatever
 that one still writes, if it was merely stopped, is fenced:
@@ -22,106 +30,24 @@ verification decides every token by itself. A bad tree costs speed, not output.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import prod
 
 import torch
-from torch import Tensor
 
 from wingbeat.cluster.doorbell import IDLE_SLEEP_S, Bell, Doorbell, PeerProcess, PumpDoorbell, fence, process_start
-from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
-
-ALIGNMENT_BYTES = 64
-NUM_WORDS = 64
-
-
-class ChannelError(RuntimeError):
-    """A channel cannot be made, found or attached to; the message is one line for the operator."""
-
-
-class Word:
-    """Index of each int64 word of the header; a cache line (8 words) has one writer."""
-
-    MAGIC = 0
-    VERSION = 1
-    SPEC_BYTES = 2
-    VERIFIER_PID = 3
-    VERIFIER_START = 4
-
-    OUTCOME_SEQ = 8
-    """Rounds published."""
-    CLOSED = 9
-    VERIFIER_BEAT = 10
-    """time.monotonic_ns of the side's last sign of life."""
-
-    REPLIED = 16
-    """Incarnation << ROUND_BITS | rounds answered."""
-    DRAFTER_BEAT = 17
-
-    ATTACHED = 24
-    """Incarnation << PID_BITS | process id of the drafter; 0 before the first one."""
-    DRAFTER_START = 25
-    DETACHED = 26
-    """The last incarnation that left on its own."""
-
-
-ROUND_BITS = 40
-PID_BITS = 32
-MAX_INCARNATION = 2**22
-
-
-@dataclass(frozen=True)
-class ChannelMemory:
-    """What both ends see: the header's words, two parities of messages, and the token history."""
-
-    spec: ChannelSpec
-    words: memoryview
-    """Format "q", NUM_WORDS long."""
-    outcomes: tuple[Outcome, Outcome]
-    replies: tuple[TreeReply, TreeReply]
-    token_ids: Tensor
-    """int64 [num_slots, max_model_len + 1]"""
-
-
-Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def history_layout(spec: ChannelSpec) -> Layout:
-    """Shape and dtype of the token history."""
-    return {"token_ids": ((spec.num_slots, spec.max_model_len + 1), torch.int64)}
-
-
-def buffer_bytes(spec: ChannelSpec) -> int:
-    """Bytes that `carve` needs: two outcomes, two replies and the token history, each field aligned."""
-    return 2 * _bytes_of(outcome_layout(spec)) + 2 * _bytes_of(reply_layout(spec)) + _bytes_of(history_layout(spec))
-
-
-def carve(spec: ChannelSpec, words: memoryview, raw: Tensor) -> ChannelMemory:
-    """Lay the channel's tensors over `raw` (uint8 [buffer_bytes(spec)], aligned to 64 bytes)."""
-    layouts = [outcome_layout(spec), outcome_layout(spec), reply_layout(spec), reply_layout(spec), history_layout(spec)]
-    parts, start = [], 0
-    for layout in layouts:
-        parts.append(_views(layout, raw, start))
-        start += _bytes_of(layout)
-    outcomes = (Outcome(**parts[0]), Outcome(**parts[1]))
-    replies = (TreeReply(**parts[2]), TreeReply(**parts[3]))
-    return ChannelMemory(spec, words, outcomes, replies, parts[4]["token_ids"])
-
-
-def _field_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return -(-prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _bytes_of(layout: Layout) -> int:
-    return sum(_field_bytes(shape, dtype) for shape, dtype in layout.values())
-
-
-def _views(layout: Layout, raw: Tensor, start: int) -> dict[str, Tensor]:
-    views = {}
-    for name, (shape, dtype) in layout.items():
-        views[name] = raw[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        start += _field_bytes(shape, dtype)
-    return views
+from wingbeat.cluster.memory import (
+    MAX_INCARNATION,
+    NUM_WORDS,
+    PID_BITS,
+    ROUND_BITS,
+    ChannelError,
+    ChannelMemory,
+    Region,
+    Word,
+    buffer_bytes,
+    carve,
+    write_owner,
+)
+from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply
 
 
 class VerifierSide:
@@ -135,6 +61,8 @@ class VerifierSide:
         self._replies = memory.replies
         self._outcome_headers = [outcome.header.numpy() for outcome in memory.outcomes]
         self._reply_headers = [reply.header.numpy() for reply in memory.replies]
+        self._outcome_ready = memory.outcome_ready
+        self._reply_ready = memory.reply_ready
         self._doorbell = doorbell
         self._outcome_bell = Bell(self._words, Word.OUTCOME_SEQ)
         self.on_close: Callable[[], object] | None = None
@@ -164,6 +92,9 @@ class VerifierSide:
             return None
         round_number = self._published + 1
         self._acquired = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
+        if self._acquired and self._is_answered(round_number - 2):
+            # False for a drafter that died since: its device reads nothing any more.
+            self._reply_ready.wait(round_number % 2, self.peer_alive())
         return self._outcomes[round_number % 2] if self._acquired else None
 
     def publish_outcome(self) -> int:
@@ -172,6 +103,7 @@ class VerifierSide:
             raise RuntimeError("publish_outcome without an acquired outcome")
         self._acquired = False
         self._published += 1
+        self._outcome_ready.record(self._published % 2)
         self._outcome_headers[self._published % 2][0] = self._published
         self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
         fence()
@@ -182,22 +114,36 @@ class VerifierSide:
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
         """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile.
 
-        Its tensors hold until round `round_number + 2` is published.
+        Its tensors hold until round `round_number + 2` is published. Those on a device may be read by what this
+        thread's current stream is given from now on. Of a drafter that died only finished work is taken.
         """
         incarnation = self.incarnation
         if not incarnation or not self._await_answer(round_number, timeout_s):
             return None
-        fence()
-        header = self._reply_headers[round_number % 2]
-        answers = header[0] == round_number and header[1] == incarnation == self.incarnation
-        return self._replies[round_number % 2] if answers else None
+        answers = incarnation == self.incarnation and self._is_answered(round_number)
+        if not answers or not self._reply_ready.wait(round_number % 2, self.peer_alive()):
+            return None
+        return self._replies[round_number % 2]
 
     def close(self) -> None:
-        """Close the channel for both ends; tensors already handed out stay mapped as long as they are held."""
+        """Close the channel for both ends.
+
+        Tensors in host memory that were handed out stay mapped as long as they are held; those on a device end here.
+        """
+        self._acquired = False
         self._words[Word.CLOSED] = 1
         self._outcome_bell.ring()
         if self.on_close is not None:
             self.on_close()
+
+    def _is_answered(self, round_number: int) -> bool:
+        """Whether the attached drafter's doorbell rang for this very round, not for one it skipped or a later one."""
+        words, incarnation = self._words, self.incarnation
+        if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
+            return False
+        fence()
+        header = self._reply_headers[round_number % 2]
+        return bool(header[0] == round_number and header[1] == incarnation)
 
     def _await_answer(self, round_number: int, timeout_s: float) -> bool:
         """True once the present drafter answered the round, or is not the present one any more."""
@@ -242,6 +188,10 @@ class DrafterSide:
         self._outcomes = memory.outcomes
         self._replies = memory.replies
         self._reply_headers = [reply.header.numpy() for reply in memory.replies]
+        self._outcome_ready = memory.outcome_ready
+        self._reply_ready = memory.reply_ready
+        self.on_close: Callable[[], object] | None = None
+        """Lets go of the memory; returns False where it is still in use and stays mapped."""
         self._doorbell = Doorbell(Bell(self._words, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
         self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
@@ -267,13 +217,19 @@ class DrafterSide:
         words[Word.ATTACHED] = self._attached
 
     def poll_outcome(self) -> Outcome | None:
-        """The oldest round not answered yet, or None; never blocks. Also a sign of life."""
+        """The oldest round not answered yet, or None; never blocks. Also a sign of life.
+
+        Tensors on a device may be read by what this thread's current stream is given from now on.
+        """
         if not self._round_waits():
             return None
         fence()
+        round_number = self._answered + 1
+        if not self._outcome_ready.wait(round_number % 2, self._verifier.alive()):
+            return None
         self._active_at = time.monotonic()
-        self._polled = self._answered + 1
-        return self._outcomes[self._polled % 2]
+        self._polled = round_number
+        return self._outcomes[round_number % 2]
 
     def wait_outcome(self, timeout_s: float) -> Outcome | None:
         """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
@@ -301,6 +257,7 @@ class DrafterSide:
         round_number, self._polled = self._polled, 0
         if not self._in_charge():
             return
+        self._reply_ready.record(round_number % 2)
         header = self._reply_headers[round_number % 2]
         header[0], header[1] = round_number, self.incarnation
         self._answered = round_number
@@ -320,10 +277,12 @@ class DrafterSide:
         return _age_s(self._words[Word.VERIFIER_BEAT])
 
     def close(self) -> None:
-        """Detach; the buffers stay with the verifier."""
-        if self._in_charge():
+        """Detach; the buffers stay with the verifier. Tensors on a device must not be used any more."""
+        attached, self._attached = self._attached, -1
+        released = self.on_close is None or self.on_close() is not False
+        # Also where the verifier closed first: it waits for this before it frees what the two shared.
+        if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
-        self._attached = -1
 
     def _in_charge(self) -> bool:
         return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
@@ -356,7 +315,7 @@ class InProcessChannel:
         words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
         write_owner(words)
         self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED))
-        self._memory = carve(spec, words, torch.zeros(buffer_bytes(spec), dtype=torch.uint8))
+        self._memory = carve(spec, words, Region(torch.zeros(buffer_bytes(spec), dtype=torch.uint8)))
         self.verifier_end = VerifierSide(self._memory, self._doorbell)
         self.drafter_end = DrafterSide(self._memory, incarnation=1)
 
@@ -373,12 +332,6 @@ class InProcessChannel:
         """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the one attached."""
         self.drafter_end = DrafterSide(self._memory, incarnation)
         return self.drafter_end
-
-
-def write_owner(words: memoryview) -> None:
-    """Enter this process as the channel's verifier."""
-    words[Word.VERIFIER_PID] = os.getpid()
-    words[Word.VERIFIER_START] = process_start(os.getpid())
 
 
 def _age_s(beat_ns: int) -> float:

@@ -1,15 +1,26 @@
-"""Where a verifier and its drafter run: one placement group per pair, both bundles on one node."""
+"""Where a verifier and its drafter run: one placement group per pair, both bundles on one node, and which GPU is whose.
 
-from typing import Any, NamedTuple
+Ray hides the other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and memory of a GPU that a process cannot see
+cannot be opened there. So Ray is told to leave that variable alone (`NO_NARROWING`), and each actor puts the GPU that
+Ray assigned to it first: in every thread of it, device 0 is its own, and the others are there to be reached.
 
-from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+Ray itself is imported only where it is called: a configuration is checked without it.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 VERIFIER_BUNDLE = 0
 """Serve puts the replica itself into the first bundle of its group."""
 DRAFTER_BUNDLE = 1
 STRATEGY = "STRICT_PACK"
 """The channel is memory of one node, so a pair never spans two."""
+NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+ROUNDING = 1e-6
+
+ChannelKind = Literal["shm", "cuda_ipc"]
 
 
 class Share(NamedTuple):
@@ -28,6 +39,10 @@ class Share(NamedTuple):
         bundle = self.bundle()
         return {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}
 
+    def env_vars(self) -> dict[str, str]:
+        """Environment of an actor with this share: one with a GPU sees all of its node."""
+        return {NO_NARROWING: "1"} if self.num_gpus > 0 else {}
+
 
 def pair_bundles(verifier: Share, drafter: Share | None) -> list[dict[str, float]]:
     """Bundles of one replica, the verifier's first; a single one where there is no drafter."""
@@ -40,8 +55,114 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
+    from ray.util.placement_group import get_current_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
     group = get_current_placement_group()
     if group is None:
         raise RuntimeError("a drafter is placed beside its verifier, but the caller has no placement group")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=DRAFTER_BUNDLE)
-    return {**drafter.actor_options(), "scheduling_strategy": strategy}
+    options = {**drafter.actor_options(), "scheduling_strategy": strategy}
+    # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
+    return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
+
+
+def check_gpu_amount(name: str, amount: float) -> None:
+    """Refuse what Ray cannot assign: devices are shared by fractions below 1, or taken whole.
+
+    Raises:
+        ValueError: names the field, the value and what is allowed.
+    """
+    if amount < 0 or (amount > 1 and amount != int(amount)):
+        raise ValueError(f"{name} is {amount}: must be 0, a fraction up to 1, or a whole number")
+
+
+def gpus_of_pair(verifier: Share, drafter: Share | None) -> int:
+    """GPUs that one node must have for a pair: fractions share one where they fit."""
+    shares = [verifier.num_gpus] + ([drafter.num_gpus] if drafter is not None else [])
+    whole = sum(int(share) for share in shares if share >= 1)
+    fractions = [share for share in shares if 0 < share < 1]
+    return whole + (1 if 0 < sum(fractions) <= 1 + ROUNDING else len(fractions))
+
+
+def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[float]) -> None:
+    """Refuse a pair that no node can hold, which Ray would wait for without end.
+
+    Args:
+        node_gpus: GPUs of each live node.
+
+    Raises:
+        ValueError: names both shares and the largest node.
+    """
+    needed, largest = gpus_of_pair(verifier, drafter), max(node_gpus, default=0.0)
+    if needed > largest + ROUNDING:
+        shares = f"num_gpus_per_verifier is {verifier.num_gpus:g}"
+        if drafter is not None:
+            shares += f" and num_gpus_per_drafter is {drafter.num_gpus:g}"
+        raise ValueError(f"{shares}: a pair needs {needed} GPU(s) of one node, Ray sees {largest:g} on the largest")
+
+
+def choose_channel(requested: str, verifier_device: str, drafter_device: str) -> ChannelKind:
+    """Kind of channel for a pair on one node.
+
+    Args:
+        requested: 'auto', 'shm' or 'cuda_ipc'; 'auto' is cuda_ipc where both sides sit on CUDA devices.
+        verifier_device, drafter_device: 'cpu' or 'cuda'.
+
+    Raises:
+        ValueError: cuda_ipc is requested and a side has no CUDA device; names the side.
+    """
+    sides = {"verifier": verifier_device, "drafter": drafter_device}
+    on_cpu = [f"the {side} is on {device}" for side, device in sides.items() if device != "cuda"]
+    if requested == "cuda_ipc" and on_cpu:
+        raise ValueError(f"channel is 'cuda_ipc': both sides need a GPU, {' and '.join(on_cpu)}; use 'auto' or 'shm'")
+    return "shm" if requested == "shm" or on_cpu else "cuda_ipc"
+
+
+def own_devices_first(assigned: Sequence[int | str], visible: str | None, num_devices: int) -> str:
+    """CUDA_VISIBLE_DEVICES that lists a process's own GPUs first and hides none.
+
+    Args:
+        assigned: ids of its GPUs, as `ray.get_gpu_ids` returns them: entries of `visible` where that is set.
+        visible: CUDA_VISIBLE_DEVICES as the process found it; None where it is not set.
+        num_devices: of the node; counts where `visible` is not set.
+
+    Raises:
+        ValueError: an assigned GPU is not among those the process can see.
+    """
+    everyone = [str(i) for i in range(num_devices)] if visible is None else [e.strip() for e in visible.split(",")]
+    own = [str(gpu) for gpu in assigned]
+    for gpu in own:
+        if gpu not in everyone:
+            raise ValueError(f"Ray assigned GPU {gpu}, which is not among the GPUs of this process: {everyone}")
+    return ",".join(own + [gpu for gpu in everyone if gpu not in own])
+
+
+def claim_devices() -> None:
+    """Make the GPU that Ray assigned to this actor its device 0; does nothing in an actor without one.
+
+    Call before anything touches CUDA: the driver reads the order of devices once.
+
+    Raises:
+        RuntimeError: CUDA is initialised already.
+        ValueError: the assigned GPU is hidden from this process.
+    """
+    import ray
+    import torch
+
+    assigned = ray.get_gpu_ids()
+    if not assigned:
+        return
+    if torch.cuda.is_initialized():
+        raise RuntimeError("GPUs must be claimed before CUDA is initialised in this process")
+    visible = os.environ.get(VISIBLE_DEVICES)
+    # torch counts by NVML as long as CUDA sleeps, and counts anew after a change of the variable.
+    num_devices = torch.cuda.device_count() if visible is None else 0
+    os.environ[VISIBLE_DEVICES] = own_devices_first(assigned, visible, num_devices)
+
+
+def node_gpus() -> list[float]:
+    """GPUs of each live node of the Ray cluster this process is connected to."""
+    import ray
+
+    return [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]

@@ -63,7 +63,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         Verifier,
         name="Verifier",
-        ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV}},
+        ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=STRATEGY,
         max_ongoing_requests=UNLIMITED,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 
@@ -79,6 +80,11 @@ class AppConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="'auto' is cuda where num_gpus_per_verifier is above 0, cpu elsewhere."
     )
+    channel: Literal["auto", "shm", "cuda_ipc"] = Field(
+        "auto",
+        description="What carries rounds between verifier and drafter: host memory, or GPU memory where both have a "
+        "GPU. 'auto' is cuda_ipc where both have one, shm elsewhere.",
+    )
     compile: bool = Field(False, description="Run the models through torch.compile; longer start, faster rounds.")
     threads: int = Field(1, ge=1, description="Torch CPU threads of the verifier, and of the drafter.")
     num_gpus_per_verifier: float = Field(0.0, ge=0, description="GPUs, or a share of one, per verifier.")
@@ -124,6 +130,14 @@ class AppConfig(BaseModel):
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
         if self.device == "cuda" and self.has_drafter() and self.drafter != "ngram" and self.num_gpus_per_drafter == 0:
             raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
+        for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
+            check_gpu_amount(name, getattr(self, name))
+        if self.resolved_device() == "cpu" and self.num_gpus_per_drafter > 0:
+            raise ValueError(
+                f"num_gpus_per_drafter is {self.num_gpus_per_drafter}: beside a verifier on the CPU only 0 is allowed"
+            )
+        if self.has_drafter():
+            self.channel_kind()
         for name in ("engine_factory", "drafter_factory"):
             if getattr(self, name).count(":") != 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: must read module:function")
@@ -155,6 +169,19 @@ class AppConfig(BaseModel):
         if self.device == "auto":
             return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
         return self.device
+
+    def drafter_device(self) -> str:
+        """`cpu` or `cuda`; prompt lookup runs on the CPU whatever share it has."""
+        on_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0 and self.drafter != "ngram"
+        return "cuda" if on_gpu else "cpu"
+
+    def channel_kind(self) -> ChannelKind:
+        """Kind of channel between verifier and drafter.
+
+        Raises:
+            ValueError: the kind asked for needs a GPU that a side does not have; names the side.
+        """
+        return choose_channel(self.channel, self.resolved_device(), self.drafter_device())
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""

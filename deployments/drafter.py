@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from wingbeat.cluster.channel import DrafterSide
-from wingbeat.cluster.shm import ShmChannel
+from wingbeat.cluster.placement import claim_devices
+from wingbeat.deployments.channels import attach_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.factories import load_factory
 from wingbeat.runtime.link import DrafterEnd
@@ -44,7 +45,10 @@ class DrafterActor:
     """
 
     def __init__(self, config: AppConfig) -> None:
+        if config.num_gpus_per_drafter > 0:
+            claim_devices()
         torch.set_num_threads(config.threads)
+        self._config = config
         self._worker: Worker = load_factory(config.drafter_factory)(config)
         self._lock = threading.Lock()
         self._attached = threading.Event()
@@ -62,9 +66,9 @@ class DrafterActor:
         """Serve the channel `name` from now on.
 
         Raises:
-            ChannelError: there is no such channel, or a later incarnation holds it.
+            ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
         """
-        end = ShmChannel.attach(name, incarnation)
+        end = attach_channel(self._config, name, incarnation)
         with self._lock:
             self._worker.attach(name, end)
         self._attached.set()

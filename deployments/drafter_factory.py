@@ -16,8 +16,9 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     torch.set_num_threads(config.threads)
     target = TargetDescription.from_checkpoint(config.model_dir())
     speculation = config.engine_config().speculation
-    device = "cuda" if config.resolved_device() == "cuda" and config.num_gpus_per_drafter > 0 else "cpu"
-    drafter = load_drafter(config.drafter_source(), target, speculation, getattr(torch, config.dtype), device)
+    drafter = load_drafter(
+        config.drafter_source(), target, speculation, getattr(torch, config.dtype), config.drafter_device()
+    )
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     return DraftWorker(drafter)

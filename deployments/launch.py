@@ -5,6 +5,7 @@ import time
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
+from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
 from wingbeat.deployments.app import build
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter_supervisor import root_cause
@@ -21,13 +22,25 @@ def launch(config: AppConfig, host: str = "127.0.0.1", port: int = 8000) -> None
     """Start Ray Serve's proxy and the application; returns when it answers requests.
 
     Raises:
-        StartError: a replica could not start, such as for a checkpoint that cannot be read.
+        StartError: no node has the GPUs of a pair, or a replica could not start, such as for a checkpoint that cannot
+            be read.
     """
     serve.start(http_options={"host": host, "port": port})
+    if config.resolved_device() == "cuda":
+        _check_gpus(config)
     try:
         serve.run(build(config), name=APP_NAME)
     except RuntimeError as error:
         raise StartError(_cause() or root_cause(error)) from None
+
+
+def _check_gpus(config: AppConfig) -> None:
+    verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
+    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+    try:
+        check_node_gpus(verifier, drafter, node_gpus())
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def wait() -> None:

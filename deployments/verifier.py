@@ -14,8 +14,10 @@ import torch
 from ray import serve
 
 from wingbeat.cluster.autoscaling import LOAD_METRIC
-from wingbeat.cluster.placement import Share, drafter_options
+from wingbeat.cluster.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.placement import Share, claim_devices, drafter_options
 from wingbeat.cluster.shm import ShmChannel
+from wingbeat.deployments.channels import create_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter import DrafterActor
 from wingbeat.deployments.drafter_supervisor import DrafterStartError, DrafterSupervisor, root_cause
@@ -73,13 +75,15 @@ class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`."""
 
     async def __init__(self, config: AppConfig) -> None:
+        if config.num_gpus_per_verifier > 0:
+            claim_devices()
         torch.set_num_threads(config.threads)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
         self._tasks: list[asyncio.Task] = []
         self._loop: EngineLoop | None = None
-        self._channel: ShmChannel | None = None
+        self._channel: ShmChannel | CudaIpcChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config) if config.has_drafter() else None
@@ -182,7 +186,7 @@ class Verifier:
 
     async def _start_drafter(self, config: AppConfig, spec: ChannelSpec, drafter: RayDrafter) -> None:
         name = f"{self._engine_id}.{os.getpid()}"
-        self._channel = ShmChannel.create(name, spec)
+        self._channel = create_channel(config, name, spec)
         end = self._channel.verifier_end
         self._supervisor = DrafterSupervisor(self._loop, name, end, lambda: RayDrafter(config))
         await self._supervisor.start(drafter)

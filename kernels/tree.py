@@ -2,13 +2,16 @@
 
 A tree is `token_ids` and `parents` [num_reqs, num_nodes]: node 0 is the root (parent -1), every other node's parent has
 a smaller index, and nodes from num_valid on are padding. Nothing here loops over nodes or requests, changes shape with
-the data or waits for the device, so all of it can be captured in a CUDA graph. Knows nothing of models or caches.
+the data or waits for the device, so all of it can be captured in a CUDA graph. CUDA tensors go to the kernels of
+`triton_tree`. Knows nothing of models or caches.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from wingbeat.kernels.sampling import gumbel_noise
 
 _WORD_BITS = 64
 
@@ -52,6 +55,36 @@ class GrownTree(NamedTuple):
     """int64 [num_reqs]: nodes that count, root included."""
 
 
+class PackedTree(NamedTuple):
+    """A finished tree and what its verification needs of it."""
+
+    tree: GrownTree
+    ancestor_words: Tensor
+    """int64 [num_reqs, num_nodes, ceil(num_nodes / 64)], as `ancestor_words`; padding sees itself and the root."""
+    positions: Tensor
+    """int64 [num_reqs, num_nodes]: root position + depth; the root's for padding."""
+
+
+class Coupling(NamedTuple):
+    """The noise the target will choose with, to rank candidates by; [num_reqs] each."""
+
+    temperatures: Tensor
+    """float32; at 0 candidates are ranked by their logits."""
+    seeds: Tensor
+    """int64"""
+    positions: Tensor
+    """int64: position the candidates will have."""
+
+
+class Candidates(NamedTuple):
+    """Continuations of some nodes, best first."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, width, top_k]: in the target's vocabulary."""
+    log_probs: Tensor
+    """float32 [num_reqs, width, top_k]"""
+
+
 def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
     """Which nodes each node sees: itself and its ancestors.
 
@@ -64,6 +97,10 @@ def ancestor_mask(parents: Tensor, max_depth: int | None = None) -> Tensor:
     Returns:
         bool [num_reqs, num_nodes, num_nodes]: row node sees column node.
     """
+    if parents.is_cuda:
+        from wingbeat.kernels import triton_tree
+
+        return triton_tree.ancestors(parents, max_depth, pack=False)
     num_reqs, num_nodes = parents.shape
     up = parents.clamp(min=0)
     ancestor = torch.arange(num_nodes, device=parents.device).expand(num_reqs, num_nodes)
@@ -89,6 +126,39 @@ def pack_mask(mask: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(mask, (0, num_words * _WORD_BITS - num_columns))
     bits = torch.arange(_WORD_BITS, device=mask.device)
     return (padded.unflatten(-1, (num_words, _WORD_BITS)).to(torch.int64) << bits).sum(dim=-1)
+
+
+def ancestor_words(parents: Tensor, max_depth: int | None = None) -> Tensor:
+    """`ancestor_mask`, packed as `pack_mask` does: int64 [num_reqs, num_nodes, ceil(num_nodes / 64)]."""
+    if parents.is_cuda:
+        from wingbeat.kernels import triton_tree
+
+        return triton_tree.ancestors(parents, max_depth, pack=True)
+    return pack_mask(ancestor_mask(parents, max_depth))
+
+
+def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor:
+    """Tokens from each node up to the root's child: the history a node has beyond the root's.
+
+    Args:
+        token_ids: int64 [num_reqs, num_nodes].
+        parents: int64 [num_reqs, num_nodes].
+        max_depth: depth of the deepest node.
+
+    Returns:
+        int64 [num_reqs, num_nodes, max_depth]: the node's own token, its parent's and so on; -1 from the root on.
+    """
+    if parents.is_cuda:
+        from wingbeat.kernels import triton_tree
+
+        return triton_tree.path_token_ids(token_ids, parents, max_depth)
+    up = parents.clamp(min=0)
+    path = torch.empty(*token_ids.shape, max_depth, dtype=torch.int64, device=token_ids.device)
+    node = torch.arange(token_ids.shape[1], device=token_ids.device).expand(token_ids.shape)
+    for step in range(max_depth):
+        path[:, :, step] = torch.where(node > 0, token_ids.gather(1, node), -1)
+        node = up.gather(1, node)
+    return path
 
 
 def unpack_mask(words: Tensor, num_nodes: int) -> Tensor:
@@ -119,6 +189,10 @@ def walk_tree(
         target_token_ids: int64 [num_reqs, num_nodes]: the token the target chooses after each node.
         max_path: most tokens a walk may emit, at least 1.
     """
+    if token_ids.is_cuda:
+        from wingbeat.kernels import triton_tree
+
+        return triton_tree.walk_tree(token_ids, parents, num_valid, target_token_ids, max_path)
     num_reqs, num_nodes = token_ids.shape
     index = torch.arange(num_nodes, device=token_ids.device)
     up = parents.clamp(min=0)
@@ -137,6 +211,39 @@ def walk_tree(
         walking.append(moved)
     nodes, emitted = torch.cat(path, dim=1), torch.cat(walking, dim=1)
     return WalkResult(nodes, emitted.sum(dim=1), target_token_ids.gather(1, nodes).masked_fill_(~emitted, 0))
+
+
+def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
+    """The likeliest continuations of each node and their log-probabilities.
+
+    With a coupling the scores are logits / temperature + Gumbel noise, and so are what the log-softmax is of: the best
+    of them is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). Of equal scores the kernel
+    takes the lower draft index, and the CPU path any.
+
+    Args:
+        logits: [num_reqs, width, draft_vocab_size], any float type.
+        draft_token_ids: int64 [draft_vocab_size]: the target's id of each draft token.
+        top_k: candidates of a node, 1 to draft_vocab_size.
+
+    Raises:
+        ValueError: top_k is out of range, or draft_token_ids does not have the logits' vocabulary.
+    """
+    vocab_size = logits.shape[-1]
+    if not 1 <= top_k <= vocab_size:
+        raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
+    if draft_token_ids.shape != (vocab_size,):
+        raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
+    if logits.is_cuda:
+        from wingbeat.kernels import triton_tree
+
+        return triton_tree.top_candidates(logits, draft_token_ids, top_k, coupling)
+    scores = logits.to(torch.float32)
+    if coupling is not None:
+        sampled = (coupling.temperatures > 0)[:, None]
+        noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
+        scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
+    best = torch.topk(scores, top_k, dim=-1)
+    return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))
 
 
 def select_frontier(scores: Tensor, count: int) -> Tensor:
@@ -186,12 +293,21 @@ class TreeTable:
         expected = (self.num_reqs, width, self.top_k)
         if tuple(candidate_token_ids.shape) != expected or candidate_log_probs.shape != candidate_token_ids.shape:
             raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
+        if level > 0 and (self._frontier is None or level >= self.steps):
+            raise ValueError(f"level {level} of {self.steps} added without the level before it")
+        if self._scores.is_cuda:
+            from wingbeat.kernels import triton_tree
+
+            previous = None if level == 0 else self._frontier
+            table = (self._token_ids, self._parents, self._scores)
+            self._frontier = triton_tree.add_level(
+                candidate_token_ids, candidate_log_probs, previous, table, self.level_start(level)
+            )
+            return self._frontier
         if level == 0:
             # Levels of an earlier tree that this one may not reach must not be kept.
             self._scores[:, 1:].fill_(float("-inf"))
             log_probs, parents = candidate_log_probs, torch.zeros_like(candidate_token_ids)
-        elif self._frontier is None or level >= self.steps:
-            raise ValueError(f"level {level} of {self.steps} added without the level before it")
         else:
             log_probs = candidate_log_probs
             parents = self._frontier.table_index[..., None].expand(expected)
@@ -203,9 +319,13 @@ class TreeTable:
         scores = log_probs if level == 0 else self._frontier.scores[..., None] + log_probs
         return self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
 
+    def level_start(self, level: int) -> int:
+        """Index of a level's first entry; its children of frontier node f begin top_k * f later."""
+        return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
+
     def _enter(self, level: int, token_ids: Tensor, parents: Tensor, scores: Tensor) -> Frontier:
         """Write a level [num_reqs, width * top_k] into the table and keep its best top_k as the frontier."""
-        begin = 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
+        begin = self.level_start(level)
         entries = slice(begin, begin + token_ids.shape[1])
         self._token_ids[:, entries] = token_ids
         self._parents[:, entries] = parents
@@ -227,6 +347,8 @@ class TreeTable:
         """
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
+        if self._scores.is_cuda:
+            return self._finalize_on_gpu(root_token_ids, num_nodes, None).tree
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
         # Missing candidates sort behind every real one, so that valid nodes come first.
@@ -252,3 +374,25 @@ class TreeTable:
             for root, body, fill in columns
         ]
         return GrownTree(*padded, num_valid=1 + valid.sum(dim=1))
+
+    def finalize_packed(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor) -> PackedTree:
+        """`finalize`, with the tree's ancestor words and positions.
+
+        Args:
+            root_token_ids: int64 [num_reqs].
+            num_nodes: as for `finalize`.
+            root_positions: int64 [num_reqs].
+
+        Raises:
+            ValueError: num_nodes is below 1.
+        """
+        if self._scores.is_cuda and num_nodes >= 1:
+            return self._finalize_on_gpu(root_token_ids, num_nodes, root_positions)
+        tree = self.finalize(root_token_ids, num_nodes)
+        return PackedTree(tree, ancestor_words(tree.parents, self.steps), root_positions[:, None] + tree.depths)
+
+    def _finalize_on_gpu(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor | None) -> PackedTree:
+        from wingbeat.kernels import triton_tree
+
+        table = (self._token_ids, self._parents, self._scores)
+        return triton_tree.finalize(table, self._depths, root_token_ids, num_nodes, self.steps, root_positions)

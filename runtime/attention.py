@@ -7,15 +7,19 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from wingbeat.kernels.attention import context_mask, paged_attention
+from wingbeat.kernels.attention import context_mask, paged_attention, tree_attention
 from wingbeat.kernels.kv_cache import store_kv
+from wingbeat.kernels.tree import pack_mask
 
 ATTENTION_NAME = "wingbeat"
 METADATA_KEYWORD = "wingbeat_batch"
 
 
 class AttentionSegment(NamedTuple):
-    """Rows of the flattened batch that share a shape: all decodes and trees of a round, or one prompt chunk."""
+    """Rows of the flattened batch that share a shape: all decodes and trees of a round, or one prompt chunk.
+
+    On the CPU it carries dense masks; on CUDA what the kernel makes them from.
+    """
 
     start: int
     num_reqs: int
@@ -23,9 +27,15 @@ class AttentionSegment(NamedTuple):
     block_tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
     masks: dict[int, Tensor]
-    """Additive mask [num_reqs, num_query, num_keys] by sliding window; 0 stands for none."""
+    """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window; 0 stands for none."""
     first_block: int | None = None
-    """Where a single request's blocks follow one another: its first one."""
+    """CPU: where a single request's blocks follow one another, its first one."""
+    num_context: Tensor | None = None
+    """CUDA: int64 [num_reqs], tokens before the first new row."""
+    positions: Tensor | None = None
+    """CUDA: int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
+    mask_words: Tensor | None = None
+    """CUDA: int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.pack_mask`; None is causal."""
 
 
 class AttentionMetadata(NamedTuple):
@@ -36,6 +46,8 @@ class AttentionMetadata(NamedTuple):
     kv_slots: Tensor
     """int64 [num_tokens]: where each row's KV goes."""
     segments: list[AttentionSegment]
+    workspace: Tensor | None = None
+    """CUDA: float32 scratch of `kernels.attention.tree_attention`; allocated by each launch where None."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +65,36 @@ def build_segment(
     start: int,
     query_positions: Tensor,
     num_context: Tensor,
-    visible: Tensor,
+    visible: Tensor | None,
     block_tables: Tensor,
     block_size: int,
     windows: tuple[int, ...],
     dtype: torch.dtype,
+    mask_words: Tensor | None = None,
 ) -> AttentionSegment:
-    """Masks of one segment for every window the model uses; arguments as in `kernels.attention.context_mask`."""
+    """One segment for the device of its positions: masks for every window the model uses, or the words behind them.
+
+    Args:
+        start: first row of the flattened batch.
+        query_positions: int64 [num_reqs, num_query], logical positions.
+        num_context: int64 [num_reqs]; row j is stored at num_context + j.
+        visible: bool [num_reqs, num_query, num_query], new rows each row attends to; None is causal, with row j at
+            position num_context + j.
+        block_tables: int64 [num_reqs, num_table_blocks].
+        windows: sliding windows; 0 stands for none.
+        dtype: of the masks.
+        mask_words: `visible`, packed, where a CUDA caller has the words already.
+    """
     num_reqs, num_query = query_positions.shape
+    if query_positions.is_cuda:
+        # A single row sees the context and itself, which is what causal means.
+        if mask_words is None and visible is not None and num_query > 1:
+            mask_words = pack_mask(visible)
+        return AttentionSegment(
+            start, num_reqs, num_query, block_tables, {}, None, num_context, query_positions, mask_words
+        )
+    if visible is None:
+        visible = torch.ones(num_query, num_query, dtype=torch.bool).tril().expand(num_reqs, -1, -1)
     num_keys = block_tables.shape[1] * block_size
     masks = {
         window: context_mask(query_positions, num_context, visible, num_keys, window or None, dtype)
@@ -102,6 +136,7 @@ def wingbeat_attention(
         sliding_window=sliding_window or 0,
         softcap=softcap,
         sinks=s_aux,
+        workspace=metadata.workspace,
     )
     return out[None], None
 
@@ -116,8 +151,13 @@ def attend_segments(
     sliding_window: int = 0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out."""
+    if query.is_cuda:
+        return _attend_in_blocks(
+            query, key_cache, value_cache, segments, scaling, sliding_window, softcap, sinks, workspace
+        )
     parts = []
     for segment in segments:
         end = segment.start + segment.num_reqs * segment.num_query
@@ -128,6 +168,40 @@ def attend_segments(
         )
         parts.append(out.flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_in_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    segments: list[AttentionSegment],
+    scaling: float,
+    sliding_window: int,
+    softcap: float | None,
+    sinks: Tensor | None,
+    workspace: Tensor | None,
+) -> Tensor:
+    """`attend_segments` with the blocks read in place and the segments written side by side."""
+    out = query.new_empty(*query.shape[:2], value_cache.shape[3])
+    for segment in segments:
+        rows = slice(segment.start, segment.start + segment.num_reqs * segment.num_query)
+        shape = (segment.num_reqs, segment.num_query)
+        tree_attention(
+            query[rows].unflatten(0, shape),
+            key_cache,
+            value_cache,
+            segment.block_tables,
+            segment.num_context,
+            segment.positions,
+            segment.mask_words,
+            scaling,
+            sliding_window=sliding_window or None,
+            softcap=softcap,
+            sinks=sinks,
+            out=out[rows].unflatten(0, shape),
+            workspace=workspace,
+        )
+    return out
 
 
 AttentionInterface.register(ATTENTION_NAME, wingbeat_attention)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.acceptance import NUM_BINS
+
 
 @dataclass(frozen=True)
 class ChannelSpec:
@@ -52,7 +54,7 @@ class Outcome(NamedTuple):
     """
 
     header: Tensor
-    """int64 [8]: round, num_decodes, num_chunks, num_proposals; the rest is zero."""
+    """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow; the rest is zero."""
     decode_slots: Tensor
     """int64 [num_slots], the first num_decodes rows count."""
     decode_positions: Tensor
@@ -85,6 +87,14 @@ class Outcome(NamedTuple):
     """float32 [num_slots] by slot; 0 is greedy."""
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
+    min_reach: Tensor
+    """float32 [max_path]: `wingbeat.runtime.acceptance.GrowthRule`, as the next three; zeros grow every level."""
+    acceptance_table: Tensor
+    """float32 [2, NUM_BINS]"""
+    depth_factors: Tensor
+    """float32 [max_path]"""
+    request_factors: Tensor
+    """float32 [num_slots] by slot"""
 
 
 class TreeReply(NamedTuple):
@@ -129,6 +139,10 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "block_tables": ((spec.num_slots, spec.max_blocks_per_seq), long),
         "temperatures": (slots, torch.float32),
         "seeds": (slots, long),
+        "min_reach": ((spec.max_path,), torch.float32),
+        "acceptance_table": ((2, NUM_BINS), torch.float32),
+        "depth_factors": ((spec.max_path,), torch.float32),
+        "request_factors": (slots, torch.float32),
     }
 
 

@@ -5,8 +5,8 @@ import time
 
 import torch
 
-from wingbeat.runtime.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.verifier_model import ForwardBatch, ModelOutput, VerifierModel
 
@@ -44,17 +44,5 @@ class CompiledDecode:
             for num_reqs in batches:
                 for width in sorted({max(widest // 2, 1), max(widest // 4, 1)}):
                     if width * self.config.block_size >= num_nodes:
-                        self._compiled(self._example(num_reqs, num_nodes, width))
+                        self._compiled(dummy_decode_batch(self.cache, self.windows, num_reqs, num_nodes, width, widest))
         logger.info("compiled the decode rounds in %.1f s", time.perf_counter() - started)
-
-    def _example(self, num_reqs: int, num_nodes: int, width: int) -> ForwardBatch:
-        device = self.cache.layers[0][0].device
-        dtype = self.cache.layers[0][0].dtype
-        tables = torch.zeros(num_reqs, self.config.max_blocks_per_seq, dtype=torch.int64, device=device)[:, :width]
-        positions = torch.arange(num_nodes, device=device).expand(num_reqs, -1)
-        visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
-        context = torch.zeros(num_reqs, dtype=torch.int64, device=device)
-        segment = build_segment(0, positions, context, visible, tables, self.config.block_size, self.windows, dtype)
-        flat = torch.zeros(num_reqs * num_nodes, dtype=torch.int64, device=device)
-        metadata = AttentionMetadata(self.cache.layers, flat, [segment])
-        return ForwardBatch(flat[None], positions.reshape(1, -1), None, metadata)

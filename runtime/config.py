@@ -13,6 +13,9 @@ class SpeculationConfig:
     """Children per expanded node, and nodes expanded per level. 1 drafts a chain."""
     verify_tree_size: int = 16
     """Nodes the verifier checks per sequence and round, the root included."""
+    adaptive: bool = False
+    """Let measured costs and tracked acceptance decide each round's depth and nodes, within the shape above, or that
+    nothing is drafted at all."""
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "draft_top_k"):
@@ -63,7 +66,8 @@ class EngineConfig:
     compile: bool = False
     """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on."""
     overlap: bool | None = None
-    """Let the host run one round behind the device; None does so where the device is not the host itself."""
+    """Let the host run one round behind the device. None does so where the device is not the host itself, unless
+    adaptive speculation has to see each round's trees first."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:

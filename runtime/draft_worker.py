@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.link import DrafterEnd
@@ -107,8 +108,11 @@ def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree
     reply, slots = end.reply, outcome.proposal_slots[:count]
     reply.epochs.copy_(outcome.epochs)
     reply.committed_lens.copy_(outcome.committed_lens)
+    width = trees.token_ids.shape[1]
     for name, field in trees._asdict().items():
-        getattr(reply, name)[slots] = field.to(slots.device)
+        into = getattr(reply, name)
+        into = into[:, :width] if into.dim() == 2 else into
+        into[slots] = field.to(slots.device)
 
 
 def _longest_path(outcome: Outcome) -> int:
@@ -126,15 +130,21 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     chunk_slots: list[int] = []
     chunk_positions: list[int] = []
     chunk_lens: list[int] = []
+    growth_rules: list[tuple[slice, Outcome]] = []
+    num_rows = max_levels = 0
     # On the CPU the round's longest path is width enough; elsewhere shapes stay fixed.
     width = max(_longest_path(outcome) for _, outcome in pending) if trim else None
     for attachment, outcome in pending:
-        _, num_decodes, num_chunks, num_proposals = outcome.header[:4].tolist()
+        _, num_decodes, num_chunks, num_proposals, levels = outcome.header[:5].tolist()
         lens = outcome.chunk_lens[:num_chunks].tolist()
         chunk_slots += (outcome.chunk_slots[:num_chunks] + attachment.slot_offset).tolist()
         chunk_positions += outcome.chunk_positions[:num_chunks].tolist()
         chunk_lens += lens
         offset = attachment.slot_offset
+        if num_proposals:
+            proposed = slice(num_rows, num_rows + num_proposals)
+            growth_rules.append((proposed, outcome))
+            num_rows, max_levels = proposed.stop, max(max_levels, levels)
         parts.append(
             {
                 "decode_slots": outcome.decode_slots[:num_decodes] + offset,
@@ -163,6 +173,26 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
         chunk_positions=chunk_positions,
         chunk_lens=chunk_lens,
         max_committed_len=longest,
+        max_levels=max_levels or None,
+        growth_rules=_growth_rules(growth_rules) if trim else (),
+    )
+
+
+def _growth_rules(proposals: list[tuple[slice, Outcome]]) -> tuple[tuple[slice, GrowthRule], ...]:
+    """One rule per verifier; none at all where one of them wants every level."""
+    if not all(bool(outcome.min_reach.any()) for _, outcome in proposals):
+        return ()
+    return tuple((rows, _growth_rule(outcome, rows.stop - rows.start)) for rows, outcome in proposals)
+
+
+def _growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule:
+    slots = outcome.proposal_slots[:num_proposals]
+    return GrowthRule(
+        outcome.min_reach.numpy(),
+        outcome.acceptance_table.numpy(),
+        outcome.depth_factors.numpy(),
+        outcome.request_factors[slots].numpy(),
+        (outcome.temperatures[slots] > 0).numpy(),
     )
 
 

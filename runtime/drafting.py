@@ -14,6 +14,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.batch import Outcome, TokenTree, TreeReply
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
@@ -41,10 +42,19 @@ class DraftSession:
 
     Args:
         slots: device state by slot, shared with the model runner.
+        adaptive: decides how deep to draft; without it every draft has the configured shape.
     """
 
-    def __init__(self, config: EngineConfig, block_manager: BlockManager, slots: SlotState) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        block_manager: BlockManager,
+        slots: SlotState,
+        adaptive: AdaptiveSpeculation | None = None,
+    ) -> None:
         self.config = config
+        self.adaptive = adaptive
+        self._max_levels = config.speculation.max_path - 1
         self.block_manager = block_manager
         self.slots = slots
         self.state = DrafterState.NONE
@@ -171,6 +181,12 @@ class DraftSession:
         proposals += [
             seq for c in plan.chunks if c.samples and (seq := c.seq).draft_complete and self._has_room(seq, 1)
         ]
+        levels = self._max_levels
+        if self.adaptive is not None:
+            draft = self.adaptive.plan(plan.decodes, proposals)
+            self.adaptive.write_rule(draft, outcome)
+            levels = draft.levels
+            proposals = proposals if levels else []
         for seq in self._asked:
             seq.tree_requested = False
         for seq in proposals:
@@ -183,7 +199,7 @@ class DraftSession:
         copy_into(outcome.block_tables, state.block_tables)
         copy_into(outcome.temperatures, state.temperatures)
         copy_into(outcome.seeds, state.seeds)
-        _write(outcome.header[1:4], [len(rows), num_chunks, len(proposals)])
+        _write(outcome.header[1:5], [len(rows), num_chunks, len(proposals), levels])
         self._round = self._end.publish_outcome()
 
     def settle(self, seq: Sequence, num_tokens: int) -> None:

@@ -1,11 +1,17 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
+
+from wingbeat.runtime.acceptance import AcceptanceTracker
+from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.block_manager import BlockManager
+from wingbeat.runtime.calibration import cost_tables, drafter_times, verifier_times
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafting import DrafterState, DraftSession
 from wingbeat.runtime.kv_cache import KVCache
@@ -13,9 +19,13 @@ from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.model_runner import ModelRunner, RoundInFlight, RoundResult
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.round_costs import RoundCosts
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.slot_state import SlotState
+from wingbeat.runtime.speculation_policy import PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier_model import VerifierModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -40,10 +50,15 @@ class _Stopwatch:
 
     def __init__(self, phases: PhaseTimes) -> None:
         self._phases = phases
-        self._last = time.perf_counter()
+        self._started = self._last = time.perf_counter()
 
-    def lap(self, phase: str, **within: float) -> None:
-        """End a phase.
+    @property
+    def total_s(self) -> float:
+        """Of all laps."""
+        return self._last - self._started
+
+    def lap(self, phase: str, **within: float) -> float:
+        """End a phase and return its seconds.
 
         Args:
             within: seconds of it that belong to other phases.
@@ -52,6 +67,7 @@ class _Stopwatch:
         spent, self._last = now - self._last, now
         for name, seconds in (within | {phase: spent - sum(within.values())}).items():
             setattr(self._phases, name, getattr(self._phases, name) + seconds)
+        return spent
 
 
 @dataclass
@@ -68,6 +84,8 @@ class EngineStats:
     num_replayed_tokens: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
+    policy: PolicyStats | None = None
+    """What was decided on speculation, and why; None where trees have a fixed shape."""
 
 
 class Engine:
@@ -93,9 +111,10 @@ class Engine:
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config)
         self.drafting = DraftSession(config, self.block_manager, self.slots)
+        self.adaptive: AdaptiveSpeculation | None = None
         self.speculation = SpeculationMetrics()
         self.phases = PhaseTimes()
-        self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
+        self.overlap = _overlaps(config, loaded.device)
         self._in_flight: deque[RoundInFlight] = deque()
         self._settled_outputs: list[RequestOutput] = []
         self._num_attached = 0
@@ -141,6 +160,8 @@ class Engine:
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
         self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
+        if self.config.speculation.adaptive and self.adaptive is None:
+            self.adaptive = self.drafting.adaptive = self._calibrate(end)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -166,7 +187,9 @@ class Engine:
             rows = self.slots.load(plan)
             watch.lap("schedule_s")
             trees = self.drafting.collect(plan.decodes, rows)
-            watch.lap("draft_wait_s")
+            waited_s = watch.lap("draft_wait_s")
+            if self.adaptive is not None:
+                trees = self.adaptive.prune(trees, plan.decodes)
             flight = self.runner.launch(plan, rows, trees)
             self.scheduler.advance(plan, with_trees=trees is not None)
             self._in_flight.append(flight)
@@ -176,15 +199,33 @@ class Engine:
                 watch.lap("wait_s")
             self.drafting.publish(plan, flight)
             watch.lap("publish_s")
-        return self._settle(watch, leave=1 if launched and self.overlap else 0)
+        outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
+        if self.adaptive is not None and launched and not plan.chunks:
+            self.adaptive.observe(RoundTimes(waited_s, flight.forward_s, watch.total_s))
+        return outputs
 
     def _schedule(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         for seq in plan.admitted:
             self.drafting.admit(seq)
+            if self.adaptive is not None:
+                self.adaptive.admit(seq)
         plan = self.drafting.plan_replay(plan)
         self._num_replayed_tokens += sum(chunk.length for chunk in plan.chunks if chunk.replay)
         return plan
+
+    def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
+        """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
+        speculation = self.config.speculation
+        verifier = verifier_times(self.loaded, self.model, self.cache, self.config)
+        drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
+        if drafter is None:
+            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
+            return None
+        costs = RoundCosts(cost_tables(verifier, drafter))
+        max_depth = speculation.max_path - 1
+        tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
+        return AdaptiveSpeculation(SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes))
 
     def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
         """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
@@ -200,10 +241,15 @@ class Engine:
 
     def _update(self, flight: RoundInFlight, result: RoundResult) -> list[RequestOutput]:
         """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
-        decodes, epochs = [], iter(flight.epochs)
-        for seq, token_ids, num_valid in zip(flight.plan.decodes, result.token_ids, result.num_valid, strict=True):
-            if seq.epoch != next(epochs):
+        epochs = iter(flight.epochs)
+        live = [seq.epoch == next(epochs) for seq in flight.plan.decodes]
+        if self.adaptive is not None:
+            self.adaptive.learn(result, live)
+        decodes = []
+        for row, seq in enumerate(flight.plan.decodes):
+            if not live[row]:
                 continue
+            token_ids, num_valid = result.token_ids[row], result.num_valid[row]
             if num_valid > 1:
                 seq.metrics.record(num_valid - 1, len(token_ids) - 1)
                 self.speculation.record(num_valid - 1, len(token_ids) - 1)
@@ -229,8 +275,24 @@ class Engine:
             num_replayed_tokens=self._num_replayed_tokens,
             speculation=self.speculation,
             phases=self.phases,
+            policy=None if self.adaptive is None else self.adaptive.stats(),
         )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
         self.scheduler.check_integrity()
+
+
+def _overlaps(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the host runs one round behind.
+
+    Raises:
+        ValueError: it is asked to where adaptive speculation must see each round's trees and times first.
+    """
+    must_see = device.type != "cpu" and config.speculation.adaptive
+    if config.overlap and must_see:
+        raise ValueError(
+            f"overlap is True and speculation.adaptive is True: on {device} the host decides on each round's trees, so "
+            "it cannot run a round behind; set one of them to False"
+        )
+    return device.type != "cpu" and not must_see if config.overlap is None else config.overlap

@@ -37,6 +37,8 @@ class RoundResult(NamedTuple):
     """Nodes of the tree that was verified, by decode; 1 is a bare root."""
     chunk_token_ids: list[list[int]]
     """By chunk: the token its last row yields, or nothing."""
+    path_nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
 
 
 class AcceptedPaths(NamedTuple):
@@ -52,6 +54,8 @@ class AcceptedPaths(NamedTuple):
     """int64 [num_decodes]: tokens emitted, 1..max_path."""
     num_valid: Tensor
     """int64 [num_decodes]: nodes that were verified, root included."""
+    nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
     taps: Tensor | None
     """[num_decodes, max_path, taps_size] along the path; one column where all roots are bare."""
 
@@ -85,16 +89,13 @@ class RoundInFlight:
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def _result(self) -> RoundResult:
-        values = self.download.wait()
-        num_decodes, width = self.decodes.token_ids.shape
-        counts = values[:num_decodes]
-        num_valid = values[num_decodes : 2 * num_decodes]
-        starts = range(2 * num_decodes, 2 * num_decodes + num_decodes * width, width)
-        sampled = iter(values[2 * num_decodes + num_decodes * width :])
+        num_tokens, num_valid, token_ids, nodes, sampled = self.download.wait()
+        left = iter(sampled.tolist())
         return RoundResult(
-            token_ids=[values[start : start + count] for start, count in zip(starts, counts, strict=True)],
-            num_valid=num_valid,
-            chunk_token_ids=[[next(sampled)] if chunk.samples else [] for chunk in self.plan.chunks],
+            token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
+            num_valid=num_valid.tolist(),
+            chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
+            path_nodes=nodes,
         )
 
 
@@ -268,7 +269,7 @@ class ModelRunner:
             slots = upload(sampling, self.device)
             self.slots.committed_lens[slots] += 1
             self.slots.last_token_ids[slots] = sampled
-        parts = (accepted.num_tokens, accepted.num_valid, accepted.token_ids.flatten(), sampled)
+        download = Download([accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled])
         return RoundInFlight(
             plan=plan,
             epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
@@ -276,7 +277,7 @@ class ModelRunner:
             sampled=sampled,
             chunk_taps=None if taps is None else taps[num_decode_rows:],
             forward_s=forward_s,
-            download=Download(torch.cat(parts)),
+            download=download,
         )
 
     def _accept(self, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
@@ -284,7 +285,8 @@ class ModelRunner:
         max_path = self.max_depth + 1
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
-            return AcceptedPaths(empty, empty, empty.view(0, max_path), empty, empty, None)
+            none = empty.view(0, max_path)
+            return AcceptedPaths(empty, empty, none, empty, empty, none, None)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen.view(num_reqs, num_nodes)
@@ -298,7 +300,9 @@ class ModelRunner:
         path_taps = None
         if taps is not None:
             path_taps = taps[walk.nodes + torch.arange(num_reqs, device=self.device)[:, None] * num_nodes]
-        return AcceptedPaths(decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, path_taps)
+        return AcceptedPaths(
+            decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
+        )
 
     def _compact(self, decodes: _Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
         """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""

@@ -1,7 +1,6 @@
 """Numbers between host and device without waiting: uploads from, and downloads into, pinned memory."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,19 +20,21 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 class Download:
-    """A tensor on its way to the host: enqueued when made, waited for by `wait`."""
+    """int64 tensors on their way to the host: enqueued as one copy when made, waited for by `wait`."""
 
-    def __init__(self, source: Tensor) -> None:
+    def __init__(self, parts: list[Tensor]) -> None:
+        self._shapes = [part.shape for part in parts]
         self._event: torch.cuda.Event | None = None
-        self._host = source
-        if source.device.type != "cpu":
-            self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-            self._host.copy_(source, non_blocking=True)
+        self._host = torch.cat([part.flatten() for part in parts])
+        if self._host.device.type != "cpu":
+            pinned = torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
+            self._host = pinned.copy_(self._host, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def wait(self) -> list[Any]:
-        """The numbers, once they have arrived."""
+    def wait(self) -> list[Tensor]:
+        """The tensors on the host, once they have arrived."""
         if self._event is not None:
             self._event.synchronize()
-        return self._host.tolist()
+        arrived = self._host.split([shape.numel() for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(arrived, self._shapes, strict=True)]

@@ -9,6 +9,14 @@ import pytest
 TESTS = str(Path(__file__).parent)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measurements of tiny models stay out of the user's cache, and no test finds those of another run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 
 
@@ -46,6 +47,10 @@ class DraftBatch(NamedTuple):
     """int64 [num_slots, max_model_len + 1]: token history; committed_lens entries count."""
     max_committed_len: int
     """Longest sequence among decodes, chunks and proposals: bounds the context to gather."""
+    max_levels: int | None = None
+    """Most levels to grow this time; None is the configured depth."""
+    growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
+    """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
 
 
 class Drafter(ABC):

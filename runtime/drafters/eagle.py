@@ -14,6 +14,7 @@ from wingbeat.kernels.attention import masked_attention
 from wingbeat.kernels.kv_cache import store_kv
 from wingbeat.kernels.sampling import gumbel_noise
 from wingbeat.kernels.tree import TreeTable
+from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_segment
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
@@ -132,12 +133,15 @@ class EagleDrafter(Drafter):
         slots = batch.proposal_slots
         lens = batch.committed_lens[slots]
         top_k, steps = self.speculation.draft_top_k, self.speculation.max_path - 1
+        if batch.max_levels is not None:
+            steps = min(steps, batch.max_levels)
         start = _Start(
             hidden=self._hidden[slots][:, None],
             lens=lens,
             roots=batch.token_ids[slots].gather(1, (lens - 1)[:, None]),
             noise=_Coupling(batch.temperatures[slots], batch.seeds[slots], lens, self.head.draft_token_ids),
             workspace=_Workspace(self._cache, batch, lens, self.block_size, top_k, steps - 1),
+            rules=batch.growth_rules,
         )
         return self._grow_chain(start, steps) if top_k == 1 else self._grow_tree(start, top_k, steps)
 
@@ -146,30 +150,38 @@ class EagleDrafter(Drafter):
         hidden, positions = start.hidden, start.lens[:, None] - 1
         token_ids, log_probs = self._candidates(hidden, start.noise, 0)
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
+        chosen = torch.zeros(len(start.lens), 1, dtype=torch.int64)
         for level in range(1, steps):
+            if not self._another_level_pays(start, log_probs, chosen, level):
+                break
             attend = start.workspace.attend(level - 1, None, self.scaling)
             hidden = self.head(drafted[-1], self.head.feedback(hidden), positions, attend)
             token_ids, log_probs = self._candidates(hidden, start.noise, level)
             drafted.append(token_ids[:, 0])
             scores.append(log_probs[:, 0])
             positions = positions + 1
-        steps_taken = torch.arange(steps + 1, device=self.device).expand(len(start.lens), -1)
+        grown = len(drafted)
+        steps_taken = torch.arange(grown + 1, device=self.device).expand(len(start.lens), -1)
         return TokenTree(
             token_ids=torch.cat([start.roots, *drafted], dim=1),
             parents=steps_taken - 1,
             depths=steps_taken,
             scores=torch.cat([torch.zeros_like(scores[0]), *scores], dim=1).cumsum(dim=1),
-            num_valid=torch.full_like(start.lens, steps + 1),
+            num_valid=torch.full_like(start.lens, grown + 1),
         )
 
     def _grow_tree(self, start: "_Start", top_k: int, steps: int) -> TokenTree:
         """EAGLE-2's dynamic tree: each level expands the top_k best nodes of the level before."""
         num_reqs, hidden = start.hidden.shape[0], start.hidden
         table = self._table(num_reqs)
-        frontier = table.add_level(0, *self._candidates(hidden, start.noise, 0))
+        token_ids, log_probs = self._candidates(hidden, start.noise, 0)
+        frontier = table.add_level(0, token_ids, log_probs)
         visible = torch.zeros(num_reqs, 1, top_k * (steps - 1), dtype=torch.bool, device=self.device)
         own = torch.arange(top_k, device=self.device)[None, :, None].expand(num_reqs, -1, -1)
         for level in range(1, steps):
+            chosen = frontier.table_index - table.level_start(level - 1)
+            if not self._another_level_pays(start, log_probs, chosen, level):
+                break
             parent = frontier.frontier_parent[..., None]
             features = self.head.feedback(hidden.gather(1, parent.expand(-1, -1, hidden.shape[2])))
             visible = visible.gather(1, parent.expand(-1, -1, visible.shape[2]))
@@ -177,8 +189,17 @@ class EagleDrafter(Drafter):
             positions = (start.lens - 2 + level)[:, None].expand(-1, top_k)
             attend = start.workspace.attend(level - 1, visible, self.scaling)
             hidden = self.head(frontier.token_ids, features, positions, attend)
-            frontier = table.add_level(level, *self._candidates(hidden, start.noise, level))
+            token_ids, log_probs = self._candidates(hidden, start.noise, level)
+            frontier = table.add_level(level, token_ids, log_probs)
         return TokenTree(*table.finalize(start.roots[:, 0], self.speculation.num_nodes))
+
+    def _another_level_pays(self, start: "_Start", log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
+        """Whether any verifier's rule wants a level below `depth`; always, where asking would hold up the device."""
+        if self.device.type != "cpu" or not start.rules:
+            return True
+        given, expanded = log_probs.numpy(), chosen.numpy()
+        # Every rule is asked: each keeps the path probabilities of its rows.
+        return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in start.rules])
 
     def _candidates(self, hidden: Tensor, noise: "_Coupling", level: int) -> tuple[Tensor, Tensor]:
         """Best top_k continuations of hidden [num_reqs, width, H]: target ids and log-probabilities."""
@@ -217,6 +238,7 @@ class _Start(NamedTuple):
     """int64 [num_reqs, 1]"""
     noise: "_Coupling"
     workspace: "_Workspace"
+    rules: tuple[tuple[slice, GrowthRule], ...]
 
 
 class _Coupling:

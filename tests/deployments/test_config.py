@@ -47,6 +47,11 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2: leave it out"),
         ({"device": "cuda"}, "num_gpus_per_verifier is 0"),
         ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
+        ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3: beside a verifier on the CPU only 0"),
+        ({"num_gpus_per_verifier": 1.5}, "num_gpus_per_verifier is 1.5: must be 0, a fraction up to 1, or a whole"),
+        ({"channel": "cuda_ipc"}, "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu"),
+        ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
+        ({"channel": "nccl"}, "channel"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
         ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),
         ({"max_seqs": 4}, "max_seqs"),
@@ -56,6 +61,21 @@ def test_strings_of_the_command_line_become_typed_values():
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(values: dict, message: str):
     with pytest.raises(ValidationError, match=message.replace("(", r"\(")):
         AppConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({}, "shm"),
+        ({"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}, "cuda_ipc"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, "cuda_ipc"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "channel": "shm"}, "shm"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 0.5, "drafter": "ngram"}, "shm"),
+    ],
+    ids=["cpu", "one-gpu", "two-gpus", "asked-for", "prompt-lookup"],
+)
+def test_rounds_go_through_gpu_memory_where_both_sides_have_a_gpu(values: dict, kind: str):
+    assert AppConfig.model_validate(values).channel_kind() == kind
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

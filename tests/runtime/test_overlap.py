@@ -12,6 +12,7 @@ from watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.engine import _overlaps
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_runner import RoundInFlight
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams
@@ -322,3 +323,34 @@ def test_an_aborted_request_leaves_at_once_and_its_round_in_flight_is_void(ref, 
     tokens = run.finish()
     assert tokens[0] == before
     assert tokens[1:] == first(ref)[1:3]
+
+
+def test_adaptive_trees_are_learned_from_one_round_late(ref, engine_of):
+    loaded, end = ending(ref)
+    load = Load(ref, end, seed=3)
+    adaptive = replace(TREE, adaptive=True)
+    engine = engine_of(loaded, eagle_drafter(ref.loaded, TREE), speculation=adaptive, **TIGHT)
+    tokens, _, reasons = load.play(engine)
+    assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
+    assert sum(engine.stats().policy.decisions.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "adaptive", "overlap", "expected"),
+    [
+        ("cpu", False, None, False),
+        ("cpu", False, True, True),
+        ("cpu", True, True, True),
+        ("cuda", False, None, True),
+        ("cuda", False, False, False),
+        ("cuda", True, None, False),
+    ],
+)
+def test_who_runs_one_round_behind(device, adaptive, overlap, expected):
+    config = engine_config(replace(TREE, adaptive=adaptive), overlap=overlap)
+    assert _overlaps(config, torch.device(device)) is expected
+
+
+def test_adaptive_trees_and_a_host_behind_an_accelerator_exclude_each_other():
+    with pytest.raises(ValueError, match="overlap is True and speculation.adaptive is True: on cuda"):
+        _overlaps(engine_config(replace(TREE, adaptive=True), overlap=True), torch.device("cuda"))

@@ -1,0 +1,235 @@
+"""The measured model: the Llama-3.1-8B shape with random weights, and its plain and verification steps as stages."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from _harness import Bench
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from wingbeat.kernels.kv_cache import move_kv
+from wingbeat.kernels.tree import ancestor_mask, walk_tree
+from wingbeat.runtime.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.runtime.kv_cache import KVCache
+from wingbeat.runtime.model_loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier_model import ForwardBatch, ModelOutput, VerifierModel
+
+MAX_DEPTH = 6
+"""Of the measured trees."""
+BLOCK_SIZE = 16
+
+_LLAMA_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+_TOY = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def llama_config(bench: Bench, **overrides) -> LlamaConfig:
+    """The 8B shape; a toy in a quick run."""
+    shape = {**_LLAMA_8B, **_TOY} if bench.quick else _LLAMA_8B
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return LlamaConfig(**{**shape, **ids, "tie_word_embeddings": False, **overrides})
+
+
+def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = None) -> LoadedModel:
+    """A verifier with random weights, drawn on the device."""
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype or bench.dtype)
+    return prepare_model(model, "random")
+
+
+def shape_facts(config: LlamaConfig, dtype: torch.dtype) -> dict[str, str]:
+    """The model in words."""
+    return {
+        "model": f"{config.num_hidden_layers} layers, hidden {config.hidden_size}, intermediate "
+        f"{config.intermediate_size}, {config.num_attention_heads}/{config.num_key_value_heads} heads of "
+        f"{config.head_dim}, vocabulary {config.vocab_size}, random {str(dtype).removeprefix('torch.')} weights"
+    }
+
+
+def plain_step_bytes(config: LlamaConfig, itemsize: int, context: int) -> int:
+    """Bytes a plain step at batch 1 must read: every weight but the embedding table, and the context's KV."""
+    hidden, dim = config.hidden_size, config.head_dim
+    attention = hidden * dim * 2 * (config.num_attention_heads + config.num_key_value_heads)
+    layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
+    kv = context * config.num_key_value_heads * dim * 2
+    return itemsize * (config.num_hidden_layers * (layer + kv) + hidden + hidden * config.vocab_size)
+
+
+class StepInputs(NamedTuple):
+    """Trees to verify; one node wide, bare roots."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, num_nodes]"""
+    parents: Tensor
+    """int64 [num_reqs, num_nodes]"""
+    num_context: Tensor
+    """int64 [num_reqs]"""
+    block_tables: Tensor
+    """int64 [num_reqs, width]"""
+
+
+class PlainOutputs(NamedTuple):
+    """Of a plain step."""
+
+    token_ids: Tensor
+    """int64 [num_reqs]"""
+
+
+class VerifyOutputs(NamedTuple):
+    """Of a verification."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, max_path]: emitted tokens, the rest zero."""
+    num_tokens: Tensor
+    """int64 [num_reqs]"""
+    taps: Tensor
+    """[num_reqs, max_path, taps_size] along the accepted path."""
+
+
+class Steps:
+    """A verifier, KV of sequences in its cache, and its two stages.
+
+    Args:
+        context: tokens in each sequence's cache, of random content.
+        max_nodes: room behind the context.
+        tap_layers: as a drafter would ask for; none for plain decoding without one.
+    """
+
+    def __init__(
+        self, bench: Bench, loaded: LoadedModel, num_reqs: int, context: int, max_nodes: int, tap_layers: Sequence[int]
+    ) -> None:
+        self.bench, self.loaded, self.context = bench, loaded, context
+        self.model = VerifierModel(loaded, tuple(tap_layers))
+        self.width = -(-(context + max_nodes) // BLOCK_SIZE)
+        config = EngineConfig(
+            max_num_seqs=num_reqs,
+            max_model_len=context + max_nodes,
+            block_size=BLOCK_SIZE,
+            num_kv_blocks=2 + num_reqs * (self.width + 2),
+        )
+        self.cache = KVCache(loaded.layers, config, loaded.dtype, bench.device)
+        for part in (part for layer in self.cache.layers for part in layer):
+            part.normal_()
+        blocks = 1 + torch.randperm(num_reqs * self.width, device=bench.device)
+        self.block_tables = blocks.view(num_reqs, self.width)
+        self.pool = GraphPool(CudaGraphDevice(bench.device)) if bench.device.type == "cuda" else None
+
+    def plain_runner(self, batches: Sequence[int]) -> GraphRunner[StepInputs, PlainOutputs]:
+        """Base plain decoding, captured."""
+        return self._runner(Stage.BASE_DECODING, self.decode, [Bucket(n) for n in batches])
+
+    def verify_runner(self, buckets: Sequence[Bucket]) -> GraphRunner[StepInputs, VerifyOutputs]:
+        """Base verification, captured."""
+        return self._runner(Stage.BASE_VERIFICATION, self.verify, buckets)
+
+    def _runner(self, stage: Stage, function, buckets: Sequence[Bucket]) -> GraphRunner:
+        pool = self.pool or GraphPool(_Uncaptured())
+        runner = GraphRunner(stage, function, self.padding_row, buckets, pool)
+        if self.pool is not None:
+            pool.capture(runner)
+            if pool.stats.failed:
+                raise RuntimeError(f"captures failed: {pool.stats.failed}")
+        return runner
+
+    def padding_row(self, num_nodes: int) -> StepInputs:
+        """A bare root of token 0 over no context, written to block 0."""
+        zeros = torch.zeros(1, num_nodes, dtype=torch.int64, device=self.bench.device)
+        return StepInputs(
+            zeros, _chain(num_nodes, self.bench.device)[None], zeros[:, 0], zeros.new_zeros(1, self.width)
+        )
+
+    def random_inputs(self, num_reqs: int, num_nodes: int) -> StepInputs:
+        """Random tokens in trees of at most MAX_DEPTH levels, or bare roots."""
+        device = self.bench.device
+        tokens = torch.randint(0, self.loaded.vocab_size, (num_reqs, num_nodes), device=device)
+        context = torch.full((num_reqs,), self.context, dtype=torch.int64, device=device)
+        parents = _tree(num_nodes, device).expand(num_reqs, -1)
+        return StepInputs(tokens, parents, context, self.block_tables[:num_reqs])
+
+    def decode(self, inputs: StepInputs) -> PlainOutputs:
+        """Forward pass and greedy choice of bare roots."""
+        visible = torch.ones(len(inputs.token_ids), 1, 1, dtype=torch.bool, device=self.bench.device)
+        output = self._forward(inputs, inputs.num_context[:, None], visible)
+        return PlainOutputs(output.logits.argmax(dim=-1))
+
+    def verify(self, inputs: StepInputs) -> VerifyOutputs:
+        """Forward pass over trees, greedy choice at every node, walk, compaction and the path's taps."""
+        num_reqs, num_nodes = inputs.token_ids.shape
+        visible = ancestor_mask(inputs.parents, MAX_DEPTH)
+        positions = inputs.num_context[:, None] + visible.sum(dim=2) - 1
+        output = self._forward(inputs, positions, visible)
+        targets = output.logits.argmax(dim=-1).view(num_reqs, num_nodes)
+        num_valid = torch.full_like(inputs.num_context, num_nodes)
+        walk = walk_tree(inputs.token_ids, inputs.parents, num_valid, targets, min(MAX_DEPTH + 1, num_nodes))
+        steps = torch.arange(walk.nodes.shape[1], device=self.bench.device)
+        moved = (steps < walk.num_tokens[:, None]) & (walk.nodes != steps)
+        source, target = (
+            torch.where(moved, self._kv_slots(inputs, inputs.num_context[:, None] + index), 0)
+            for index in (walk.nodes, steps.expand_as(walk.nodes))
+        )
+        move_kv(self.cache.layers, source.flatten(), target.flatten())
+        rows = walk.nodes + torch.arange(num_reqs, device=self.bench.device)[:, None] * num_nodes
+        return VerifyOutputs(walk.token_ids, walk.num_tokens, output.taps[rows])
+
+    def _forward(self, inputs: StepInputs, positions: Tensor, visible: Tensor) -> ModelOutput:
+        num_nodes = inputs.token_ids.shape[1]
+        storage = inputs.num_context[:, None] + torch.arange(num_nodes, device=self.bench.device)
+        segment = build_segment(
+            0, positions, inputs.num_context, visible, inputs.block_tables, BLOCK_SIZE, self.loaded.windows,
+            self.loaded.dtype,
+        )  # fmt: skip
+        metadata = AttentionMetadata(self.cache.layers, self._kv_slots(inputs, storage).flatten(), [segment])
+        return self.model(ForwardBatch(inputs.token_ids.flatten()[None], positions.flatten()[None], None, metadata))
+
+    def _kv_slots(self, inputs: StepInputs, storage: Tensor) -> Tensor:
+        return inputs.block_tables.gather(1, storage // BLOCK_SIZE) * BLOCK_SIZE + storage % BLOCK_SIZE
+
+
+class _Uncaptured:
+    """Stands for a device where nothing is captured."""
+
+    def new_pool(self) -> None:
+        return None
+
+
+def _chain(num_nodes: int, device: torch.device) -> Tensor:
+    return torch.arange(-1, num_nodes - 1, device=device)
+
+
+def _tree(num_nodes: int, device: torch.device) -> Tensor:
+    """Parents of a tree whose root has as many branches as it takes for none to be deeper than MAX_DEPTH."""
+    branches = max(-(-(num_nodes - 1) // MAX_DEPTH), 1)
+    return (
+        (torch.arange(num_nodes, device=device) - branches)
+        .clamp_min(0)
+        .index_fill_(0, torch.zeros(1, dtype=torch.int64, device=device), -1)
+    )

@@ -1,0 +1,78 @@
+"""Tree attention alone against copy bandwidth: what it must read, over the time it takes."""
+
+from typing import NamedTuple
+
+import torch
+from _harness import Bench, Figure, Result, run
+from _model import BLOCK_SIZE, llama_config
+
+from wingbeat.kernels.attention import tree_attention
+from wingbeat.kernels.tree import pack_mask
+from wingbeat.runtime.graph_device import CudaGraphDevice
+
+
+class Case(NamedTuple):
+    """One launch."""
+
+    batch: int
+    context: int
+    nodes: int
+    at_least: float | None = None
+    """Target share of the copy bandwidth."""
+
+
+CASES = (Case(8, 8192, 60, at_least=0.75), Case(8, 8192, 1), Case(1, 8192, 60), Case(1, 1024, 60), Case(1, 1024, 1))
+
+
+def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
+    """Milliseconds of one captured launch, and the bytes it must move."""
+    config, device = llama_config(bench), bench.device
+    heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    width = -(-(case.context + case.nodes) // BLOCK_SIZE)
+    shape = (1 + case.batch * width, BLOCK_SIZE, kv_heads, dim)
+    key_cache, value_cache = (torch.randn(shape, dtype=bench.dtype, device=device) for _ in range(2))
+    tables = 1 + torch.randperm(case.batch * width, device=device).view(case.batch, width)
+    query = torch.randn(case.batch, case.nodes, heads, dim, dtype=bench.dtype, device=device)
+    num_context = torch.full((case.batch,), case.context, dtype=torch.int64, device=device)
+    nodes = torch.arange(case.nodes, device=device)
+    positions = (num_context[:, None] + nodes).contiguous()
+    # A binary tree: the parent of node j is (j - 1) // 2.
+    ancestor, visible = nodes, torch.eye(case.nodes, dtype=torch.bool, device=device)
+    while bool((ancestor > 0).any()):
+        ancestor = (ancestor - 1).clamp_min(0) // 2
+        visible = visible.scatter(1, ancestor[:, None], True)
+    words = pack_mask(visible.expand(case.batch, -1, -1).contiguous())
+
+    def launch() -> torch.Tensor:
+        return tree_attention(query, key_cache, value_cache, tables, num_context, positions, words, dim**-0.5)
+
+    keys = case.batch * (case.context + case.nodes)
+    moved = bench.dtype.itemsize * (keys * kv_heads * dim * 2 + 2 * query.numel())
+    if device.type != "cuda":
+        return bench.median_ms(launch), moved
+    graphs = CudaGraphDevice(device)
+    graphs.warm_up(launch)
+    graph, _ = graphs.capture(launch, graphs.new_pool())
+    return bench.median_ms(lambda: graphs.replay(graph)), moved
+
+
+def measure(bench: Bench) -> Result:
+    """Batches and contexts of CASES; keys and values in scattered blocks."""
+    bandwidth, figures = bench.copy_bytes_per_s(), []
+    for full in CASES:
+        case = full._replace(context=full.context // 64) if bench.quick else full
+        ms, moved = measure_case(bench, case)
+        name = f"batch {case.batch}, context {case.context}, {case.nodes} nodes"
+        figures.append(Figure(f"{name}", ms, "ms"))
+        share = moved / (ms / 1e3) / bandwidth
+        figures.append(Figure(f"{name}: of copy bandwidth", share, "x", at_least=case.at_least))
+    config = llama_config(bench)
+    facts = {
+        "attention": f"{config.num_attention_heads}/{config.num_key_value_heads} heads of {config.head_dim}, "
+        f"{str(bench.dtype).removeprefix('torch.')}, blocks of {BLOCK_SIZE} tokens",
+    }
+    return Result(facts, figures, {"copy_bytes_per_s": bandwidth})
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

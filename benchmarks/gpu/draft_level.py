@@ -1,0 +1,151 @@
+"""One level of an EAGLE-3 head for the 8B model: head, tree attention, draft logits, candidates, next frontier."""
+
+from typing import NamedTuple
+
+import torch
+from _harness import Bench, Figure, Result, run
+from _model import BLOCK_SIZE, llama_config, shape_facts
+from torch import Tensor
+
+from wingbeat.kernels.attention import tree_attention
+from wingbeat.kernels.kv_cache import store_kv
+from wingbeat.kernels.tree import pack_mask, select_frontier
+from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.graph_device import CudaGraphDevice
+
+CONTEXT = 1024
+WIDTHS = (1, 8, 16, 32, 64)
+TOP_K = 8
+EARLIER_NODES = 64
+"""Drafted before the measured level: its nodes attend to them too."""
+
+
+class LevelInputs(NamedTuple):
+    """Nodes of a level; one sequence a row."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, width]"""
+    hidden: Tensor
+    """[num_reqs, width, hidden_size]"""
+    scores: Tensor
+    """float32 [num_reqs, width]: cumulative log-probabilities."""
+
+
+class LevelOutputs(NamedTuple):
+    """The next frontier, as wide as this one."""
+
+    token_ids: Tensor
+    hidden: Tensor
+    scores: Tensor
+
+
+class Level:
+    """A head of random weights and the KV of one sequence's context and earlier nodes."""
+
+    def __init__(self, bench: Bench, context: int) -> None:
+        target = llama_config(bench)
+        self.config = EagleHeadConfig(
+            hidden_size=target.hidden_size,
+            intermediate_size=target.intermediate_size,
+            num_attention_heads=target.num_attention_heads,
+            num_key_value_heads=target.num_key_value_heads,
+            head_dim=target.head_dim,
+            target_hidden_size=target.hidden_size,
+            tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
+            vocab_size=target.vocab_size,
+            draft_vocab_size=64 if bench.quick else 32000,
+        )
+        self.bench, self.context, device = bench, context, bench.device
+        with torch.device(device):
+            self.head = EagleHead(self.config)
+        self.head.to(bench.dtype).eval().requires_grad_(False)
+        width = -(-(context + EARLIER_NODES + max(WIDTHS)) // BLOCK_SIZE)
+        shape = (1 + width, BLOCK_SIZE, self.config.num_key_value_heads, self.config.head_dim)
+        self.caches = tuple(torch.randn(shape, dtype=bench.dtype, device=device) for _ in range(2))
+        self.tables = 1 + torch.randperm(width, device=device)[None]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes a level must read: the layer and the draft vocabulary's matrix; of embeddings a few rows, fc never."""
+        skipped = ("embed_tokens.", "fc.")
+        return sum(p.numel() * p.element_size() for n, p in self.head.named_parameters() if not n.startswith(skipped))
+
+    def padding_row(self, width: int) -> LevelInputs:
+        """Any tokens: the level keeps no state that outlives it."""
+        device = self.bench.device
+        return LevelInputs(
+            torch.zeros(1, width, dtype=torch.int64, device=device),
+            torch.zeros(1, width, self.config.hidden_size, dtype=self.bench.dtype, device=device),
+            torch.zeros(1, width, device=device),
+        )
+
+    def __call__(self, inputs: LevelInputs) -> LevelOutputs:
+        """Expand every node into TOP_K candidates and keep the best."""
+        width, device = inputs.token_ids.shape[1], self.bench.device
+        num_new = EARLIER_NODES + width
+        new = torch.arange(num_new, device=device)
+        num_context = torch.full((1,), self.context, dtype=torch.int64, device=device)
+        own = new[EARLIER_NODES:]
+        # Each node sees itself and every eighth earlier node: as many as a path through eight levels would hold.
+        visible = (new[None] % 8 == own[:, None] % 8) & ((new[None] < EARLIER_NODES) | (new[None] == own[:, None]))
+        words = pack_mask(visible[None])
+        positions = (self.context + new // 8)[None]
+        storage = self.context + own
+        kv_slots = self.tables[0, storage // BLOCK_SIZE] * BLOCK_SIZE + storage % BLOCK_SIZE
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            store_kv(key[0], value[0], *self.caches, kv_slots)
+            return tree_attention(
+                query.contiguous(), *self.caches, self.tables, num_context, positions, words, self.config.head_dim**-0.5
+            )
+
+        hidden = self.head(inputs.token_ids, self.head.feedback(inputs.hidden), positions[:, EARLIER_NODES:], attend)
+        logits = self.head.logits(hidden).float()
+        best = torch.topk(logits, TOP_K, dim=-1)
+        log_probs = best.values - torch.logsumexp(logits, dim=-1, keepdim=True)
+        scores = (inputs.scores[..., None] + log_probs).flatten(1)
+        chosen = select_frontier(scores, width)
+        parents = (chosen // TOP_K)[..., None].expand(-1, -1, hidden.shape[2])
+        tokens = self.head.draft_token_ids[best.indices].flatten(1).gather(1, chosen)
+        return LevelOutputs(tokens, hidden.gather(1, parents), scores.gather(1, chosen))
+
+    def runner(self) -> GraphRunner[LevelInputs, LevelOutputs]:
+        """The draft level stage; captured on CUDA, in wide levels first."""
+        pool = GraphPool(CudaGraphDevice(self.bench.device))
+        runner = GraphRunner(Stage.DRAFT_LEVEL, self, self.padding_row, [Bucket(1, width) for width in WIDTHS], pool)
+        pool.capture(runner)
+        if pool.stats.failed:
+            raise RuntimeError(f"captures failed: {pool.stats.failed}")
+        return runner
+
+
+def measure(bench: Bench) -> Result:
+    """Batch 1, by width."""
+    context = 40 if bench.quick else CONTEXT
+    level = Level(bench, context)
+    floor_ms = level.weight_bytes / bench.copy_bytes_per_s() * 1e3
+    figures = [Figure("floor (weights)", floor_ms, "ms")]
+    runner = level.runner() if bench.device.type == "cuda" else None
+    for width in WIDTHS:
+        inputs = level.padding_row(width)
+        inputs.token_ids.random_(0, level.config.vocab_size)
+        inputs.hidden.normal_()
+        if runner is not None:
+            runner.run(Bucket(1, width), inputs)
+
+        def step(inputs: LevelInputs = inputs, width: int = width) -> LevelOutputs:
+            return level(inputs) if runner is None else runner.replay(Bucket(1, width), 1)
+
+        ms = bench.median_ms(step)
+        figures.append(Figure(f"level, {width} wide", ms, "ms", at_most=0.30 if width == 64 else None))
+        figures.append(Figure(f"level over floor, {width} wide", ms / floor_ms, "x"))
+    facts = shape_facts(llama_config(bench), bench.dtype) | {
+        "head": f"EAGLE-3, draft vocabulary {level.config.draft_vocab_size}, {level.weight_bytes / 1e6:.0f} MB a level",
+        "context": f"{context} tokens and {EARLIER_NODES} earlier nodes, batch 1, top {TOP_K} a node",
+    }
+    return Result(facts, figures)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

@@ -1,0 +1,210 @@
+"""How likely a drafted node is accepted: learned online from the drafter's own confidence, by depth and by request.
+
+A drafter's confidence is a poor probability: an EAGLE head trained on sampled text says 0.3 where a greedy target
+agrees nine times out of ten. So confidences are only ranked by it, and each rank's acceptance is counted. Host side,
+numpy: small tables, no device.
+"""
+
+import math
+
+import numpy as np
+
+NUM_BINS = 16
+_LOGIT_RANGE = 6.0
+_PRIOR_TRIALS = 8.0
+_FORGET = 1.0 - 1.0 / 2048
+"""Per recorded round: evidence fades over some thousand rounds."""
+_REQUEST_PRIOR = 6.0
+_REQUEST_FORGET = 0.95
+_FLOOR, _CEILING = 0.005, 0.995
+
+
+def confidence_bins(log_probs: np.ndarray) -> np.ndarray:
+    """Bin of each conditional log-probability, by its log-odds: int64, 0..NUM_BINS - 1."""
+    probs = np.exp(np.minimum(log_probs, -1e-6))
+    log_odds = np.log(np.maximum(probs, 1e-9) / (1.0 - probs))
+    scaled = (log_odds + _LOGIT_RANGE) * (NUM_BINS / (2 * _LOGIT_RANGE))
+    return np.clip(scaled, 0, NUM_BINS - 1).astype(np.int64)
+
+
+def path_probabilities(conditional: np.ndarray, parents: np.ndarray, depth: int) -> np.ndarray:
+    """P(node and all its ancestors are accepted) [num_reqs, num_nodes] from P(node | parent); 1 for the root.
+
+    Args:
+        conditional: float64 [num_reqs, num_nodes]; column 0 is ignored.
+        parents: int64 [num_reqs, num_nodes].
+        depth: of the deepest node.
+    """
+    up = np.maximum(parents, 0)
+    one_step = conditional.copy()
+    one_step[:, 0] = 1.0
+    if depth == parents.shape[1] - 1:  # a tree as deep as it has nodes is a chain
+        return np.cumprod(one_step, axis=1)
+    path = one_step
+    # Each pass makes one more level right; the root's column stays 1.
+    for _ in range(depth - 1):
+        path = one_step * np.take_along_axis(path, up, axis=1)
+    return path
+
+
+class AcceptanceTracker:
+    """Calibrated acceptance of drafted nodes.
+
+    P(node | parent accepted) = table[greedy or sampled, bin of the confidence] x factor of the depth x factor of the
+    request; factors are accepted / expected with a prior of 1.
+
+    Args:
+        num_slots: running sequences.
+        max_depth: of the deepest node.
+    """
+
+    def __init__(self, num_slots: int, max_depth: int) -> None:
+        centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
+        # Before any evidence: confidences pulled towards acceptance, as trained heads turn out to be.
+        prior = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
+        self._trials = np.full((2, NUM_BINS), _PRIOR_TRIALS)
+        self._successes = _PRIOR_TRIALS * np.stack([prior, prior])
+        self._depth_expected = np.full(max_depth + 1, _PRIOR_TRIALS)
+        self._depth_accepted = self._depth_expected.copy()
+        self._request_expected = np.full(num_slots, _REQUEST_PRIOR)
+        self._request_accepted = self._request_expected.copy()
+        self.expected_accepted = 0.0
+        """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
+        self.num_accepted = 0
+
+    @property
+    def table(self) -> np.ndarray:
+        """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
+        return self._successes / self._trials
+
+    @property
+    def depth_factors(self) -> np.ndarray:
+        """float64 [max_depth + 1]"""
+        return self._depth_accepted / self._depth_expected
+
+    @property
+    def request_factors(self) -> np.ndarray:
+        """float64 [num_slots]"""
+        return self._request_accepted / self._request_expected
+
+    def admit(self, slot: int) -> None:
+        """A slot got another request: back to the prior."""
+        self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
+
+    def conditional(
+        self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray
+    ) -> np.ndarray:
+        """P(node accepted | parent accepted), float64 [num_reqs, num_nodes].
+
+        Args:
+            log_probs: conditional log-probability the drafter gave [num_reqs, num_nodes].
+            depths: int64 [num_reqs, num_nodes].
+            sampled: bool [num_reqs]: the request's temperature is above 0.
+            slots: int64 [num_reqs].
+        """
+        by_confidence = self.table[sampled.astype(np.int64)[:, None], confidence_bins(log_probs)]
+        factors = self.depth_factors[depths] * self.request_factors[slots][:, None]
+        return np.clip(by_confidence * factors, _FLOOR, _CEILING)
+
+    def record(
+        self,
+        log_probs: np.ndarray,
+        depths: np.ndarray,
+        sampled: np.ndarray,
+        slots: np.ndarray,
+        tried: np.ndarray,
+        accepted: np.ndarray,
+    ) -> None:
+        """Learn from one verified round.
+
+        Args:
+            log_probs, depths, sampled, slots: as in `conditional`.
+            tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
+            accepted: bool [num_reqs, num_nodes]: those accepted themselves.
+        """
+        kind = sampled.astype(np.int64)[:, None]
+        bins = confidence_bins(log_probs)
+        by_confidence = np.where(tried, self.table[kind, bins], 0.0)
+        by_depth = by_confidence * self.depth_factors[depths]
+        by_request = by_confidence * self.request_factors[slots][:, None]
+        cells = bins + NUM_BINS * kind
+        self.num_accepted += int(accepted.sum())
+        self.expected_accepted += float(np.minimum(by_depth * self.request_factors[slots][:, None], _CEILING).sum())
+        self._fade()
+        weights = tried.astype(np.float64).ravel()
+        hits = accepted.astype(np.float64).ravel()
+        flat = cells.ravel()
+        self._trials += np.bincount(flat, weights, 2 * NUM_BINS).reshape(2, NUM_BINS)
+        self._successes += np.bincount(flat, hits, 2 * NUM_BINS).reshape(2, NUM_BINS)
+        levels = depths.ravel()
+        width = len(self._depth_expected)
+        self._depth_expected += np.bincount(levels, by_request.ravel(), width)
+        self._depth_accepted += np.bincount(levels, hits, width)
+        self._fade_requests(slots)
+        # Each factor is held against what the others say, so that none corrects for another's correction.
+        self._request_expected[slots] += by_depth.sum(axis=1)
+        self._request_accepted[slots] += accepted.sum(axis=1)
+
+    def _fade(self) -> None:
+        # Priors fade with the evidence and are topped up again, so that a bin never seen keeps its prior.
+        for total, part in ((self._trials, self._successes), (self._depth_expected, self._depth_accepted)):
+            grown = total > _PRIOR_TRIALS
+            total[grown] *= _FORGET
+            part[grown] *= _FORGET
+
+    def _fade_requests(self, slots: np.ndarray) -> None:
+        keep = _REQUEST_FORGET
+        for part in (self._request_expected, self._request_accepted):
+            part[slots] = keep * part[slots] + (1.0 - keep) * _REQUEST_PRIOR
+
+
+class GrowthRule:
+    """The drafter's part: whether to grow another level, by the verifier's tables.
+
+    Args:
+        min_reach: float32 [max_depth + 1]: summed path probability at each depth that makes the next level worth it.
+        table: float32 [2, NUM_BINS]: see `AcceptanceTracker.table`.
+        depth_factors: float32 [max_depth + 1].
+        request_factors: float32 [num_reqs].
+        sampled: bool [num_reqs].
+    """
+
+    def __init__(
+        self,
+        min_reach: np.ndarray,
+        table: np.ndarray,
+        depth_factors: np.ndarray,
+        request_factors: np.ndarray,
+        sampled: np.ndarray,
+    ) -> None:
+        self._min_reach = min_reach
+        self._table = table[sampled.astype(np.int64)]
+        self._depth_factors = depth_factors
+        self._factors = request_factors
+        self._path = np.ones((len(sampled), 1))
+
+    def pays(self, log_probs: np.ndarray, chosen: np.ndarray, depth: int) -> bool:
+        """Whether level `depth` + 1 is worth its time.
+
+        Args:
+            log_probs: of the candidates at `depth` [num_reqs, frontier, top_k], given their parents.
+            chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
+        """
+        num_reqs = len(log_probs)
+        if log_probs.size == 1:
+            return self._single_pays(float(log_probs[0, 0, 0]), depth)
+        bins = confidence_bins(log_probs).reshape(num_reqs, -1)
+        factors = self._factors * self._depth_factors[depth]
+        conditional = np.clip(np.take_along_axis(self._table, bins, 1) * factors[:, None], _FLOOR, _CEILING)
+        path = (self._path[:, :, None] * conditional.reshape(log_probs.shape)).reshape(num_reqs, -1)
+        self._path = np.take_along_axis(path, chosen, 1)
+        return float(self._path.sum()) > self._min_reach[depth]
+
+    def _single_pays(self, log_prob: float, depth: int) -> bool:
+        """`pays` of one request's chain, where an array of one would cost ten times as much."""
+        prob = math.exp(min(log_prob, -1e-6))
+        log_odds = math.log(max(prob, 1e-9) / (1.0 - prob))
+        index = int((log_odds + _LOGIT_RANGE) * (NUM_BINS / (2 * _LOGIT_RANGE)))
+        conditional = self._table[0, min(max(index, 0), NUM_BINS - 1)] * self._factors[0] * self._depth_factors[depth]
+        self._path *= min(max(float(conditional), _FLOOR), _CEILING)
+        return bool(self._path[0, 0] > self._min_reach[depth])

@@ -1,0 +1,199 @@
+"""The speculation policy at work in an engine: prunes arriving trees, plans the next draft, learns from rounds."""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.acceptance import path_probabilities
+from wingbeat.runtime.batch import Outcome, TokenTree
+from wingbeat.runtime.model_runner import RoundResult
+from wingbeat.runtime.sequence import Sequence
+from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
+
+_LEARN_ALWAYS = 512
+_LEARN_EVERY = 2
+"""Rounds: learning costs as much as deciding, and after the first hundreds every other round says enough."""
+
+
+class RoundTimes(NamedTuple):
+    """Seconds of one round."""
+
+    draft_wait_s: float
+    forward_s: float
+    total_s: float
+
+
+class _Trees(NamedTuple):
+    """This round's trees on the host, [num_decodes, num_nodes], and what the policy thought of them."""
+
+    parents: np.ndarray
+    depths: np.ndarray
+    log_probs: np.ndarray
+    """Conditional on the parent."""
+    real: np.ndarray
+    """Drafted nodes that count; roots excluded."""
+
+
+class _Launched(NamedTuple):
+    """What is remembered of a round until its result is known."""
+
+    trees: _Trees | None
+    """As verified; None where all were bare roots."""
+    learns: bool
+    sampled: np.ndarray
+    slots: np.ndarray
+    num_decodes: int
+    context: float
+    num_drafting: int = 0
+    levels_grown: int = 0
+
+
+class AdaptiveSpeculation:
+    """Glue between an engine's rounds and a `SpeculationPolicy`; all of it on the host.
+
+    Every round is pruned when it is launched and learned from when its result is known, in the same order.
+    """
+
+    def __init__(self, policy: SpeculationPolicy) -> None:
+        self.policy = policy
+        self._round = 0
+        self._launched: deque[_Launched] = deque()
+        self._latest: _Launched | None = None
+
+    def admit(self, seq: Sequence) -> None:
+        """A sequence got its slot."""
+        self.policy.tracker.admit(seq.slot)
+
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
+        """Leave the nodes that are worth their time; None where none is.
+
+        Args:
+            trees: of all decoding sequences, on the host; bare roots where there is none.
+        """
+        slots = np.array([seq.slot for seq in decodes], dtype=np.int64)
+        sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
+        this = _Launched(None, False, sampled, slots, len(decodes), _mean_context(decodes))
+        if trees is not None:
+            trees, this = self._choose(trees, this)
+        self._latest = this
+        self._launched.append(this)
+        return trees
+
+    def _choose(self, trees: TokenTree, this: _Launched) -> tuple[TokenTree | None, _Launched]:
+        host = _on_host(trees)
+        conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
+        levels_grown = int(host.depths.max())
+        path = path_probabilities(conditional, host.parents, levels_grown)
+        with_tree = host.real.any(axis=1)
+        kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
+        self._round += 1
+        learns = self._round < _LEARN_ALWAYS or self._round % _LEARN_EVERY == 0
+        if learns:
+            self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
+        this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
+        if not kept.any():
+            return None, this
+        pruned, verified = _keep(trees, host, kept)
+        return pruned, this._replace(trees=verified)
+
+    def learn(self, result: RoundResult, live: list[bool]) -> None:
+        """Take in what the oldest round not learned from accepted.
+
+        Args:
+            live: by decode, whether the sequence still holds its slot.
+        """
+        this = self._launched.popleft()
+        trees = this.trees
+        if trees is None or not this.learns:
+            return
+        on_path = np.zeros(trees.real.shape, dtype=bool)
+        np.put_along_axis(on_path, result.path_nodes.numpy(), True, axis=1)
+        tried = trees.real & np.take_along_axis(on_path, np.maximum(trees.parents, 0), axis=1)
+        parts = (trees.log_probs, trees.depths, this.sampled, this.slots, tried, tried & on_path)
+        self.policy.learn(Round(*parts) if all(live) else Round(*(part[np.array(live)] for part in parts)))
+
+    def observe(self, times: RoundTimes) -> None:
+        """Take in what the latest round took; of a round without prompt chunks."""
+        this = self._latest
+        if this is None or not this.num_decodes:
+            return
+        costs = self.policy.costs
+        if this.num_drafting:
+            costs.observe_draft(times.draft_wait_s, this.num_drafting, this.levels_grown)
+        num_extra = 0 if this.trees is None else int(this.trees.real.sum())
+        costs.observe_verify(times.forward_s, this.num_decodes, num_extra, this.context)
+        costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(this.num_drafting))
+
+    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        """Decide the next draft.
+
+        Args:
+            running: sequences that decode in the next round.
+            proposals: those among them that may be drafted for.
+        """
+        return self.policy.plan(max(len(running), len(proposals)), len(proposals), _mean_context(proposals or running))
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome) -> None:
+        """Hand the drafter its growth rule."""
+        tracker = self.policy.tracker
+        outcome.min_reach.numpy()[:] = plan.min_reach
+        outcome.acceptance_table.numpy()[:] = tracker.table
+        outcome.depth_factors.numpy()[:] = tracker.depth_factors
+        outcome.request_factors.numpy()[:] = tracker.request_factors
+
+    def stats(self) -> PolicyStats:
+        """Decisions so far."""
+        return self.policy.stats()
+
+
+def _on_host(trees: TokenTree) -> _Trees:
+    parents, depths = trees.parents.numpy(), trees.depths.numpy()
+    # A drafter's floats are believed no more than its tokens: what is no number counts as hopeless.
+    scores = np.nan_to_num(trees.scores.numpy().astype(np.float64), nan=-50.0, posinf=0.0, neginf=-50.0)
+    index = np.arange(parents.shape[1])
+    real = (index < trees.num_valid.numpy()[:, None]) & (index > 0)
+    given = np.where(real, scores - np.take_along_axis(scores, np.maximum(parents, 0), axis=1), -50.0)
+    return _Trees(parents, depths, np.clip(given, -50.0, 0.0), real)
+
+
+def _keep(trees: TokenTree, host: _Trees, kept: np.ndarray) -> tuple[TokenTree, _Trees]:
+    """The trees with only the kept nodes, renumbered in their old order and no wider than the widest."""
+    num_valid = 1 + kept.sum(axis=1)
+    width = int(num_valid.max())
+    if (kept[:, 1:] <= kept[:, :-1])[:, 1:].all():  # only ends of the trees go
+        whole = TokenTree(*(field[:, :width] if field.dim() == 2 else _tensor(num_valid) for field in trees))
+        return whole, _Trees(*(values[:, :width] for values in host[:-1]), kept[:, :width])
+    with_root = kept.copy()
+    with_root[:, 0] = True
+    order = np.argsort(~with_root, axis=1, kind="stable")[:, :width]
+    number = np.cumsum(with_root, axis=1) - 1
+    real = np.arange(width) < num_valid[:, None]
+
+    def column(values: np.ndarray, fill: float) -> np.ndarray:
+        return np.where(real, np.take_along_axis(values, order, axis=1), fill)
+
+    parents = np.take_along_axis(number, np.maximum(column(host.parents, 0), 0), axis=1)
+    parents = np.where(real, parents, 0)
+    parents[:, 0] = -1
+    depths = column(host.depths, 0)
+    pruned = TokenTree(
+        _tensor(column(trees.token_ids.numpy(), 0)),
+        _tensor(parents),
+        _tensor(depths),
+        _tensor(column(trees.scores.numpy(), 0.0)),
+        _tensor(num_valid),
+    )
+    drafted = real.copy()
+    drafted[:, 0] = False
+    return pruned, _Trees(parents, depths, column(host.log_probs, -50.0), drafted)
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _mean_context(seqs: list[Sequence]) -> float:
+    return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

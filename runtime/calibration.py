@@ -1,0 +1,197 @@
+"""Measures what rounds cost on this machine: the verifier's forward passes and the drafter's trees.
+
+The verifier's part takes seconds and is kept on disk per machine and model; the drafter's part takes less and depends
+on what else runs, so it is measured at every attach.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.kv_cache import KVCache
+from wingbeat.runtime.link import VerifierEnd
+from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.round_costs import CostTables
+from wingbeat.runtime.verifier_model import VerifierModel
+
+logger = logging.getLogger(__name__)
+
+_REPEATS = 3
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
+_VERSION = 1
+
+
+class VerifierTimes(NamedTuple):
+    """Seconds of forward passes; axes as in `CostTables`."""
+
+    batch_sizes: tuple[int, ...]
+    extra_nodes: tuple[int, ...]
+    verify_s: tuple[tuple[float, ...], ...]
+    context_s: tuple[float, ...]
+
+
+class DrafterTimes(NamedTuple):
+    """Seconds of drafts by batch size."""
+
+    draft_base_s: tuple[float, ...]
+    draft_level_s: tuple[float, ...]
+
+
+def cost_tables(verifier: VerifierTimes, drafter: DrafterTimes) -> CostTables:
+    """Both parts as the policy reads them."""
+    return CostTables(
+        verifier.batch_sizes,
+        verifier.extra_nodes,
+        verifier.verify_s,
+        verifier.context_s,
+        drafter.draft_base_s,
+        drafter.draft_level_s,
+    )
+
+
+def cache_dir() -> Path:
+    """Folder of kept measurements: $WINGBEAT_CACHE_DIR, or wingbeat under the user's cache folder."""
+    own = os.environ.get("WINGBEAT_CACHE_DIR")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
+
+
+def verifier_times(loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig) -> VerifierTimes:
+    """Forward passes by batch size and drafted nodes, from the cache on disk where the same was measured before."""
+    path = cache_dir() / f"verifier-{_key(loaded, config)}.json"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    started = time.perf_counter()
+    times = _measure_verifier(loaded, model, cache, config)
+    _write(path, times)
+    logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
+    return times
+
+
+def drafter_times(end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float) -> DrafterTimes | None:
+    """Waits for trees of one level and of all, through the channel; None when the drafter does not answer.
+
+    Nothing may be running: rows of the channel are used that belong to no sequence.
+    """
+    deepest = end.spec.max_path - 1
+    bases, levels = [], []
+    for num_reqs in batch_sizes:
+        waits: list[float] = []
+        for depth in sorted({1, deepest}):
+            times = [_draft_once(end, num_reqs, depth, timeout_s) for _ in range(1 + _REPEATS)]
+            if None in times:
+                return None
+            waits.append(statistics.median(times[1:]))
+        level = max(waits[-1] - waits[0], 0.0) / max(deepest - 1, 1)
+        levels.append(level)
+        bases.append(max(waits[0] - level, 1e-6))
+    return DrafterTimes(tuple(bases), tuple(levels))
+
+
+def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -> float | None:
+    outcome = end.acquire_outcome(timeout_s)
+    if outcome is None:
+        return None
+    slots = torch.arange(num_reqs)
+    outcome.decode_slots[:num_reqs] = slots
+    outcome.decode_positions[:num_reqs] = 0
+    outcome.decode_num_tokens[:num_reqs] = end.spec.max_path
+    outcome.decode_token_ids[:num_reqs] = 0
+    outcome.decode_taps[:num_reqs] = 0
+    outcome.proposal_slots[:num_reqs] = slots
+    for field in (outcome.epochs, outcome.block_tables, outcome.temperatures, outcome.seeds, outcome.min_reach):
+        field.zero_()
+    outcome.committed_lens[:] = end.spec.max_path + 1
+    outcome.header[1:5] = torch.tensor([num_reqs, 0, num_reqs, depth])
+    started = time.perf_counter()
+    reply = end.wait_reply(end.publish_outcome(), timeout_s)
+    return None if reply is None else time.perf_counter() - started
+
+
+@torch.inference_mode()
+def _measure_verifier(loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig) -> VerifierTimes:
+    batch_sizes = (*(size for size in _BATCH_SIZES if size < config.max_num_seqs), config.max_num_seqs)
+    most = config.speculation.num_nodes - 1
+    extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
+    short = -(-(most + 1) // config.block_size)
+    long = max(config.max_blocks_per_seq // 2, short + 1)
+    rows, slopes = [], []
+
+    def forward_s(num_reqs: int, num_nodes: int, width: int) -> float:
+        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width)
+        return _median_s(lambda: model(batch), loaded.device)
+
+    for num_reqs in batch_sizes:
+        rows.append(tuple(forward_s(num_reqs, 1 + extra, short) for extra in extra_nodes))
+        longer = forward_s(num_reqs, 1, long) - rows[-1][0]
+        slopes.append(max(longer, 0.0) / ((long - short) * config.block_size))
+    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), tuple(slopes))
+
+
+def _median_s(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(1 + _REPEATS):
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def _key(loaded: LoadedModel, config: EngineConfig) -> str:
+    device = loaded.device
+    cuda = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    parts = (
+        _VERSION,
+        platform.node(),
+        platform.processor(),
+        os.cpu_count(),
+        cuda,
+        torch.__version__,
+        str(loaded.dtype),
+        loaded.model.config.to_json_string(use_diff=False),
+        config.max_num_seqs,
+        config.max_blocks_per_seq,
+        config.block_size,
+        config.speculation.num_nodes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _read(path: Path) -> VerifierTimes | None:
+    try:
+        raw = json.loads(path.read_text())
+        return VerifierTimes(
+            tuple(raw["batch_sizes"]),
+            tuple(raw["extra_nodes"]),
+            tuple(tuple(row) for row in raw["verify_s"]),
+            tuple(raw["context_s"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.warning("cannot read %s (%s): measuring again", path, error)
+        return None
+
+
+def _write(path: Path, times: VerifierTimes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(times._asdict()))
+        temporary.replace(path)
+    except OSError as error:
+        logger.warning("cannot keep measurements in %s: %s", path, error)

@@ -1,0 +1,218 @@
+"""Speculate only where it pays: how deep to draft, and which nodes to verify, by marginal value.
+
+The value of time is the token rate of the best choice. Another level is drafted only while the tokens it is expected
+to bring outweigh its time at that rate, a node is verified only while its path probability outweighs its share of the
+forward pass, and drafting nothing is one of the choices. Decisions never change what is generated, only its speed.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from wingbeat.runtime.acceptance import AcceptanceTracker
+from wingbeat.runtime.round_costs import RoundCosts
+
+_SMOOTHING = 0.06
+"""Weight of one round in the running profile of trees."""
+_FIRST_PROBE, _LAST_PROBE = 32, 1024
+"""Plain rounds between two trials of speculation; doubled by every trial that does not pay."""
+_DEEP_PROBE = 24
+"""Every so many drafts the full depth is allowed, or deeper levels would never be seen again."""
+_PRIOR_ACCEPTANCE = 0.65
+_REPLAN = 4
+"""Rounds a plan to draft holds while the batch stays the same: what it rests on changes slowly."""
+
+
+class DraftPlan(NamedTuple):
+    """What the next draft may do."""
+
+    levels: int
+    """Most levels to grow; 0 asks for no trees."""
+    min_reach: np.ndarray
+    """float32 [max_depth + 1]: grow level d + 1 only while the summed path probability at depth d exceeds [d]."""
+    reason: str
+
+
+class Round(NamedTuple):
+    """One verified round, for learning. All arrays are [num_reqs, num_nodes] or [num_reqs]."""
+
+    log_probs: np.ndarray
+    depths: np.ndarray
+    sampled: np.ndarray
+    slots: np.ndarray
+    tried: np.ndarray
+    accepted: np.ndarray
+
+
+@dataclass
+class PolicyStats:
+    """What was decided, and why."""
+
+    decisions: dict[str, int] = field(default_factory=dict)
+    """Rounds by reason."""
+    levels: int = 0
+    """Of the latest decision."""
+    expected_speedup: float = 1.0
+    """Predicted token rate of the latest decision over plain decoding's."""
+    expected_accepted: float = 0.0
+    """By the calibrated probabilities; equal to `num_accepted` where they are right."""
+    num_accepted: int = 0
+
+
+class SpeculationPolicy:
+    """Decides for one engine. Host arithmetic only; every input is a handful of small arrays.
+
+    Args:
+        costs: predicts rounds.
+        tracker: predicts acceptance.
+        max_depth: levels the drafter can grow.
+        num_nodes: nodes of a full tree, the root included.
+    """
+
+    def __init__(self, costs: RoundCosts, tracker: AcceptanceTracker, max_depth: int, num_nodes: int) -> None:
+        self.costs = costs
+        self.tracker = tracker
+        self.max_depth = max_depth
+        depths = np.arange(max_depth + 1)
+        # By depth, per drafting sequence: expected accepted nodes, verified nodes, and how often the level was grown.
+        self._mass = np.where(depths > 0, _PRIOR_ACCEPTANCE**depths, 0.0)
+        self._nodes = np.where(depths > 0, (num_nodes - 1) / max_depth, 0.0)
+        self._grown = np.where(depths > 0, 1.0, 0.0)
+        self._next_acceptance = np.full(max_depth + 1, _PRIOR_ACCEPTANCE)
+        """[d]: probability mass at depth d + 1 over that at depth d, where level d + 1 was grown."""
+        self._limit = max_depth
+        self._plain_rounds = 0
+        self._probe_after = _FIRST_PROBE
+        self._probing = False
+        self._drafts = 0
+        self._decisions: dict[str, int] = {}
+        self._token_s = 0.0
+        """What a token is worth: seconds per token of the best choice."""
+        self._speedup = 1.0
+        self._plan = DraftPlan(0, np.zeros(max_depth + 1, dtype=np.float32), "no plan yet")
+        self._asked, self._age = (0, 0), 0
+
+    def plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
+        """Decide the next draft.
+
+        Args:
+            num_reqs: sequences decoding in the next round.
+            num_drafting: those among them that may be drafted for.
+            mean_context: tokens of context per sequence.
+        """
+        asked = (num_reqs, num_drafting)
+        self._age += 1
+        if asked == self._asked and self._age < _REPLAN and not self._probing and self._plan.levels:
+            self._count(self._plan.reason)
+            return self._plan
+        self._asked, self._age = asked, 0
+        rates = self.rates(num_reqs, num_drafting, mean_context)
+        best = int(rates.argmax())
+        levels, reason = best, "pays" if best else "plain decoding is faster"
+        self._probing = False
+        if not best:
+            self._plain_rounds += 1
+            if self._plain_rounds >= self._probe_after:
+                levels, reason, self._probing = self.max_depth, "trial", True
+                self._plain_rounds = 0
+                self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
+        else:
+            self._plain_rounds, self._probe_after = 0, _FIRST_PROBE
+            self._drafts += 1
+            if self._drafts % _DEEP_PROBE == 0:
+                levels = self.max_depth
+        self._limit = levels
+        self._token_s = float(1.0 / rates[best])
+        self._speedup = float(rates[best] / rates[0])
+        self._count(reason)
+        self._plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context), reason)
+        return self._plan
+
+    def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
+        """Predicted tokens per second by depth limit, float64 [max_depth + 1]; [0] is plain decoding."""
+        tokens = num_reqs + num_drafting * np.cumsum(self._mass)
+        nodes = num_drafting * np.cumsum(self._nodes)
+        levels = np.cumsum(self._grown)
+        seconds = self.costs.verify_s(num_reqs, nodes, mean_context)
+        seconds[1:] += self.costs.draft_s(max(num_drafting, 1), levels[1:]) + self.costs.tree_host_s
+        seconds[0] += self.costs.plain_host_s
+        rates = tokens / seconds
+        if not num_drafting:
+            rates[1:] = 0.0
+        return rates
+
+    def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
+        """Which drafted nodes are worth verifying, over all sequences together.
+
+        Args:
+            path: path probabilities [num_trees, num_nodes]; a child's is below its parent's.
+            real: bool [num_trees, num_nodes]: drafted nodes, roots excluded.
+            num_reqs: sequences decoding, those without a tree included.
+
+        Returns:
+            bool [num_trees, num_nodes]: closed under parents, since the best are taken first.
+        """
+        values = np.where(real, path, -1.0).ravel()
+        count = int(real.sum())
+        order = np.argsort(-values, kind="stable")[:count]
+        gain = np.concatenate([[0.0], np.cumsum(values[order])])
+        cost = self.costs.verify_up_to_s(num_reqs, count, mean_context)
+        # What the tree has cost so far is spent: no node at all is judged by the plain pass alone.
+        best = int((gain - cost / self._token_s).argmax()) if self._token_s else count
+        if self._probing:
+            best = count
+        kept = np.zeros(values.shape, dtype=bool)
+        kept[order[:best]] = True
+        return kept.reshape(path.shape)
+
+    def conditional(
+        self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray
+    ) -> np.ndarray:
+        """See `AcceptanceTracker.conditional`."""
+        return self.tracker.conditional(log_probs, depths, sampled, slots)
+
+    def observe_trees(self, path: np.ndarray, kept: np.ndarray, depths: np.ndarray, real: np.ndarray) -> None:
+        """Update the profile that the next decision rests on; arguments as in `choose_nodes`, rows with trees only."""
+        num_trees, width = path.shape[0], self.max_depth + 1
+        if not num_trees:
+            return
+        levels = depths.ravel()
+        mass = np.bincount(levels, np.where(kept, path, 0.0).ravel(), width) / num_trees
+        nodes = np.bincount(levels, kept.ravel().astype(np.float64), width) / num_trees
+        grown = np.bincount(levels, real.ravel().astype(np.float64), width) > 0
+        reached = np.bincount(levels, np.where(real, path, 0.0).ravel(), width)
+        onward = np.flatnonzero(grown[1:-1] & grown[2:]) + 1
+        self._next_acceptance[onward] += _SMOOTHING * (
+            reached[onward + 1] / reached[onward] - self._next_acceptance[onward]
+        )
+        seen = np.arange(width) <= self._limit
+        seen[0] = False
+        for profile, now in ((self._mass, mass), (self._nodes, nodes), (self._grown, grown)):
+            profile[seen] += _SMOOTHING * (now[seen] - profile[seen])
+
+    def learn(self, verified: Round) -> None:
+        """Compare what was expected with what was accepted."""
+        self.tracker.record(*verified)
+
+    def stats(self) -> PolicyStats:
+        """Decisions so far."""
+        return PolicyStats(
+            dict(self._decisions),
+            self._limit,
+            round(self._speedup, 3),
+            round(self.tracker.expected_accepted, 1),
+            self.tracker.num_accepted,
+        )
+
+    def _count(self, reason: str) -> None:
+        self._decisions[reason] = self._decisions.get(reason, 0) + 1
+
+    def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
+        """Summed path probability at each depth from which on one more level is worth its time."""
+        if self._probing or not num_drafting:
+            return np.zeros(self.max_depth + 1, dtype=np.float32)
+        verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
+        level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)
+        # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.
+        return (level_s / self._token_s / self._next_acceptance).astype(np.float32)

@@ -1,0 +1,167 @@
+"""A machine with GPUs that exists only in the tests: memory is a file, a stream does its work when it is told to."""
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from wingbeat.cluster.cuda_runtime import HANDLE_BYTES, CudaError
+
+FILE_PREFIX = "wingbeat-fake-cuda-"
+
+
+@dataclass
+class FakeEventState:
+    """What an event is on the device, whichever process holds it."""
+
+    num_records: int = 0
+    num_finished: int = 0
+    """Of the records; behind while the recorder's stream has work left."""
+
+
+@dataclass
+class FakeMachine:
+    """GPUs and what they share between the processes of a test, which are runtimes here."""
+
+    num_gpus: int = 1
+    peers: frozenset[tuple[int, int]] = frozenset()
+    events: dict[bytes, FakeEventState] = field(default_factory=dict)
+    open_files: set[Path] = field(default_factory=set)
+    num_mapped: int = 0
+    num_events_held: int = 0
+    busy: bool = False
+    """Whether streams leave their work undone."""
+
+    def is_clean(self) -> bool:
+        """Nothing allocated, mapped or held."""
+        return not self.open_files and self.num_mapped == 0 and self.num_events_held == 0
+
+
+class FakeEvent:
+    """One process's hold on an event."""
+
+    def __init__(self, machine: FakeMachine, handle: bytes, log: list[tuple[str, str]]) -> None:
+        self.handle, self._machine, self._log = handle, machine, log
+        # A process that opens a handle from elsewhere sees only its own records; enough where memory is synchronous.
+        self._state = machine.events.setdefault(handle, FakeEventState())
+        machine.num_events_held += 1
+
+    def __del__(self) -> None:
+        self._machine.num_events_held -= 1
+
+    @property
+    def label(self) -> str:
+        return self.handle.rstrip(b"\0").decode()
+
+    def record(self, stream: object) -> None:
+        self._state.num_records += 1
+        if not self._machine.busy:
+            self._state.num_finished = self._state.num_records
+        self._log.append(("record", self.label))
+
+    def wait(self, stream: object) -> None:
+        self._log.append(("wait", self.label))
+
+    def query(self) -> bool:
+        self._log.append(("query", self.label))
+        return self._state.num_finished == self._state.num_records
+
+    def ipc_handle(self) -> bytes:
+        return self.handle
+
+
+class FakeCuda:
+    """`CudaRuntime` of one process on such a machine.
+
+    Args:
+        visible: GPUs of the machine that this process sees, by number; device i of the process is the i-th of them.
+        fail: name of the call that raises CudaError.
+    """
+
+    def __init__(self, machine: FakeMachine | None = None, visible: tuple[int, ...] = (0,), fail: str = "") -> None:
+        self.machine = machine or FakeMachine()
+        self.visible = visible
+        self.fail = fail
+        self.log: list[tuple[str, str]] = []
+        """Events of this process in order: (record, wait or query, event)."""
+        self._mappings: dict[int, tuple[Path, mmap.mmap]] = {}
+        self._next = 1
+
+    def count(self) -> int:
+        return len(self.visible)
+
+    def describe(self, device: torch.device) -> str:
+        return f"cuda:{device.index} (fake, {self.uuid(device)})"
+
+    def uuid(self, device: torch.device) -> str:
+        return f"GPU-{self.visible[device.index]}"
+
+    def find(self, uuid: str) -> torch.device | None:
+        index = next((i for i, gpu in enumerate(self.visible) if f"GPU-{gpu}" == uuid), None)
+        return None if index is None else torch.device("cuda", index)
+
+    def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
+        return (self.visible[device.index], self.visible[peer.index]) in self.machine.peers
+
+    def allocate(self, device: torch.device, num_bytes: int) -> int:
+        self._may_fail("allocate")
+        fd, name = tempfile.mkstemp(prefix=FILE_PREFIX, dir="/dev/shm")
+        os.truncate(fd, num_bytes)
+        os.close(fd)
+        self.machine.open_files.add(Path(name))
+        return self._map(Path(name))
+
+    def free(self, device: torch.device, address: int) -> None:
+        path, _ = self._mappings.pop(address)
+        path.unlink()
+        self.machine.open_files.remove(path)
+
+    def export_memory(self, device: torch.device, address: int) -> bytes:
+        self._may_fail("export_memory")
+        return str(self._mappings[address][0]).encode().ljust(HANDLE_BYTES, b"\0")
+
+    def open_memory(self, device: torch.device, handle: bytes) -> int:
+        self._may_fail("open_memory")
+        self.machine.num_mapped += 1
+        return self._map(Path(handle.rstrip(b"\0").decode()))
+
+    def close_memory(self, device: torch.device, address: int) -> None:
+        del self._mappings[address]
+        self.machine.num_mapped -= 1
+
+    def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
+        return torch.frombuffer(self._mappings[address][1], dtype=torch.uint8)[:num_bytes]
+
+    def create_event(self, device: torch.device) -> FakeEvent:
+        self._may_fail("create_event")
+        return FakeEvent(self.machine, str(len(self.machine.events)).encode().ljust(HANDLE_BYTES, b"\0"), self.log)
+
+    def open_event(self, device: torch.device, handle: bytes) -> FakeEvent:
+        self._may_fail("open_event")
+        return FakeEvent(self.machine, handle, self.log)
+
+    def current_stream(self, device: torch.device) -> object:
+        return "stream"
+
+    def drain(self, device: torch.device, stream: object, timeout_s: float) -> bool:
+        return not self.machine.busy
+
+    def finish(self) -> None:
+        """Let the streams of the machine do what they were given."""
+        for state in self.machine.events.values():
+            state.num_finished = state.num_records
+
+    def _map(self, path: Path) -> int:
+        with path.open("r+b") as file:
+            mapping = mmap.mmap(file.fileno(), 0)
+        address, self._next = self._next, self._next + 1
+        self._mappings[address] = (path, mapping)
+        return address
+
+    def _may_fail(self, call: str) -> None:
+        if call == self.fail:
+            raise CudaError(f"{call} failed: out of memory (cudaError 2)")

@@ -1,0 +1,88 @@
+"""Which GPU is whose, which channel a pair gets, and what no node can hold."""
+
+import pytest
+
+from wingbeat.cluster.placement import (
+    NO_NARROWING,
+    Share,
+    check_gpu_amount,
+    check_node_gpus,
+    choose_channel,
+    gpus_of_pair,
+    own_devices_first,
+)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "visible", "num_devices", "expected"),
+    [
+        ([0], None, 1, "0"),
+        ([2], None, 4, "2,0,1,3"),
+        (["3"], "1,3", 0, "3,1"),
+        ([1, 3], None, 4, "1,3,0,2"),
+        (["GPU-b"], "GPU-a, GPU-b", 0, "GPU-b,GPU-a"),
+        (["1"], "1", 0, "1"),
+    ],
+    ids=["one", "of-four", "operator-narrowed", "two-of-four", "by-uuid", "ray-narrowed"],
+)
+def test_an_actors_own_gpus_come_first_and_none_is_hidden(assigned, visible, num_devices, expected):
+    assert own_devices_first(assigned, visible, num_devices) == expected
+
+
+def test_a_gpu_that_the_process_cannot_see_is_named():
+    with pytest.raises(ValueError, match=r"Ray assigned GPU 5.*\['0', '1'\]"):
+        own_devices_first([5], "0,1", 0)
+
+
+def test_only_actors_with_a_gpu_see_every_gpu():
+    assert Share(1.0, 0.3).env_vars() == {NO_NARROWING: "1"}
+    assert Share(1.0).env_vars() == {}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "drafter", "expected"),
+    [(0.7, 0.3, 1), (1, 1, 2), (0, 0, 0), (1, 0, 1), (0.6, 0.6, 2), (2, 0.5, 3), (0.5, None, 1), (0.1 + 0.2, 0.7, 1)],
+)
+def test_fractions_share_a_gpu_where_they_fit(verifier: float, drafter: float | None, expected: int):
+    assert gpus_of_pair(Share(1, verifier), None if drafter is None else Share(1, drafter)) == expected
+
+
+@pytest.mark.parametrize("amount", [0, 0.3, 1, 2.0])
+def test_shares_that_ray_can_assign_pass(amount: float):
+    check_gpu_amount("num_gpus_per_verifier", amount)
+
+
+@pytest.mark.parametrize("amount", [1.5, -0.1])
+def test_shares_that_ray_cannot_assign_are_named(amount: float):
+    with pytest.raises(ValueError, match=f"num_gpus_per_drafter is {amount}: must be 0, a fraction"):
+        check_gpu_amount("num_gpus_per_drafter", amount)
+
+
+def test_a_pair_that_no_node_can_hold_is_refused_with_both_shares():
+    check_node_gpus(Share(1, 0.7), Share(1, 0.3), [0.0, 1.0])
+    check_node_gpus(Share(1), Share(1), [])
+    with pytest.raises(ValueError, match=r"is 1 and .*drafter is 1: a pair needs 2 GPU\(s\) of one node.* 1 on"):
+        check_node_gpus(Share(1, 1), Share(1, 1), [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"verifier is 0\.5: a pair needs 1 GPU\(s\) of one node, Ray sees 0"):
+        check_node_gpus(Share(1, 0.5), None, [])
+
+
+@pytest.mark.parametrize(
+    ("requested", "verifier", "drafter", "expected"),
+    [
+        ("auto", "cuda", "cuda", "cuda_ipc"),
+        ("auto", "cuda", "cpu", "shm"),
+        ("auto", "cpu", "cpu", "shm"),
+        ("shm", "cuda", "cuda", "shm"),
+        ("cuda_ipc", "cuda", "cuda", "cuda_ipc"),
+    ],
+)
+def test_auto_takes_gpu_memory_where_both_sides_have_a_gpu(requested, verifier, drafter, expected):
+    assert choose_channel(requested, verifier, drafter) == expected
+
+
+def test_cuda_ipc_without_gpus_names_the_side_that_lacks_one():
+    with pytest.raises(ValueError, match="channel is 'cuda_ipc': both sides need a GPU, the drafter is on cpu; use"):
+        choose_channel("cuda_ipc", "cuda", "cpu")
+    with pytest.raises(ValueError, match="the verifier is on cpu and the drafter is on cpu"):
+        choose_channel("cuda_ipc", "cpu", "cpu")

@@ -1,0 +1,139 @@
+"""The GPU benchmarks without a GPU: they say so, run at toy sizes, and merge into a report that hides no failure."""
+
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
+FIGURE_FIELDS = {"name", "value", "unit", "at_most", "at_least"}
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@pytest.fixture
+def run_script(monkeypatch, capsys):
+    """Runs a script as a program in this process: (exit status, standard output, standard error)."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def run(name: str, *options: str) -> tuple[int, str, str]:
+        path = str(FOLDER / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, *options])
+        status = 0
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def suite():
+    spec = importlib.util.spec_from_file_location("gpu_suite", FOLDER / "_suite.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_every_promised_script_is_there():
+    assert {
+        "attention", "bandwidth", "draft_level", "losslessness", "plain_decode", "verify",
+    } <= set(SCRIPTS)  # fmt: skip
+
+
+@without_gpu
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_without_a_gpu_a_script_ends_with_one_line(run_script, name):
+    status, out, err = run_script(name)
+    assert status == 2
+    assert (out + err).count("\n") == 1
+    assert (out + err).startswith(name)
+    assert "no CUDA GPU" in out + err
+
+
+@without_gpu
+def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp_path):
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "report")}
+    done = subprocess.run([FOLDER / "run.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("\n") == 1
+    assert not (tmp_path / "report").exists()
+
+
+@without_gpu
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "hop"])
+def test_toy_sizes_give_figures(run_script, name):
+    status, out, err = run_script(name, "--quick")
+    assert status == 0, err
+    report = json.loads(out.splitlines()[-1])
+    assert (report["name"], report["quick"]) == (name, True)
+    assert report["figures"]
+    for figure in report["figures"]:
+        assert figure.keys() == FIGURE_FIELDS
+        assert figure["value"] >= 0
+        assert figure["at_most"] is None or figure["at_least"] is None
+    if name == "losslessness":
+        exact = [figure for figure in report["figures"] if figure["name"].startswith("float32")]
+        assert len(exact) == 3
+        assert all(figure["value"] >= figure["at_least"] for figure in exact)
+
+
+def test_a_failing_part_is_recorded_and_the_rest_still_runs(suite, tmp_path):
+    scripts = {
+        "breaks": "raise SystemExit('it broke')",
+        "mute": "print('no figures')",
+        "sleeps": "import time; print('{\"figures\": []}', flush=True); time.sleep(60)",
+        "works": "print('a note'); print('{\"name\": \"works\", \"facts\": {\"model\": \"toy\"}, \"figures\": ["
+        "{\"name\": \"step\", \"value\": 1.5, \"unit\": \"x\", \"at_most\": 1.2, \"at_least\": null},"
+        "{\"name\": \"share\", \"value\": 0.8, \"unit\": \"x\", \"at_most\": null, \"at_least\": 0.75}]}')",
+    }  # fmt: skip
+    for name, code in {**scripts, "_helper": "raise SystemExit('not a part')"}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    parts = suite.script_parts(tmp_path, quick=False)
+    next(part for part in parts if part.name == "sleeps").most_s = 3
+    assert suite.run_suite(parts, tmp_path / "report", budget_s=100) == 1
+    report = json.loads((tmp_path / "report" / "gpu.json").read_text())
+    assert {part["name"]: part["status"] for part in report["parts"]} == {
+        "breaks": "failed",
+        "mute": "failed",
+        "sleeps": "timed out",
+        "works": "ok",
+    }
+    by_name = {part["name"]: part for part in report["parts"]}
+    assert "it broke" in by_name["breaks"]["output"]
+    assert by_name["sleeps"]["result"] == {"figures": []}
+    assert {"gpu", "torch", "transformers", "triton", "commit"} <= report["machine"].keys()
+    text = (tmp_path / "report" / "gpu.md").read_text()
+    assert "| step | 1.5 | x | at most 1.2: missed |" in text
+    assert "| share | 0.8 | x | at least 0.75: met |" in text
+
+
+def test_a_spent_budget_starts_nothing_and_fails_the_suite(suite, tmp_path):
+    (tmp_path / "late.py").write_text("raise SystemExit('ran')")
+    parts = suite.script_parts(tmp_path, quick=False)
+    assert suite.run_suite(parts, tmp_path / "report", budget_s=0) == 1
+    [part] = json.loads((tmp_path / "report" / "gpu.json").read_text())["parts"]
+    assert (part["status"], part["output"]) == ("no time", "")
+
+
+def test_all_parts_running_is_success(suite, tmp_path):
+    (tmp_path / "fine.py").write_text("print('{\"figures\": []}')")
+    assert suite.run_suite(suite.script_parts(tmp_path, quick=True), tmp_path / "report", budget_s=100, quick=True) == 0
+    assert "measure nothing" in (tmp_path / "report" / "gpu.md").read_text()
+
+
+def test_the_tests_part_names_files_with_gpu_tests_only(suite):
+    files = [argument for argument in suite.test_part().command if argument.endswith(".py")]
+    assert "tests/runtime/test_cuda_graph.py" in files
+    assert all("mark.gpu" in (FOLDER.parents[1] / file).read_text() for file in files)

@@ -1,0 +1,338 @@
+"""Sampling kernels against their reference: same bits, same kept tokens, same choices, whatever the launch shape."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from wingbeat.kernels import sampling, triton_sampling
+from wingbeat.kernels.sampling import LogitBias, LogitProcessors, Penalties
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fresh floats are NaN and fresh integers the largest there are, so that nothing unwritten goes unseen."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Several tiles and several programs per row at vocabularies the interpreter can take."""
+    monkeypatch.setattr(triton_sampling, "_TILE", 64)
+    monkeypatch.setattr(triton_sampling, "_SEARCH_TILE", 32)
+    monkeypatch.setattr(triton_sampling, "_MAX_SPLITS", 2)
+
+
+class Rows(NamedTuple):
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+
+    def to(self, device: str) -> "Rows":
+        return Rows(*(column.to(device) for column in self))
+
+
+PARAMETERS = [  # temperature, top_k, top_p, min_p
+    (0.7, 0, 0.9, 0.0),
+    (1.0, 5000, 0.95, 0.05),
+    (2.0, 17, 0.6, 0.02),
+    (1.3, 40, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.2),
+    (1.0, 0, 1e-9, 0.0),
+    (0.0, 5, 0.5, 0.1),
+    (1.0, 0, 1.0, 0.0),
+    (1.0, 1, 0.5, 0.0),
+    (1e-3, 0, 0.99, 0.0),
+    (0.9, 0, 1.0, 1.0),
+]
+
+
+def mixed_rows(num_rows: int) -> Rows:
+    chosen = [PARAMETERS[row % len(PARAMETERS)] for row in range(num_rows)]
+    return Rows(*(torch.tensor(column) for column in zip(*chosen, strict=True)))
+
+
+def random_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
+    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2
+    if kind == "tied":
+        logits = logits.round()
+    if kind == "masked":
+        logits[:, 1::3] = float("-inf")
+    if kind == "equal":
+        logits[:] = -0.0
+        logits[:, ::2] = 0.0
+    return logits
+
+
+def sorted_reference(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """`process_logits` by the whole sort alone, whose ties are settled by id."""
+    temperatures, top_ks, top_ps, min_ps = rows
+    scaled = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    filtered = (temperatures > 0) & ((top_ks > 0) | (top_ps < 1) | (min_ps > 0))
+    return torch.where(filtered[:, None], sampling._filter(scaled, top_ks, top_ps, min_ps), scaled)
+
+
+def random_processors(num_rows: int, vocab_size: int, path_length: int = 3) -> LogitProcessors:
+    generator = torch.Generator().manual_seed(7)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    penalties = Penalties(
+        repetition=0.5 + 1.5 * random(num_rows),
+        presence=random(num_rows) - 0.3,
+        frequency=random(num_rows) - 0.3,
+        slots=torch.randint(-1, 3, (num_rows,), generator=generator),
+        prompt_mask=random(3, vocab_size) < 0.2,
+        output_counts=((random(3, vocab_size) < 0.2) * (5 * random(3, vocab_size))).to(torch.int32),
+        path_token_ids=torch.randint(-1, vocab_size, (num_rows, path_length), generator=generator),
+    )
+    # A token twice on one path counts twice.
+    penalties.path_token_ids[:, -1] = penalties.path_token_ids[:, 0]
+    penalties.repetition[0], penalties.presence[0], penalties.frequency[0] = 1.0, 0.0, 0.0
+    bias = LogitBias(random(2, vocab_size) * 4 - 2, torch.randint(-1, 2, (num_rows,), generator=generator))
+    words = torch.randint(-(2**31), 2**31, (num_rows, -(-vocab_size // 32)), generator=generator).to(torch.int32)
+    words[-1] = -1
+    return LogitProcessors(penalties, bias, words)
+
+
+def to_device(value, device: str):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return value if value is None else type(value)(*(to_device(field, device) for field in value))
+
+
+def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, workspace=None) -> torch.Tensor:
+    """The kernels' tokens, on the host."""
+    return triton_sampling.choose_tokens(
+        logits.to(DEVICE),
+        *rows.to(DEVICE),
+        seeds.to(DEVICE),
+        positions.to(DEVICE),
+        any_filtered=any_filtered,
+        processors=to_device(processors, DEVICE),
+        workspace=workspace,
+    ).cpu()
+
+
+def test_noise_has_the_references_bits():
+    seeds = torch.tensor([0, 1, -1, 2**31, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
+    positions = torch.tensor([0, 1, 2**31 - 1, 5, 131071, 7, 42])
+    tokens = torch.cat([torch.arange(61), torch.tensor([31999, 151935, 2**31 - 1])])
+    keys = [tensor.to(DEVICE) for tensor in (seeds, positions, tokens)]
+    assert torch.equal(triton_sampling.noise(*keys, bits=True).cpu(), sampling.noise_bits(seeds, positions, tokens))
+    torch.testing.assert_close(
+        triton_sampling.noise(*keys, bits=False).cpu(),
+        sampling.gumbel_noise(seeds, positions, tokens),
+        rtol=3e-7,
+        atol=3e-7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_size"),
+    [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)],
+    ids=str,
+)
+@pytest.mark.usefixtures("small_tiles")
+def test_filters_keep_what_the_whole_sort_keeps(kind, vocab_size):
+    num_rows = {"gaussian": 8}.get(kind, 2)
+    rows, logits = mixed_rows(num_rows), random_logits(num_rows, vocab_size, kind)
+    before = logits.clone()
+    processed = triton_sampling.process_logits(
+        logits.to(DEVICE), *rows.to(DEVICE), any_filtered=True, processors=None
+    ).cpu()
+    assert torch.equal(logits, before)
+    expected = sorted_reference(logits, rows)
+    for row in range(num_rows):
+        assert torch.equal(processed[row], expected[row]), f"row {row}: {PARAMETERS[row]}"
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
+    rows = Rows(*(column[[0, 2, 4, 6, 7]] for column in mixed_rows(8)))
+    logits = random_logits(5, 101, "gaussian").to(torch.bfloat16)
+    seeds, positions = torch.arange(5) * 7919, torch.arange(5) + 11
+    expected = sampling.choose_tokens(logits, *rows, seeds, positions, any_sampled=True, any_filtered=True)
+    assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
+    monkeypatch.setattr(triton_sampling, "_NUM_PROGRAMS", 1)
+    assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_unfiltered_choices_are_the_references():
+    num_rows = 30
+    rows = Rows(torch.rand(num_rows), torch.zeros(num_rows).long(), torch.ones(num_rows), torch.zeros(num_rows))
+    rows.temperatures[::5] = 0
+    logits = random_logits(num_rows, 97, "tied")
+    seeds, positions = torch.arange(num_rows) - 15, torch.arange(num_rows) + 5
+    expected = sampling.choose_tokens(logits, *rows, seeds, positions, any_sampled=True, any_filtered=False)
+    assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=False), expected)
+
+
+def test_strided_logits_are_read_in_place():
+    logits = random_logits(3, 90, "gaussian")
+    rows = Rows(torch.tensor([0.0, 1.0, 0.5]), torch.zeros(3).long(), torch.ones(3), torch.zeros(3))
+    for view in (logits[:, 10:70], logits.t().contiguous().t()):
+        expected = sampling.choose_tokens(
+            view, *rows, torch.arange(3), torch.arange(3), any_sampled=True, any_filtered=False
+        )
+        assert torch.equal(choose(view, rows, torch.arange(3), torch.arange(3), any_filtered=False), expected)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of weights that no token has
+def test_a_row_without_any_token_left_yields_token_0():
+    logits = torch.full((2, 40), float("-inf"))
+    rows = Rows(torch.tensor([0.0, 1.0]), torch.tensor([0, 3]), torch.tensor([1.0, 0.9]), torch.tensor([0.0, 0.1]))
+    tokens = choose(logits, rows, torch.arange(2), torch.arange(2), any_filtered=True)
+    assert tokens.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_processors_change_logits_as_the_reference_does():
+    num_rows, vocab_size = 8, 101
+    logits, processors = random_logits(num_rows, vocab_size, "gaussian"), random_processors(num_rows, vocab_size)
+    off = Rows(torch.zeros(num_rows), torch.zeros(num_rows).long(), torch.ones(num_rows), torch.zeros(num_rows))
+    for part in (
+        processors,
+        LogitProcessors(penalties=processors.penalties._replace(path_token_ids=None)),
+        LogitProcessors(grammar_mask=processors.grammar_mask),
+    ):
+        actual = triton_sampling.process_logits(
+            logits.to(DEVICE), *off.to(DEVICE), any_filtered=False, processors=to_device(part, DEVICE)
+        ).cpu()
+        assert torch.equal(actual, sampling.apply_processors(logits, part))
+    seeds = torch.arange(num_rows)
+    rows = off._replace(temperatures=torch.tensor([0.0, 0.7] * (num_rows // 2)))
+    expected = sampling.choose_tokens(
+        logits, *rows, seeds, seeds, any_sampled=True, any_filtered=False, processors=processors
+    )
+    assert torch.equal(choose(logits, rows, seeds, seeds, any_filtered=False, processors=processors), expected)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_workspace_is_reused_and_a_small_one_refused():
+    workspace = triton_sampling.SamplingWorkspace(4, 70, DEVICE)
+    off = Rows(torch.ones(3), torch.zeros(3).long(), torch.ones(3), torch.zeros(3))
+    logits, keys = random_logits(3, 70, "gaussian"), torch.arange(3)
+    for seeds in (keys, keys + 9):
+        expected = sampling.choose_tokens(logits, *off, seeds, keys, any_sampled=True, any_filtered=False)
+        assert torch.equal(choose(logits, off, seeds, keys, any_filtered=False, workspace=workspace), expected)
+    five = Rows(*(column[:1].expand(5) for column in off))
+    for shape, rows in (((5, 70), five), ((3, 71), off)):
+        with pytest.raises(ValueError, match=r"room for 4 rows of 70"):
+            choose(torch.zeros(shape), rows, keys, keys, any_filtered=False, workspace=workspace)
+    with pytest.raises(ValueError, match="max_rows is 0"):
+        triton_sampling.SamplingWorkspace(0, 70, DEVICE)
+
+
+def test_no_rows_need_no_launch():
+    none = Rows(torch.ones(0), torch.zeros(0).long(), torch.ones(0), torch.zeros(0))
+    keys = torch.arange(0)
+    assert choose(torch.zeros(0, 9), none, keys, keys, any_filtered=True).shape == (0,)
+    assert triton_sampling.process_logits(
+        torch.zeros(0, 9, device=DEVICE), *none.to(DEVICE), any_filtered=True, processors=None
+    ).shape == (0, 9)
+    assert triton_sampling.noise(keys.to(DEVICE), keys.to(DEVICE), keys.to(DEVICE), bits=False).shape == (0, 0)
+
+
+@pytest.mark.parametrize("field", ["output_counts", "prompt_mask"])
+def test_tables_that_would_be_copied_are_refused(field):
+    processors = random_processors(2, 64)
+    strided = torch.cat([getattr(processors.penalties, field)] * 2, dim=1)[:, ::2]
+    penalties = processors.penalties._replace(**{field: strided})
+    rows = mixed_rows(2)
+    with pytest.raises(ValueError, match=rf"{field} has strides .* contiguous"):
+        triton_sampling.process_logits(
+            torch.zeros(2, 64), *rows, any_filtered=False, processors=LogitProcessors(penalties)
+        )
+
+
+REAL_SHAPES = [(1, 32000), (1, 151936), (64, 151936), (7, 128256), (33, 262144)]
+
+
+@pytest.mark.parametrize(("num_rows", "vocab_size"), REAL_SHAPES, ids=[f"R{r}-V{v}" for r, v in REAL_SHAPES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+class TestOnGpu:
+    pytestmark = gpu
+
+    def test_filters_at_real_shapes(self, num_rows, vocab_size, dtype):
+        rows, logits = mixed_rows(num_rows), (random_logits(num_rows, vocab_size, "gaussian") * 2).to(dtype)
+        processed = sampling.process_logits(logits.cuda(), *rows.to("cuda")).cpu()
+        expected = sorted_reference(logits, rows)
+        differing = (processed.isinf() != expected.isinf()).sum(dim=1)
+        # The mass is rounded differently, which may move the edge by a token and no further.
+        assert differing.max() <= 1
+        both = ~(processed.isinf() | expected.isinf())
+        assert torch.equal(processed[both], expected[both])
+
+    def test_a_row_gets_the_same_token_alone(self, num_rows, vocab_size, dtype):
+        rows = mixed_rows(num_rows).to("cuda")
+        logits = random_logits(num_rows, vocab_size, "gaussian").to(dtype).cuda()
+        seeds, positions = torch.arange(num_rows, device="cuda"), torch.arange(num_rows, device="cuda") + 3
+        together = sampling.choose_tokens(logits, *rows, seeds, positions, any_sampled=True, any_filtered=True)
+        for row in range(0, num_rows, 5):
+            at = slice(row, row + 1)
+            alone = sampling.choose_tokens(
+                logits[at],
+                *(column[at] for column in rows),
+                seeds[at],
+                positions[at],
+                any_sampled=True,
+                any_filtered=True,
+            )
+            assert alone.item() == together[row].item()
+
+    def test_tokens_are_the_references(self, num_rows, vocab_size, dtype):
+        rows = mixed_rows(num_rows)
+        logits = random_logits(num_rows, vocab_size, "gaussian").to(dtype)
+        processors = random_processors(num_rows, vocab_size)
+        seeds, positions = torch.arange(num_rows), torch.arange(num_rows) + 3
+        arguments = (logits, *rows, seeds, positions)
+        for flags in (
+            {"any_filtered": True},
+            {"any_filtered": False},
+            {"any_filtered": True, "processors": processors},
+        ):
+            expected = sampling.choose_tokens(*arguments, any_sampled=True, **flags)
+            if "processors" in flags:
+                flags["processors"] = to_device(processors, "cuda")
+            actual = sampling.choose_tokens(*(part.cuda() for part in arguments), any_sampled=True, **flags).cpu()
+            # The two logarithms' last bit may settle a near tie the other way.
+            assert (actual != expected).sum() <= 1
+
+    def test_a_captured_choice_follows_its_inputs(self, num_rows, vocab_size, dtype):
+        rows = mixed_rows(num_rows).to("cuda")
+        logits = random_logits(num_rows, vocab_size, "gaussian").to(dtype).cuda()
+        seeds, positions = torch.arange(num_rows, device="cuda"), torch.arange(num_rows, device="cuda")
+        workspace = sampling.sampling_workspace(num_rows, vocab_size, "cuda")
+
+        def run() -> torch.Tensor:
+            return sampling.choose_tokens(
+                logits, *rows, seeds, positions, any_sampled=True, any_filtered=True, workspace=workspace
+            )
+
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        for step in range(3):
+            logits.copy_(logits.roll(101, dims=1))
+            positions += 1
+            rows.top_ks.copy_(rows.top_ks.roll(1))
+            rows.temperatures.copy_(rows.temperatures.roll(1))
+            graph.replay()
+            replayed = captured.clone()
+            assert torch.equal(replayed, run()), f"replay {step}"

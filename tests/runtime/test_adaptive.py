@@ -1,0 +1,179 @@
+"""Adaptive speculation in a whole engine: what it prunes stays a tree, and what is generated never changes."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from models import CHAIN, TREE, eagle_drafter, engine_config, generate, greedy_params, reference
+from scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, tree_tensors, wrong_tree
+
+from wingbeat.runtime import calibration
+from wingbeat.runtime.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafting import well_formed
+from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.sequence import Sequence
+
+SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
+
+
+class FixedChoice:
+    """A policy that keeps the nodes it is told to."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def conditional(self, log_probs, depths, sampled, slots):
+        return np.full(log_probs.shape, 0.5)
+
+    def choose_nodes(self, path, real, num_reqs, mean_context):
+        return self.kept & real
+
+    def observe_trees(self, path, kept, depths, real):
+        pass
+
+
+def running(count):
+    seqs = []
+    for slot in range(count):
+        seq = Sequence(Request(str(slot), (1, 2, 3), SamplingParams(max_tokens=8, temperature=0.0)))
+        seq.slot = slot
+        seqs.append(seq)
+    return seqs
+
+
+def closed_choice(chance, parents, num_valid):
+    """A random set of nodes that holds every parent of its nodes."""
+    kept = np.zeros(parents.shape, bool)
+    for row, count in enumerate(num_valid):
+        for node in range(1, count):
+            up = parents[row, node]
+            kept[row, node] = (up == 0 or kept[row, up]) and chance.random() < 0.7
+    return kept
+
+
+def paths(tree, row):
+    """Token paths from the root of one tree, as a set."""
+    found = {0: ()}
+    for node in range(1, int(tree.num_valid[row])):
+        found[node] = (*found[int(tree.parents[row, node])], int(tree.token_ids[row, node]))
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pruned_trees_hold_exactly_the_chosen_paths(seed):
+    import random
+
+    chance, numbers = random.Random(seed), np.random.default_rng(seed)
+    plans = [random_tree([5, 6, 7], 100, chance) for _ in range(5)]
+    whole = tree_tensors([1, 2, 3, 4, 5], plans, 16)
+    kept = closed_choice(numbers, whole.parents.numpy(), whole.num_valid.tolist())
+    pruned = AdaptiveSpeculation(FixedChoice(kept)).prune(whole, running(5))
+    if not kept.any():
+        assert pruned is None
+        return
+    assert well_formed(pruned, 100).all()
+    assert pruned.token_ids.shape[1] == int(pruned.num_valid.max())
+    for row in range(5):
+        number = {0: ()}
+        for node in np.flatnonzero(kept[row]):
+            number[node] = (*number[int(whole.parents[row, node])], int(whole.token_ids[row, node]))
+        assert paths(pruned, row) == sorted(number.values())
+
+
+def test_nothing_worth_verifying_is_no_tree():
+    whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
+    assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2)) is None
+
+
+DRAFTERS = {
+    "right": lambda ref, shape: ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size),
+    "wrong": lambda ref, shape: ScriptedDrafter(ref.sequences, wrong_tree, ref.loaded.vocab_size),
+    "malformed": lambda ref, shape: ScriptedDrafter(ref.sequences, random_tree, ref.loaded.vocab_size, hostile),
+    "ngram": lambda ref, shape: NgramDrafter(shape),
+    "eagle": lambda ref, shape: eagle_drafter(ref.loaded, shape),
+}
+
+
+def hostile(tree, chance):
+    malform(tree, chance)
+    tree.scores.copy_(
+        torch.tensor([float("nan"), float("inf"), -float("inf"), 7.0])[torch.randint(4, tree.scores.shape)]
+    )
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_text_stays_that_of_generate(shape, drafter):
+    ref = reference("llama")
+    if shape == "chain" and drafter in ("wrong", "malformed"):
+        pytest.skip("these draft trees")
+    config = engine_config(SHAPES[shape])
+    tokens, engine = generate(ref.loaded, config, DRAFTERS[drafter](ref, SHAPES[shape]), ref.prompts, greedy_params())
+    assert tokens == ref.continuations
+    assert sum(engine.stats().policy.decisions.values()) > 0
+
+
+def test_good_drafts_are_taken_and_hopeless_ones_given_up():
+    ref = reference("llama")
+    config = engine_config(SHAPES["tree"])
+    stats = {}
+    for name, plan in (("right", right_tree), ("wrong", wrong_tree)):
+        drafter = ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size)
+        tokens, engine = generate(ref.loaded, config, drafter, ref.prompts, greedy_params())
+        assert tokens == ref.continuations
+        stats[name] = engine.stats().policy
+    right, wrong = stats["right"], stats["wrong"]
+    assert right.expected_accepted == pytest.approx(right.num_accepted, rel=0.35)
+    assert wrong.num_accepted == 0
+    assert wrong.decisions.get("plain decoding is faster", 0) > wrong.decisions.get("pays", 0)
+
+
+def test_mixed_batches_give_each_request_its_plain_text():
+    ref = reference("llama")
+    params = [greedy_params(speculation=index % 2 == 0) for index in range(len(ref.prompts))]
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    tokens, _ = generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts, params)
+    assert tokens == ref.continuations
+
+
+def test_the_verifier_is_measured_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    ref = reference("llama")
+    config = engine_config(SHAPES["chain"])
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
+    (kept,) = tmp_path.glob("verifier-*.json")
+    raw = json.loads(kept.read_text())
+    assert raw["batch_sizes"] == [1, 2, 4, 8]
+    assert min(min(row) for row in raw["verify_s"]) > 0
+    monkeypatch.setattr(calibration, "_measure_verifier", lambda *args: pytest.fail("measured again"))
+    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
+
+
+def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    run = lambda: generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts[:1], greedy_params(4))  # noqa: E731
+    run()
+    (kept,) = tmp_path.glob("verifier-*.json")
+    kept.write_text('{"batch_sizes": [1')
+    with caplog.at_level(logging.WARNING):
+        run()
+    assert "measuring again" in caplog.text
+    assert json.loads(kept.read_text())["batch_sizes"]
+
+
+def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
+    monkeypatch.setattr("wingbeat.runtime.engine.drafter_times", lambda *args: None)
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    with caplog.at_level(logging.WARNING):
+        tokens, engine = generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts, greedy_params())
+    assert "fixed trees" in caplog.text
+    assert tokens == ref.continuations
+    assert engine.stats().policy is None

@@ -1,0 +1,65 @@
+"""Costs are interpolated between measurements and follow the rounds that really ran."""
+
+import numpy as np
+import pytest
+
+from wingbeat.runtime.round_costs import CostTables, RoundCosts
+
+TABLES = CostTables(
+    batch_sizes=(1, 4),
+    extra_nodes=(0, 2, 4),
+    verify_s=((1.0, 1.2, 1.4), (2.0, 3.0, 5.0)),
+    context_s=(0.001, 0.002),
+    draft_base_s=(0.1, 0.2),
+    draft_level_s=(0.05, 0.08),
+)
+
+
+def test_verify_interpolates_nodes_batch_and_context():
+    costs = RoundCosts(TABLES)
+    assert costs.verify_s(1, np.array([0, 1, 2, 3]), 0) == pytest.approx([1.0, 1.1, 1.2, 1.3])
+    assert costs.verify_s(4, np.array([8, 16]), 0) == pytest.approx([3.0, 5.0])
+    assert costs.verify_s(2, np.array([0, 4]), 0) == pytest.approx([4 / 3, 1.2 + (3.0 - 1.2) / 3])
+    assert costs.verify_s(1, np.array([0]), 100) == pytest.approx([1.1])
+
+
+def test_beyond_the_last_measurement_the_last_slope_goes_on():
+    costs = RoundCosts(TABLES)
+    assert costs.verify_s(1, np.array([6]), 0) == pytest.approx([1.6])
+    assert costs.verify_s(8, np.array([0]), 0) == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize("num_reqs", [1, 3, 4])
+def test_the_dense_form_equals_the_general_one(num_reqs):
+    costs = RoundCosts(TABLES)
+    costs.tree_scale, costs.plain_scale = 1.5, 0.5
+    for most in (2, 7, 20, 5):
+        expected = costs.verify_s(num_reqs, np.arange(most + 1), 30.0)
+        assert costs.verify_up_to_s(num_reqs, most, 30.0) == pytest.approx(expected)
+
+
+def test_draft_interpolates_and_counts_levels():
+    costs = RoundCosts(TABLES)
+    assert costs.draft_s(1, np.array([0, 1, 4])) == pytest.approx([0.1, 0.15, 0.3])
+    assert costs.draft_s(4, np.array([2])) == pytest.approx([0.36])
+    assert costs.level_s(4) == pytest.approx(0.08)
+
+
+def test_predictions_converge_to_what_rounds_take_and_shrug_off_interruptions():
+    costs = RoundCosts(TABLES)
+    for _ in range(200):
+        costs.observe_verify(2.0, 1, 0, 0.0)
+        costs.observe_verify(0.6, 1, 2, 0.0)
+        costs.observe_draft(0.3, 1, 2)
+    assert costs.verify_s(1, np.array([0, 2]), 0.0) == pytest.approx([2.0, 0.6], rel=0.01)
+    assert costs.draft_s(1, np.array([2])) == pytest.approx([0.3], rel=0.01)
+    costs.observe_verify(500.0, 1, 0, 0.0)
+    assert costs.verify_s(1, np.array([0]), 0.0)[0] < 2.2
+
+
+def test_tables_survive_the_disk_and_refuse_other_shapes():
+    assert CostTables.from_dict(TABLES.as_dict()) == TABLES
+    with pytest.raises(ValueError, match="extra_nodes"):
+        CostTables.from_dict(TABLES.as_dict() | {"verify_s": [[1.0], [2.0]]})
+    with pytest.raises(ValueError, match="batch size"):
+        CostTables.from_dict(TABLES.as_dict() | {"context_s": [1.0]})

@@ -1,0 +1,119 @@
+"""The policy never speculates where the cost model says that it loses, and values more what is accepted more."""
+
+import numpy as np
+import pytest
+
+from wingbeat.runtime.acceptance import AcceptanceTracker
+from wingbeat.runtime.round_costs import CostTables, RoundCosts
+from wingbeat.runtime.speculation_policy import SpeculationPolicy
+
+DEPTH = 6
+BATCHES = (1, 8, 64)
+
+
+def policy(level_s=0.3, node_s=0.05, base_s=0.2, num_nodes=DEPTH + 1):
+    """Costs linear in everything: a plain step of B sequences takes 4 + 0.1 B, each node `node_s` more."""
+    extra = (0, 1, num_nodes - 1)
+    tables = CostTables(
+        batch_sizes=BATCHES,
+        extra_nodes=extra,
+        verify_s=tuple(tuple(4 + 0.1 * b + node_s * b * e for e in extra) for b in BATCHES),
+        context_s=(0.0,) * len(BATCHES),
+        draft_base_s=(base_s,) * len(BATCHES),
+        draft_level_s=(level_s,) * len(BATCHES),
+    )
+    return SpeculationPolicy(RoundCosts(tables), AcceptanceTracker(64, DEPTH), DEPTH, num_nodes)
+
+
+def show_chains(subject, acceptance, rounds=400, num_trees=1):
+    """Chains whose every node is accepted with this probability, as far as the policy lets them grow."""
+    for _ in range(rounds):
+        subject.plan(num_trees, num_trees, 100.0)
+        subject._limit = DEPTH
+        path = np.tile(acceptance ** np.arange(DEPTH + 1.0), (num_trees, 1))
+        real = np.tile(np.arange(DEPTH + 1) > 0, (num_trees, 1))
+        depths = np.tile(np.arange(DEPTH + 1), (num_trees, 1))
+        subject.observe_trees(path, real, depths, real)
+
+
+@pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("level_s", [0.05, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("node_s", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_never_speculates_where_the_model_says_it_loses(acceptance, level_s, node_s, batch):
+    subject = policy(level_s, node_s)
+    show_chains(subject, acceptance)
+    rates = subject.rates(batch, batch, 100.0)
+    plan = subject.plan(batch, batch, 100.0)
+    if plan.levels and plan.reason != "trial":
+        assert rates[plan.levels] > rates[0]
+    # By hand: tokens over seconds of every depth.
+    tokens = batch * np.cumsum(np.append(1.0, acceptance ** np.arange(1.0, DEPTH + 1)))
+    depth = np.arange(DEPTH + 1)
+    seconds = 4 + 0.1 * batch + node_s * batch * depth + np.where(depth > 0, 0.2 + level_s * depth, 0.0)
+    assert rates == pytest.approx(tokens / seconds, rel=0.02)
+
+
+def test_speculation_is_monotone_in_acceptance():
+    depths = []
+    for acceptance in (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97):
+        subject = policy(level_s=0.5, node_s=0.1)
+        show_chains(subject, acceptance)
+        depths.append(int(subject.rates(1, 1, 100.0).argmax()))
+    assert depths == sorted(depths)
+    assert (depths[0], depths[-1]) == (0, DEPTH)
+
+
+def test_plain_decoding_is_tried_against_now_and_then_and_less_and_less():
+    subject = policy(level_s=8.0)
+    show_chains(subject, 0.1)
+    plans = [subject.plan(1, 1, 100.0) for _ in range(4000)]
+    trials = [index for index, plan in enumerate(plans) if plan.levels]
+    assert all(plans[index].reason == "trial" for index in trials)
+    gaps = np.diff(trials)
+    assert 2 <= len(trials) <= 12
+    assert (np.diff(gaps) >= 0).all()
+
+
+def test_nothing_is_drafted_for_nobody():
+    plan = policy().plan(4, 0, 100.0)
+    assert plan.levels == 0
+
+
+@pytest.mark.parametrize("node_s", [0.0, 0.02, 0.2, 3.0])
+def test_nodes_are_shared_out_by_joint_probability(node_s):
+    subject = policy(node_s=node_s)
+    show_chains(subject, 0.8)
+    subject.plan(8, 8, 100.0)
+    chance = np.random.default_rng(0)
+    conditional = chance.uniform(0.2, 0.95, (8, DEPTH + 1))
+    path = np.cumprod(conditional, axis=1)
+    real = np.tile(np.arange(DEPTH + 1) > 0, (8, 1))
+    real[3, 4:] = False
+    kept = subject.choose_nodes(path, real, 8, 100.0)
+    assert not (kept & ~real).any()
+    if kept.any() and (real & ~kept).any():
+        assert path[kept].min() >= path[real & ~kept].max()
+    assert (kept[:, 2:] <= kept[:, 1:-1]).all()
+    count = int(kept.sum())
+    order = np.sort(path[real])[::-1]
+    value = [order[:n].sum() - (4.8 + node_s * n) / subject._token_s for n in range(len(order) + 1)]
+    assert value[count] == pytest.approx(max(value))
+
+
+def test_dearer_levels_ask_for_more_reach():
+    reach = []
+    for level_s in (0.05, 0.5, 1.0):
+        subject = policy(level_s=level_s)
+        show_chains(subject, 0.9)
+        reach.append(subject.plan(1, 1, 100.0).min_reach[1])
+    assert reach == sorted(reach)
+    assert 0 < reach[0] < reach[-1] < 1
+
+
+def test_the_decision_and_its_reason_are_counted():
+    subject = policy()
+    show_chains(subject, 0.9, rounds=10)
+    stats = subject.stats()
+    assert stats.decisions["pays"] == 10
+    assert stats.expected_speedup > 1
