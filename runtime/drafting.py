@@ -321,16 +321,10 @@ def well_formed(tree: TokenTree, vocab_size: int, *, chains: bool = False) -> Te
     """
     num_nodes = tree.token_ids.shape[1]
     index = torch.arange(num_nodes, device=tree.token_ids.device)
-    real = index < tree.num_valid[:, None]
-    parents = tree.parents[:, 1:]
-    in_order = (parents >= (index[:-1] if chains else 0)) & (parents < index[1:])
-    expected = tree.depths.gather(1, parents.clamp(0, num_nodes - 1)) + 1
-    good = in_order & (tree.depths[:, 1:] == expected)
-    good_token = (tree.token_ids >= 0) & (tree.token_ids < vocab_size)
-    return (
-        (good | ~real[:, 1:]).all(1)
-        & (good_token | ~real).all(1)
-        & (tree.depths[:, 0] == 0)
-        & (tree.num_valid >= 1)
-        & (tree.num_valid <= num_nodes)
-    )
+    parents, depths = tree.parents, tree.depths
+    bad = (parents >= index) | (parents < (index - 1 if chains else 0))
+    bad |= depths != depths.gather(1, parents.clamp(0, num_nodes - 1)) + 1
+    bad[:, 0] = depths[:, 0] != 0
+    bad |= (tree.token_ids < 0) | (tree.token_ids >= vocab_size)
+    bad &= index < tree.num_valid[:, None]
+    return ~bad.any(1) & (tree.num_valid >= 1) & (tree.num_valid <= num_nodes)

@@ -38,6 +38,16 @@ def test_acceptance_reports_both_shapes_and_the_same_tokens(tmp_path):
         )
 
 
+def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
+    runs = quick_run("host_overhead.py", tmp_path / "host.json")["runs"]
+    assert [(run["batch"], run["overlap"]) for run in runs] == [(b, o) for b in (1, 16, 64) for o in (False, True)]
+    for run in runs:
+        *phases, total = run["ms"].values()
+        assert len(phases) == 6
+        assert min(phases) >= 0
+        assert total > 0
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):

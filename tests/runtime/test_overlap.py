@@ -352,5 +352,5 @@ def test_who_runs_one_round_behind(device, adaptive, overlap, expected):
 
 
 def test_adaptive_trees_and_a_host_behind_an_accelerator_exclude_each_other():
-    with pytest.raises(ValueError, match="overlap is True and speculation.adaptive is True: on cuda"):
+    with pytest.raises(ValueError, match=r"overlap is True and speculation\.adaptive is True: on cuda"):
         _overlaps(engine_config(replace(TREE, adaptive=True), overlap=True), torch.device("cuda"))
