@@ -433,9 +433,9 @@ def _merge_splits_kernel(
     cell = row * NUM_HEADS + head
     dims = tl.arange(0, BLOCK_VALUE_DIM)
     every = tl.arange(0, ALL_SPLITS)
-    lse = tl.load(lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf"))
-    peak = tl.maximum(tl.max(lse, 0), _LOWEST)
-    total = tl.sum(tl.exp2(lse - peak), 0)
+    all_lse = tl.load(lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf"))
+    peak = tl.maximum(tl.max(all_lse, 0), _LOWEST)
+    total = tl.sum(tl.exp2(all_lse - peak), 0)
     acc = tl.zeros([BLOCK_VALUE_DIM], tl.float32)
     for first in tl.range(0, num_splits, BLOCK_SPLITS):
         some = first + tl.arange(0, BLOCK_SPLITS)
@@ -530,8 +530,8 @@ def tree_attention(
         *((0, 0) if causal else mask_words.stride()[:2]),
         target.stride(0) if split else 0,
         *target.stride()[-4:-1],
-        scaling,
-        softcap,
+        float(scaling),
+        None if softcap is None else float(softcap),
         sliding_window,
         num_query,
         num_query if causal else positions.shape[1],
