@@ -21,7 +21,11 @@ TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"
 def compile_kernel(kernel, pointers: dict, constants: dict, scalars: dict | None = None, **options) -> None:
     """Compile with `pointers` of the given types (None: absent); other arguments are int32, strides multiples of 16."""
     signature, constexprs, attrs = {}, {}, {}
-    unspecialized = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
+    unspecialized = {
+        parameter.name
+        for parameter in kernel.params
+        if parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+    }
     arguments = {**pointers, **(scalars or {})}
     for index, name in enumerate(kernel.arg_names):
         if name in constants or (name in arguments and arguments[name] is None):
