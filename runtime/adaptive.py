@@ -1,5 +1,6 @@
 """The speculation policy at work in an engine: prunes arriving trees, plans the next draft, learns from rounds."""
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -36,20 +37,31 @@ class _Trees(NamedTuple):
     """Drafted nodes that count; roots excluded."""
 
 
+class _Launched(NamedTuple):
+    """What is remembered of a round until its result is known."""
+
+    trees: _Trees | None
+    """As verified; None where all were bare roots."""
+    learns: bool
+    sampled: np.ndarray
+    slots: np.ndarray
+    num_decodes: int
+    context: float
+    num_drafting: int = 0
+    levels_grown: int = 0
+
+
 class AdaptiveSpeculation:
-    """Glue between an engine's rounds and a `SpeculationPolicy`; all of it on the host."""
+    """Glue between an engine's rounds and a `SpeculationPolicy`; all of it on the host.
+
+    Every round is pruned when it is launched and learned from when its result is known, in the same order.
+    """
 
     def __init__(self, policy: SpeculationPolicy) -> None:
         self.policy = policy
-        self._trees: _Trees | None = None
-        self._levels_grown = 0
-        self._num_drafting = 0
-        self._num_decodes = 0
-        self._context = 0.0
         self._round = 0
-        self._learns = True
-        self._sampled = np.zeros(0, dtype=bool)
-        self._slots = np.zeros(0, dtype=np.int64)
+        self._launched: deque[_Launched] = deque()
+        self._latest: _Launched | None = None
 
     def admit(self, seq: Sequence) -> None:
         """A sequence got its slot."""
@@ -61,48 +73,59 @@ class AdaptiveSpeculation:
         Args:
             trees: of all decoding sequences, on the host; bare roots where there is none.
         """
-        self._trees, self._levels_grown, self._num_drafting = None, 0, 0
-        if trees is None:
-            return None
-        host = _on_host(trees)
-        self._sampled = np.array([seq.request.params.temperature > 0 for seq in decodes])
-        self._slots = np.array([seq.slot for seq in decodes])
-        conditional = self.policy.conditional(host.log_probs, host.depths, self._sampled, self._slots)
-        self._levels_grown = int(host.depths.max())
-        path = path_probabilities(conditional, host.parents, self._levels_grown)
-        with_tree = host.real.any(axis=1)
-        self._num_drafting = int(with_tree.sum())
-        kept = self.policy.choose_nodes(path, host.real, len(decodes), _mean_context(decodes))
-        self._round += 1
-        self._learns = self._round < _LEARN_ALWAYS or self._round % _LEARN_EVERY == 0
-        if self._learns:
-            self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
-        if not kept.any():
-            return None
-        pruned, self._trees = _keep(trees, host, kept)
-        return pruned
+        slots = np.array([seq.slot for seq in decodes], dtype=np.int64)
+        sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
+        this = _Launched(None, False, sampled, slots, len(decodes), _mean_context(decodes))
+        if trees is not None:
+            trees, this = self._choose(trees, this)
+        self._latest = this
+        self._launched.append(this)
+        return trees
 
-    def learn(self, decodes: list[Sequence], result: RoundResult) -> None:
-        """Take in what a round accepted."""
-        self._num_decodes, self._context = len(decodes), _mean_context(decodes)
-        trees = self._trees
-        if trees is None or not self._learns:
+    def _choose(self, trees: TokenTree, this: _Launched) -> tuple[TokenTree | None, _Launched]:
+        host = _on_host(trees)
+        conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
+        levels_grown = int(host.depths.max())
+        path = path_probabilities(conditional, host.parents, levels_grown)
+        with_tree = host.real.any(axis=1)
+        kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
+        self._round += 1
+        learns = self._round < _LEARN_ALWAYS or self._round % _LEARN_EVERY == 0
+        if learns:
+            self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
+        this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
+        if not kept.any():
+            return None, this
+        pruned, verified = _keep(trees, host, kept)
+        return pruned, this._replace(trees=verified)
+
+    def learn(self, result: RoundResult, live: list[bool]) -> None:
+        """Take in what the oldest round not learned from accepted.
+
+        Args:
+            live: by decode, whether the sequence still holds its slot.
+        """
+        this = self._launched.popleft()
+        trees = this.trees
+        if trees is None or not this.learns:
             return
         on_path = np.zeros(trees.real.shape, dtype=bool)
-        np.put_along_axis(on_path, result.path_nodes.cpu().numpy(), True, axis=1)
+        np.put_along_axis(on_path, result.path_nodes.numpy(), True, axis=1)
         tried = trees.real & np.take_along_axis(on_path, np.maximum(trees.parents, 0), axis=1)
-        self.policy.learn(Round(trees.log_probs, trees.depths, self._sampled, self._slots, tried, tried & on_path))
+        parts = (trees.log_probs, trees.depths, this.sampled, this.slots, tried, tried & on_path)
+        self.policy.learn(Round(*parts) if all(live) else Round(*(part[np.array(live)] for part in parts)))
 
     def observe(self, times: RoundTimes) -> None:
-        """Take in what the round took, the last one given to `learn`; of a round without prompt chunks."""
-        if not self._num_decodes:
+        """Take in what the latest round took; of a round without prompt chunks."""
+        this = self._latest
+        if this is None or not this.num_decodes:
             return
         costs = self.policy.costs
-        if self._num_drafting:
-            costs.observe_draft(times.draft_wait_s, self._num_drafting, self._levels_grown)
-        num_extra = 0 if self._trees is None else int(self._trees.real.sum())
-        costs.observe_verify(times.forward_s, self._num_decodes, num_extra, self._context)
-        costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(self._num_drafting))
+        if this.num_drafting:
+            costs.observe_draft(times.draft_wait_s, this.num_drafting, this.levels_grown)
+        num_extra = 0 if this.trees is None else int(this.trees.real.sum())
+        costs.observe_verify(times.forward_s, this.num_decodes, num_extra, this.context)
+        costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(this.num_drafting))
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """Decide the next draft.

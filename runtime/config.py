@@ -96,6 +96,9 @@ class EngineConfig:
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
     """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on."""
+    overlap: bool | None = None
+    """Let the host run one round behind the device. None does so where the device is not the host itself, unless
+    adaptive speculation has to see each round's trees first."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:

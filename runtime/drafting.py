@@ -2,6 +2,10 @@
 
 The verifier is the source of truth. A tree counts only if it was grown from the sequence's committed length, epoch and
 root by the attached incarnation; whatever else arrives, or does not arrive, costs speed and never a request.
+
+Nothing here reads what a round in flight decides: a tree that does not count is a bare root in the data, and accepted
+tokens go from the device to the channel as they are. A channel in host memory makes `publish` wait for the device,
+because what is published must be there; one in device memory does not.
 """
 
 import logging
@@ -11,14 +15,15 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.batch import Outcome, TokenTree
+from wingbeat.runtime.batch import Outcome, TokenTree, TreeReply
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.link import VerifierEnd
-from wingbeat.runtime.model_runner import RoundResult
+from wingbeat.runtime.model_runner import AcceptedPaths, RoundInFlight
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
-from wingbeat.runtime.slot_state import SlotState
+from wingbeat.runtime.slot_state import DecodeRows, SlotState
+from wingbeat.runtime.transfer import copy_into, upload
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +58,19 @@ class DraftSession:
         self.block_manager = block_manager
         self.slots = slots
         self.state = DrafterState.NONE
+        self.on_host = slots.device.type == "cpu"
+        """Whether the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a
+        round needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width."""
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
+        self._asked: list[Sequence] = []
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
-        """Draft through this end from the next round on; contexts the drafter lacks are replayed."""
+        """Draft through this end from the next round on; contexts the drafter lacks are replayed.
+
+        No round may be in flight: the history handed over would lack its tokens.
+        """
         self._end, self._incarnation = end, end.incarnation
         self.state = DrafterState.ATTACHED
         for seq in running:
@@ -71,7 +83,7 @@ class DraftSession:
 
     def admit(self, seq: Sequence) -> None:
         """Note how much of a sequence's cached context the drafter holds, and hand over its tokens."""
-        seq.draft_len, seq.tree_requested = 0, False
+        seq.draft_len, seq.draft_complete, seq.tree_requested = 0, False, False
         if self._end is None or not seq.request.params.speculation:
             return
         size = self.config.block_size
@@ -80,48 +92,66 @@ class DraftSession:
             seq.draft_len = min(index * size + filled, seq.num_computed)
             if filled < size:
                 break
-        self._end.token_ids[seq.slot, : len(seq.token_ids)] = torch.tensor(seq.token_ids)
+        seq.draft_complete = self._stateless or seq.draft_len == seq.num_computed
+        history = self._end.token_ids
+        copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
-    def plan_replay(self, plan: SchedulerOutput) -> list[Chunk]:
-        """Chunks of context the drafter lacks, from what the prompts left of the budget; oldest sequence first."""
-        chunks: list[Chunk] = []
-        if self._end is None or self._end.spec.taps_size == 0:
-            return chunks
+    def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Add chunks of context the drafter lacks, from what the prompts left of the budget; oldest sequence first.
+
+        The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host
+        knows where that is, so the sequence sits this round out.
+        """
+        if self._end is None or self._stateless or not plan.budget_left:
+            return plan
         budget = plan.budget_left
+        chunks: list[Chunk] = []
+        held: list[Sequence] = []
         for seq in plan.decodes:
+            if seq.draft_complete or not seq.request.params.speculation or not budget:
+                continue
             missing = seq.num_computed - seq.draft_len
-            if missing > 0 and seq.request.params.speculation and budget:
+            if missing <= budget and seq.in_flight:
+                held.append(seq)
+            else:
                 chunks.append(Chunk(seq, seq.draft_len, min(missing, budget), replay=True))
                 budget -= chunks[-1].length
-        return chunks
+        if not chunks and not held:
+            return plan
+        decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes
+        return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
 
-    def collect(self, decodes: list[Sequence]) -> TokenTree | None:
+    @torch.inference_mode()
+    def collect(self, decodes: list[Sequence], rows: DecodeRows) -> TokenTree | None:
         """Wait for the trees asked for in the last round.
 
+        Args:
+            rows: the decodes on the device.
+
         Returns:
-            One tree per decoding sequence, bare roots where none is usable; None where all are bare.
+            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare.
         """
         if self._end is None or not any(seq.tree_requested for seq in decodes):
             return None
         reply = self._end.wait_reply(self._round, self.config.drafter_timeout_s)
-        if reply is None or int(reply.header[1]) != self._incarnation:
+        if reply is None or self._end.incarnation != self._incarnation:
             self._lose()
             return None
-        slots, wanted, epochs, lens, roots = torch.tensor(
-            [(seq.slot, seq.tree_requested, seq.epoch, len(seq.token_ids), seq.token_ids[-1]) for seq in decodes]
-        ).unbind(1)
+        reply = self._rows_of(reply, decodes, rows)
+        tree = TokenTree(*(getattr(reply, name) for name in TokenTree._fields))
+        state, slots = self.slots, rows.slots
         fresh = (
-            wanted.bool()
-            & (reply.epochs[slots] == epochs)
-            & (reply.committed_lens[slots] == lens)
-            & (reply.token_ids[slots, 0] == roots)
+            rows.wanted.bool()
+            & (reply.epochs == state.epochs[slots])
+            & (reply.committed_lens == state.committed_lens[slots])
+            & (tree.token_ids[:, 0] == state.last_token_ids[slots])
+            & well_formed(tree, state.vocab_size, chains=self.config.speculation.draft_top_k == 1)
         )
-        tree = TokenTree(*(getattr(reply, name)[slots] for name in TokenTree._fields))
-        fresh &= well_formed(tree, self.slots.vocab_size, chains=self.config.speculation.draft_top_k == 1)
-        if not bool(fresh.any()):
+        if self.on_host and not bool(fresh.any()):
             return None
         # What is not to be verified must not reach an index either: a stale row may hold anything.
-        real = fresh[:, None] & (torch.arange(tree.token_ids.shape[1]) < tree.num_valid[:, None])
+        index = torch.arange(tree.token_ids.shape[1], device=fresh.device)
+        real = fresh[:, None] & (index < tree.num_valid[:, None])
         checked = TokenTree(
             torch.where(real, tree.token_ids, 0),
             torch.where(real, tree.parents, 0),
@@ -129,13 +159,12 @@ class DraftSession:
             tree.scores,
             torch.where(fresh, tree.num_valid, 1),
         )
-        if self.slots.device.type == "cpu":
-            # No captured graph asks for a fixed width here, and every padding node would cost its share of the pass.
+        if self.on_host:
             width = int(checked.num_valid.max())
             return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in checked))
-        return TokenTree(*(field.to(self.slots.device, non_blocking=True) for field in checked))
+        return checked
 
-    def publish(self, plan: SchedulerOutput, result: RoundResult) -> None:
+    def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
@@ -144,97 +173,108 @@ class DraftSession:
         if outcome is None:
             self._lose()
             return
-        stateless = self._end.spec.taps_size == 0
-        chunks = self._publish_chunks(plan.chunks, result, outcome)
-        rows = [
-            row
-            for row, seq in enumerate(plan.decodes)
-            if seq.request.params.speculation and (stateless or seq.draft_len == seq.num_computed)
+        num_chunks = 0 if self._stateless else self._publish_chunks(plan.chunks, flight, outcome)
+        rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
+        self._publish_decodes(plan.decodes, rows, flight.decodes, outcome)
+        self._publish_history(plan, flight)
+        proposals = [seq for row in rows if self._has_room(seq := plan.decodes[row], flight.num_new_tokens(row))]
+        proposals += [
+            seq for c in plan.chunks if c.samples and (seq := c.seq).draft_complete and self._has_room(seq, 1)
         ]
-        self._publish_decodes(plan.decodes, rows, result, outcome)
-        self._publish_history(plan.decodes, result)
-        proposals = [
-            plan.decodes[row] for row in rows if self._has_room(plan.decodes[row], result.num_tokens_list[row])
-        ]
-        proposals += [chunk.seq for chunk in chunks if chunk.samples and self._has_room(chunk.seq, 1)]
-        if stateless:
-            proposals += [
-                chunk.seq
-                for chunk in plan.chunks
-                if chunk.samples and chunk.seq.request.params.speculation and self._has_room(chunk.seq, 1)
-            ]
-        for seq in plan.decodes:
-            seq.tree_requested = False
         levels = self._max_levels
         if self.adaptive is not None:
             draft = self.adaptive.plan(plan.decodes, proposals)
             self.adaptive.write_rule(draft, outcome)
             levels = draft.levels
             proposals = proposals if levels else []
+        for seq in self._asked:
+            seq.tree_requested = False
         for seq in proposals:
             seq.tree_requested = True
-        slots = self.slots
-        outcome.proposal_slots[: len(proposals)] = torch.tensor([seq.slot for seq in proposals], dtype=torch.int64)
-        outcome.epochs.copy_(slots.epochs)
-        outcome.committed_lens.copy_(slots.committed_lens)
-        outcome.block_tables.copy_(slots.block_tables)
-        outcome.temperatures.copy_(slots.temperatures)
-        outcome.seeds.copy_(slots.seeds)
-        outcome.header[1:5] = torch.tensor([len(rows), len(chunks), len(proposals), levels])
+        self._asked = proposals
+        _write(outcome.proposal_slots, [seq.slot for seq in proposals])
+        state = self.slots
+        copy_into(outcome.epochs, state.epochs)
+        copy_into(outcome.committed_lens, state.committed_lens)
+        copy_into(outcome.block_tables, state.block_tables)
+        copy_into(outcome.temperatures, state.temperatures)
+        copy_into(outcome.seeds, state.seeds)
+        _write(outcome.header[1:5], [len(rows), num_chunks, len(proposals), levels])
         self._round = self._end.publish_outcome()
 
-    def _publish_chunks(self, chunks: list[Chunk], result: RoundResult, outcome: Outcome) -> list[Chunk]:
-        """Copy the chunks that continue the drafter's context; the others are replayed later."""
-        for chunk, sampled in zip(chunks, result.chunk_token_ids, strict=True):
-            if sampled and chunk.seq.request.params.speculation:
-                self._end.token_ids[chunk.seq.slot, len(chunk.seq.token_ids)] = sampled[0]
-        if self._end.spec.taps_size == 0:
-            return []
+    def settle(self, seq: Sequence, num_tokens: int) -> None:
+        """Note the tokens a sequence emitted in the oldest round in flight: the drafter has followed, if it could."""
+        if self._end is not None and seq.draft_complete and not self._stateless:
+            self._advance(seq, seq.num_computed + num_tokens)
+
+    @property
+    def _stateless(self) -> bool:
+        """Whether the drafter needs no hidden states, so that there is no context to complete."""
+        return self._end.spec.taps_size == 0
+
+    def _rows_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TreeReply:
+        """A reply by decode instead of by slot, on the verifier's device."""
+        here, there = self.slots.device, reply.token_ids.device
+        slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
+        by_slot = (field[slots].to(here, non_blocking=here.type != "cpu") for field in reply[1:])
+        return TreeReply(reply.header, *by_slot)
+
+    def _publish_chunks(self, chunks: list[Chunk], flight: RoundInFlight, outcome: Outcome) -> int:
+        """Copy the chunks that continue the drafter's context and return their number; others are replayed later."""
         kept: list[Chunk] = []
-        filled, row = 0, 0
-        for chunk, sampled in zip(chunks, result.chunk_token_ids, strict=True):
-            seq = chunk.seq
-            rows = slice(row, row + chunk.length)
-            row += chunk.length
+        filled = begin = num_sampled = 0
+        for chunk in chunks:
+            seq, end = chunk.seq, chunk.start + chunk.length
+            rows = slice(begin, begin + chunk.length)
+            sampled = flight.sampled[num_sampled] if chunk.samples else None
+            begin += chunk.length
+            num_sampled += chunk.samples
             if not seq.request.params.speculation or seq.draft_len != chunk.start:
                 continue
-            end = chunk.start + chunk.length
-            following = (seq.token_ids + sampled)[chunk.start + 1 : end + 1]
-            into = slice(filled, filled + chunk.length)
-            outcome.chunk_slots[len(kept)] = seq.slot
-            outcome.chunk_positions[len(kept)] = chunk.start
-            outcome.chunk_lens[len(kept)] = chunk.length
-            outcome.chunk_next_token_ids[into] = torch.tensor(following)
-            outcome.chunk_taps[into] = result.chunk_taps[rows]
-            self._advance(seq, end)
+            copy_into(outcome.chunk_taps[filled : filled + chunk.length], flight.chunk_taps[rows])
+            _write(outcome.chunk_next_token_ids[filled:], seq.token_ids[chunk.start + 1 : end + 1])
             filled += chunk.length
+            if sampled is not None:
+                copy_into(outcome.chunk_next_token_ids[filled - 1], sampled)
+            self._advance(seq, end)
+            if chunk.replay:
+                seq.draft_complete = end == seq.num_computed
             kept.append(chunk)
-        return kept
+        _write(outcome.chunk_slots, [chunk.seq.slot for chunk in kept])
+        _write(outcome.chunk_positions, [chunk.start for chunk in kept])
+        _write(outcome.chunk_lens, [chunk.length for chunk in kept])
+        return len(kept)
 
-    def _publish_decodes(self, decodes: list[Sequence], rows: list[int], result: RoundResult, outcome: Outcome) -> None:
+    def _publish_decodes(
+        self, decodes: list[Sequence], rows: list[int], paths: AcceptedPaths, outcome: Outcome
+    ) -> None:
         count = len(rows)
         if not count:
             return
-        index = slice(None) if count == len(decodes) else torch.tensor(rows)
-        slots = torch.tensor([decodes[row].slot for row in rows])
-        outcome.decode_slots[:count] = slots
-        outcome.decode_positions[:count] = result.positions[index]
-        outcome.decode_num_tokens[:count] = result.num_tokens[index]
-        outcome.decode_token_ids[:count] = result.token_ids[index]
-        if result.taps is not None and self._end.spec.taps_size:
-            outcome.decode_taps[:count] = result.taps[index]
-        for row in rows:
-            self._advance(decodes[row], decodes[row].num_computed + result.num_tokens_list[row])
+        if count < len(decodes):
+            index = upload(rows, paths.slots.device)
+            paths = AcceptedPaths(*(None if part is None else part[index] for part in paths))
+        copy_into(outcome.decode_slots[:count], paths.slots)
+        copy_into(outcome.decode_positions[:count], paths.positions)
+        copy_into(outcome.decode_num_tokens[:count], paths.num_tokens)
+        copy_into(outcome.decode_token_ids[:count], paths.token_ids)
+        if paths.taps is not None and not self._stateless:
+            copy_into(outcome.decode_taps[:count], paths.taps)
 
-    def _publish_history(self, decodes: list[Sequence], result: RoundResult) -> None:
+    def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""
-        if not decodes:
-            return
-        slots = torch.tensor([seq.slot for seq in decodes])
-        positions, token_ids = result.positions.cpu(), result.token_ids.cpu()
-        # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-        columns = positions[:, None] + 1 + torch.arange(token_ids.shape[1])
-        self._end.token_ids[slots[:, None], columns.clamp_max(self._end.token_ids.shape[1] - 1)] = token_ids
+        history = self._end.token_ids
+        if plan.decodes:
+            paths = flight.decodes
+            steps = torch.arange(paths.token_ids.shape[1], device=paths.slots.device)
+            # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
+            columns = (paths.positions[:, None] + 1 + steps).clamp_max(history.shape[1] - 1)
+            _put(history, paths.slots[:, None], columns, paths.token_ids)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        if sampling:
+            slots = [chunk.seq.slot for chunk in sampling]
+            columns = [chunk.start + chunk.length for chunk in sampling]
+            _put(history, *upload([slots, columns], history.device).unbind(), flight.sampled)
 
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
@@ -247,7 +287,8 @@ class DraftSession:
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether a drafted token could still be emitted after this round and the next bonus token."""
-        length = len(seq.token_ids) + num_new_tokens
+        # The round itself is among those in flight, with one token at least.
+        length = seq.min_len - 1 + num_new_tokens
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1
 
@@ -256,6 +297,18 @@ class DraftSession:
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST
+
+
+def _write(target: Tensor, values: list[int]) -> None:
+    """Host numbers into the first rows of a channel's tensor."""
+    if values:
+        copy_into(target[: len(values)], upload(values, target.device))
+
+
+def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
+    """history[slots, columns] = token_ids, wherever each of them is."""
+    where = history.device
+    history[slots.to(where), columns.to(where)] = token_ids.to(where)
 
 
 def well_formed(tree: TokenTree, vocab_size: int, *, chains: bool = False) -> Tensor:
@@ -267,7 +320,7 @@ def well_formed(tree: TokenTree, vocab_size: int, *, chains: bool = False) -> Te
         chains: each node must follow the one before it: where chains are configured, accepted KV is never moved.
     """
     num_nodes = tree.token_ids.shape[1]
-    index = torch.arange(num_nodes)
+    index = torch.arange(num_nodes, device=tree.token_ids.device)
     real = index < tree.num_valid[:, None]
     parents = tree.parents[:, 1:]
     in_order = (parents >= (index[:-1] if chains else 0)) & (parents < index[1:])

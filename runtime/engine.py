@@ -2,11 +2,14 @@
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass, field
+
+import torch
 
 from wingbeat.runtime.acceptance import AcceptanceTracker
 from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.calibration import cost_tables, drafter_times, verifier_times
 from wingbeat.runtime.config import EngineConfig
@@ -14,7 +17,7 @@ from wingbeat.runtime.drafting import DrafterState, DraftSession
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.model_runner import ModelRunner, RoundResult
+from wingbeat.runtime.model_runner import ModelRunner, RoundInFlight, RoundResult
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.round_costs import RoundCosts
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PhaseTimes:
-    """Seconds spent in each phase of the rounds so far."""
+    """Host seconds spent in each phase of the rounds so far; on an accelerator, mostly spent on enqueueing."""
 
     num_rounds: int = 0
     schedule_s: float = 0.0
@@ -37,7 +40,34 @@ class PhaseTimes:
     accept_s: float = 0.0
     """Flattening the batch, choosing tokens, walking trees, compacting KV."""
     publish_s: float = 0.0
+    wait_s: float = 0.0
+    """For the accepted tokens: what the device still has to do when the host has nothing left to do."""
     update_s: float = 0.0
+
+
+class _Stopwatch:
+    """Adds the time since its last lap to a phase."""
+
+    def __init__(self, phases: PhaseTimes) -> None:
+        self._phases = phases
+        self._started = self._last = time.perf_counter()
+
+    @property
+    def total_s(self) -> float:
+        """Of all laps."""
+        return self._last - self._started
+
+    def lap(self, phase: str, **within: float) -> float:
+        """End a phase and return its seconds.
+
+        Args:
+            within: seconds of it that belong to other phases.
+        """
+        now = time.perf_counter()
+        spent, self._last = now - self._last, now
+        for name, seconds in (within | {phase: spent - sum(within.values())}).items():
+            setattr(self._phases, name, getattr(self._phases, name) + seconds)
+        return spent
 
 
 @dataclass
@@ -84,6 +114,9 @@ class Engine:
         self.adaptive: AdaptiveSpeculation | None = None
         self.speculation = SpeculationMetrics()
         self.phases = PhaseTimes()
+        self.overlap = _overlaps(config, loaded.device)
+        self._in_flight: deque[RoundInFlight] = deque()
+        self._settled_outputs: list[RequestOutput] = []
         self._num_attached = 0
         self._num_replayed_tokens = 0
 
@@ -121,10 +154,12 @@ class Engine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.waiting or self._in_flight or self._settled_outputs)
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
+        self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
         if self.config.speculation.adaptive and self.adaptive is None:
             self.adaptive = self.drafting.adaptive = self._calibrate(end)
         self.drafting.attach(end, self.scheduler.running)
@@ -140,34 +175,33 @@ class Engine:
         return self.drafting.state
 
     def step(self) -> list[RequestOutput]:
-        """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens."""
-        started = time.perf_counter()
+        """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
+
+        With overlap the tokens are those of the round before: the host sees to them while the device runs the round
+        just launched.
+        """
+        watch = _Stopwatch(self.phases)
         plan = self._schedule()
-        scheduled = time.perf_counter()
-        trees = self.drafting.collect(plan.decodes)
-        drafted = time.perf_counter()
-        if self.adaptive is not None:
-            trees = self.adaptive.prune(trees, plan.decodes)
-        forward_s = self.runner.forward_s
-        result = self.runner.run(plan, trees)
-        forward_s = self.runner.forward_s - forward_s
-        verified = time.perf_counter()
-        if self.adaptive is not None:
-            self.adaptive.learn(plan.decodes, result)
-        self.drafting.publish(plan, result)
-        published = time.perf_counter()
-        outputs = self._update(plan, trees, result)
-        phases = self.phases
-        phases.num_rounds += 1
-        phases.schedule_s += scheduled - started
-        phases.draft_wait_s += drafted - scheduled
-        phases.verify_s += forward_s
-        phases.accept_s += verified - drafted - forward_s
-        phases.publish_s += published - verified
-        finished = time.perf_counter()
-        phases.update_s += finished - published
-        if self.adaptive is not None and not plan.chunks:
-            self.adaptive.observe(RoundTimes(drafted - scheduled, forward_s, finished - started))
+        launched = bool(plan.decodes or plan.chunks)
+        if launched:
+            rows = self.slots.load(plan)
+            watch.lap("schedule_s")
+            trees = self.drafting.collect(plan.decodes, rows)
+            waited_s = watch.lap("draft_wait_s")
+            if self.adaptive is not None:
+                trees = self.adaptive.prune(trees, plan.decodes)
+            flight = self.runner.launch(plan, rows, trees)
+            self.scheduler.advance(plan, with_trees=trees is not None)
+            self._in_flight.append(flight)
+            watch.lap("accept_s", verify_s=flight.forward_s)
+            if not self.overlap:
+                flight.wait()
+                watch.lap("wait_s")
+            self.drafting.publish(plan, flight)
+            watch.lap("publish_s")
+        outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
+        if self.adaptive is not None and launched and not plan.chunks:
+            self.adaptive.observe(RoundTimes(waited_s, flight.forward_s, watch.total_s))
         return outputs
 
     def _schedule(self) -> SchedulerOutput:
@@ -176,9 +210,9 @@ class Engine:
             self.drafting.admit(seq)
             if self.adaptive is not None:
                 self.adaptive.admit(seq)
-        replays = self.drafting.plan_replay(plan)
-        self._num_replayed_tokens += sum(chunk.length for chunk in replays)
-        return plan._replace(chunks=plan.chunks + replays) if replays else plan
+        plan = self.drafting.plan_replay(plan)
+        self._num_replayed_tokens += sum(chunk.length for chunk in plan.chunks if chunk.replay)
+        return plan
 
     def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
         """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
@@ -193,15 +227,39 @@ class Engine:
         tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
         return AdaptiveSpeculation(SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes))
 
-    def _update(self, plan: SchedulerOutput, trees: TokenTree | None, result: RoundResult) -> list[RequestOutput]:
-        if trees is not None:
-            counts = zip(plan.decodes, trees.num_valid.tolist(), result.num_tokens_list, strict=True)
-            for seq, num_valid, num_tokens in counts:
-                if num_valid > 1:
-                    seq.metrics.record(num_valid - 1, num_tokens - 1)
-                    self.speculation.record(num_valid - 1, num_tokens - 1)
-        decodes = list(zip(plan.decodes, result.token_lists, strict=True))
-        chunks = list(zip(plan.chunks, result.chunk_token_ids, strict=True))
+    def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
+        """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
+        outputs, self._settled_outputs = self._settled_outputs, []
+        while len(self._in_flight) > leave:
+            flight = self._in_flight.popleft()
+            result = flight.wait()
+            watch.lap("wait_s")
+            outputs += self._update(flight, result)
+            watch.lap("update_s")
+            self.phases.num_rounds += 1
+        return outputs
+
+    def _update(self, flight: RoundInFlight, result: RoundResult) -> list[RequestOutput]:
+        """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
+        epochs = iter(flight.epochs)
+        live = [seq.epoch == next(epochs) for seq in flight.plan.decodes]
+        if self.adaptive is not None:
+            self.adaptive.learn(result, live)
+        decodes = []
+        for row, seq in enumerate(flight.plan.decodes):
+            if not live[row]:
+                continue
+            token_ids, num_valid = result.token_ids[row], result.num_valid[row]
+            if num_valid > 1:
+                seq.metrics.record(num_valid - 1, len(token_ids) - 1)
+                self.speculation.record(num_valid - 1, len(token_ids) - 1)
+            self.drafting.settle(seq, len(token_ids))
+            decodes.append((seq, token_ids))
+        chunks = [
+            (chunk, token_ids)
+            for chunk, token_ids in zip(flight.plan.chunks, result.chunk_token_ids, strict=True)
+            if chunk.seq.epoch == next(epochs)
+        ]
         return self.scheduler.update(decodes, chunks)
 
     def stats(self) -> EngineStats:
@@ -221,5 +279,20 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError where block reference counts disagree with the running sequences."""
-        self.block_manager.check_integrity([seq.blocks for seq in self.scheduler.running])
+        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        self.scheduler.check_integrity()
+
+
+def _overlaps(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the host runs one round behind.
+
+    Raises:
+        ValueError: it is asked to where adaptive speculation must see each round's trees and times first.
+    """
+    must_see = device.type != "cpu" and config.speculation.adaptive
+    if config.overlap and must_see:
+        raise ValueError(
+            f"overlap is True and speculation.adaptive is True: on {device} the host decides on each round's trees, so "
+            "it cannot run a round behind; set one of them to False"
+        )
+    return device.type != "cpu" and not must_see if config.overlap is None else config.overlap

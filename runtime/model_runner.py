@@ -1,6 +1,11 @@
-"""One round on the device: flatten the batch, run the verifier, choose tokens, walk the trees, compact the KV."""
+"""One round on the device: flatten the batch, run the verifier, choose tokens, walk the trees, compact the KV.
+
+A launch waits for nothing: on an accelerator it returns with everything enqueued. Lengths, roots and block tables come
+from the slot state, which the round before advances on the device, and the host's lengths are upper bounds.
+"""
 
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,30 +23,80 @@ from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
-from wingbeat.runtime.slot_state import SlotState
+from wingbeat.runtime.slot_state import DecodeRows, SlotState
+from wingbeat.runtime.transfer import Download, upload
 from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
 
 
 class RoundResult(NamedTuple):
-    """What a round decided. Decode rows are in the order of `SchedulerOutput.decodes`."""
+    """What a round decided, on the host."""
 
+    token_ids: list[list[int]]
+    """The emitted tokens, by decode."""
+    num_valid: list[int]
+    """Nodes of the tree that was verified, by decode; 1 is a bare root."""
+    chunk_token_ids: list[list[int]]
+    """By chunk: the token its last row yields, or nothing."""
+    path_nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+
+
+class AcceptedPaths(NamedTuple):
+    """What a round decided for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
+
+    slots: Tensor
+    """int64 [num_decodes]"""
     positions: Tensor
     """int64 [num_decodes]: position of each root."""
     token_ids: Tensor
     """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
     num_tokens: Tensor
     """int64 [num_decodes]: tokens emitted, 1..max_path."""
+    num_valid: Tensor
+    """int64 [num_decodes]: nodes that were verified, root included."""
+    nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
     taps: Tensor | None
-    """[num_decodes, max_path, taps_size] along the accepted path; one column where all roots are bare."""
+    """[num_decodes, max_path, taps_size] along the path; one column where all roots are bare."""
+
+
+@dataclass
+class RoundInFlight:
+    """A launched round."""
+
+    plan: SchedulerOutput
+    epochs: list[int]
+    """By decode, then by chunk: a sequence whose epoch is another one by now has left, and its row is void."""
+    decodes: AcceptedPaths
+    sampled: Tensor
+    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
     chunk_taps: Tensor | None
     """[num_chunk_tokens, taps_size], chunks back to back."""
-    token_lists: list[list[int]]
-    """The emitted tokens on the host, by decode."""
-    num_tokens_list: list[int]
-    chunk_token_ids: list[list[int]]
-    """By chunk: the token its last row yields, or nothing."""
-    path_nodes: Tensor | None = None
-    """int64 [num_decodes, max_path]: root and accepted nodes, the last one repeated; None without decodes."""
+    forward_s: float
+    """Host seconds in the verifier's forward pass; on an accelerator, for enqueueing it."""
+    download: Download
+    result: RoundResult | None = None
+    """What it decided, once the host knows."""
+
+    def wait(self) -> RoundResult:
+        """The tokens, once the device has decided them: the one wait of a round."""
+        if self.result is None:
+            self.result = self._result()
+        return self.result
+
+    def num_new_tokens(self, row: int) -> int:
+        """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
+        return 1 if self.result is None else len(self.result.token_ids[row])
+
+    def _result(self) -> RoundResult:
+        num_tokens, num_valid, token_ids, nodes, sampled = self.download.wait()
+        left = iter(sampled.tolist())
+        return RoundResult(
+            token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
+            num_valid=num_valid.tolist(),
+            chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
+            path_nodes=nodes,
+        )
 
 
 class _Decodes(NamedTuple):
@@ -70,40 +125,33 @@ class ModelRunner:
         self.slots = slots
         self.config = config
         self.device = slots.device
+        self.on_host = self.device.type == "cpu"
+        """Whether the device is the host itself, so that looking at what it computed is no wait."""
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self.decode = model
-        self.forward_s = 0.0
         if config.compile:
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
 
     @torch.inference_mode()
-    def run(self, plan: SchedulerOutput, trees: TokenTree | None) -> RoundResult:
-        """Compute one round.
+    def launch(self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None) -> RoundInFlight:
+        """Enqueue one round.
 
         Args:
-            trees: one per decoding sequence, or None where all are bare roots.
+            rows: what `SlotState.load` made of the plan.
+            trees: one per decoding sequence, or None where all are bare roots; its roots are filled in here.
         """
-        for seq in plan.admitted:
-            self.slots.admit(seq)
-        for seq in plan.decodes:
-            self.slots.sync_blocks(seq)
-        for chunk in plan.chunks:
-            self.slots.sync_blocks(chunk.seq)
-        decodes = self._prepare_decodes(plan.decodes, trees)
+        decodes = self._prepare_decodes(rows.slots, trees) if plan.decodes else None
         batch = self._flatten(plan, decodes)
         started = time.perf_counter()
         output = self.model(batch) if plan.chunks else self.decode(batch)
-        self.forward_s += time.perf_counter() - started
+        forward_s = time.perf_counter() - started
         chosen = self._choose(plan, decodes, output.logits)
-        return self._commit(plan, decodes, chosen, output.taps)
+        return self._commit(plan, decodes, chosen, output.taps, forward_s)
 
-    def _prepare_decodes(self, seqs: list[Sequence], trees: TokenTree | None) -> _Decodes | None:
-        if not seqs:
-            return None
-        slots = torch.tensor([seq.slot for seq in seqs], device=self.device)
+    def _prepare_decodes(self, slots: Tensor, trees: TokenTree | None) -> _Decodes:
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
         if trees is None:
@@ -116,7 +164,7 @@ class ModelRunner:
         positions = roots[:, None] + torch.where(real, trees.depths, 0)
         return _Decodes(slots, roots, trees, positions, torch.where(real, self._kv_slots(slots, storage), 0))
 
-    def _kv_slots(self, slots: Tensor, storage: Tensor) -> Tensor:
+    def _kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
         """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
         size = self.config.block_size
         last = self.slots.block_tables.shape[1] - 1
@@ -136,17 +184,16 @@ class ModelRunner:
             rows.append(torch.arange(num_rows, device=self.device))
         for chunk in plan.chunks:
             chunk_positions = torch.arange(chunk.start, chunk.start + chunk.length, device=self.device)
-            slots = torch.tensor([chunk.seq.slot], device=self.device)
             segments.append(self._chunk_segment(num_rows, chunk, chunk_positions))
             tokens = chunk.seq.token_ids[chunk.start : chunk.start + chunk.length]
-            token_ids.append(torch.tensor(tokens, device=self.device))
+            token_ids.append(upload(tokens, self.device))
             positions.append(chunk_positions)
-            stored = self._kv_slots(slots, chunk_positions[None])[0]
+            stored = self._kv_slots(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
             # A replay reads the KV that stands; writing it again could change a shared block's last bits.
             kv_slots.append(torch.zeros_like(stored) if chunk.replay else stored)
             num_rows += chunk.length
             if chunk.samples:
-                rows.append(torch.tensor([num_rows - 1], device=self.device))
+                rows.append(torch.full((1,), num_rows - 1, device=self.device))
         metadata = AttentionMetadata(self.cache.layers, torch.cat(kv_slots), segments)
         logits_rows = torch.cat(rows) if plan.chunks and rows else None
         if not rows:
@@ -155,7 +202,7 @@ class ModelRunner:
 
     def _decode_segment(self, seqs: list[Sequence], decodes: _Decodes) -> AttentionSegment:
         num_nodes = decodes.tree.token_ids.shape[1]
-        longest = max(len(seq.token_ids) for seq in seqs) - 1 + num_nodes
+        longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
         num_blocks = -(-longest // self.config.block_size)
         tables = self.slots.block_tables[decodes.slots, :num_blocks]
         visible = ancestor_mask(decodes.tree.parents, self.max_depth if num_nodes > 1 else 0)
@@ -163,7 +210,7 @@ class ModelRunner:
             0, decodes.positions, decodes.roots, visible, tables, self.config.block_size, self.windows, self.dtype
         )
         # A compiled graph would be specialised on the number, and a captured one on the address.
-        if self.config.compile or self.device.type != "cpu":
+        if self.config.compile or not self.on_host:
             return segment
         return segment._replace(first_block=_first_of_run(seqs, num_blocks))
 
@@ -171,7 +218,7 @@ class ModelRunner:
         end = chunk.start + chunk.length
         tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
         visible = torch.ones(1, chunk.length, chunk.length, dtype=torch.bool, device=self.device).tril()
-        context = torch.tensor([chunk.start], device=self.device)
+        context = torch.full((1,), chunk.start, device=self.device)
         return build_segment(
             start, positions[None], context, visible, tables, self.config.block_size, self.windows, self.dtype
         )
@@ -189,8 +236,9 @@ class ModelRunner:
             slots.append(decodes.slots.repeat_interleave(decodes.positions.shape[1]))
             positions.append(decodes.positions.flatten() + 1)
         if sampled:
-            slots.append(torch.tensor([seq.slot for seq in sampled], device=self.device))
-            positions.append(torch.tensor([len(seq.token_ids) for seq in sampled], device=self.device))
+            columns = upload([[seq.slot for seq in sampled], [len(seq.token_ids) for seq in sampled]], self.device)
+            slots.append(columns[0])
+            positions.append(columns[1])
         row = torch.cat(slots)
         state = self.slots
         return choose_tokens(
@@ -206,46 +254,54 @@ class ModelRunner:
         )
 
     def _commit(
-        self, plan: SchedulerOutput, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None
-    ) -> RoundResult:
+        self,
+        plan: SchedulerOutput,
+        decodes: _Decodes | None,
+        chosen: Tensor,
+        taps: Tensor | None,
+        forward_s: float,
+    ) -> RoundInFlight:
         num_decode_rows = 0 if decodes is None else decodes.tree.token_ids.numel()
-        path_taps = path_nodes = None
+        accepted = self._accept(decodes, chosen[:num_decode_rows], taps)
+        sampled = chosen[num_decode_rows:]
+        sampling = [chunk.seq.slot for chunk in plan.chunks if chunk.samples]
+        if sampling:
+            slots = upload(sampling, self.device)
+            self.slots.committed_lens[slots] += 1
+            self.slots.last_token_ids[slots] = sampled
+        download = Download([accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled])
+        return RoundInFlight(
+            plan=plan,
+            epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
+            decodes=accepted,
+            sampled=sampled,
+            chunk_taps=None if taps is None else taps[num_decode_rows:],
+            forward_s=forward_s,
+            download=download,
+        )
+
+    def _accept(self, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+        """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
+        max_path = self.max_depth + 1
         if decodes is None:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
-            roots, token_ids, num_tokens = empty, empty.view(0, self.max_depth + 1), empty
-        else:
-            tree, roots = decodes.tree, decodes.roots
-            num_reqs, num_nodes = tree.token_ids.shape
-            targets = chosen[:num_decode_rows].view(num_reqs, num_nodes)
-            max_path = self.max_depth + 1 if num_nodes > 1 else 1
-            walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, max_path)
-            # Bare roots walk nowhere: their one token is padded to the width that the drafter's buffers have.
-            token_ids = pad(walk.token_ids, (0, self.max_depth + 1 - max_path))
-            num_tokens, path_nodes = walk.num_tokens, walk.nodes
-            self._compact(decodes, walk.nodes, num_tokens)
-            self.slots.committed_lens[decodes.slots] += num_tokens
-            bonus = token_ids.gather(1, (num_tokens - 1)[:, None])[:, 0]
-            self.slots.last_token_ids[decodes.slots] = bonus
-            if taps is not None:
-                rows = walk.nodes + torch.arange(num_reqs, device=self.device)[:, None] * num_nodes
-                path_taps = taps[rows]
-        sampled = chosen[num_decode_rows:].tolist()
-        chunk_token_ids = [[sampled.pop(0)] if chunk.samples else [] for chunk in plan.chunks]
-        for chunk, tokens in zip(plan.chunks, chunk_token_ids, strict=True):
-            if tokens:
-                self.slots.committed_lens[chunk.seq.slot] += 1
-                self.slots.last_token_ids[chunk.seq.slot] = tokens[0]
-        counts = num_tokens.tolist()
-        return RoundResult(
-            positions=roots,
-            token_ids=token_ids,
-            num_tokens=num_tokens,
-            taps=path_taps,
-            chunk_taps=None if taps is None else taps[num_decode_rows:],
-            token_lists=[row[:count] for row, count in zip(token_ids.tolist(), counts, strict=True)],
-            num_tokens_list=counts,
-            chunk_token_ids=chunk_token_ids,
-            path_nodes=path_nodes,
+            none = empty.view(0, max_path)
+            return AcceptedPaths(empty, empty, none, empty, empty, none, None)
+        tree = decodes.tree
+        num_reqs, num_nodes = tree.token_ids.shape
+        targets = chosen.view(num_reqs, num_nodes)
+        longest = max_path if num_nodes > 1 else 1
+        walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, longest)
+        # Bare roots walk nowhere: their one token is padded to the width that the drafter's buffers have.
+        token_ids = pad(walk.token_ids, (0, max_path - longest))
+        self._compact(decodes, walk.nodes, walk.num_tokens)
+        self.slots.committed_lens[decodes.slots] += walk.num_tokens
+        self.slots.last_token_ids[decodes.slots] = token_ids.gather(1, (walk.num_tokens - 1)[:, None])[:, 0]
+        path_taps = None
+        if taps is not None:
+            path_taps = taps[walk.nodes + torch.arange(num_reqs, device=self.device)[:, None] * num_nodes]
+        return AcceptedPaths(
+            decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
         )
 
     def _compact(self, decodes: _Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
@@ -254,7 +310,7 @@ class ModelRunner:
             return
         steps = torch.arange(nodes.shape[1], device=self.device)
         moved = (steps < num_tokens[:, None]) & (nodes != steps)
-        if self.device.type == "cpu" and not bool(moved.any()):
+        if self.on_host and not bool(moved.any()):
             return
         start = decodes.roots[:, None]
         source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)

@@ -2,12 +2,16 @@
 
 First come, first served. Running sequences decode first; what is left of the token budget goes to prompt chunks. When
 blocks run out a tree is given up before a sequence is, and the youngest sequence is preempted before an older one.
+
+A round may be scheduled while the one before it is in flight: lengths are then bounds. Blocks and slots are handed on
+at once all the same: rounds run in the order of their launch, so one in flight is done with them before their next
+owner writes, and what it writes lies past every position that is cached.
 """
 
 from collections import deque
 from typing import NamedTuple
 
-from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager
+from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager, IntegrityError
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput
 from wingbeat.runtime.sequence import Sequence
@@ -19,13 +23,10 @@ class Chunk(NamedTuple):
     seq: Sequence
     start: int
     length: int
+    samples: bool = False
+    """Whether it reaches the end of the sequence, so that its last row yields a token."""
     replay: bool = False
     """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the end of the sequence, so that its last row yields a token."""
-        return not self.replay and self.start + self.length == len(self.seq.token_ids)
 
 
 class SchedulerOutput(NamedTuple):
@@ -89,42 +90,66 @@ class Scheduler:
         admitted: list[Sequence] = []
         for seq in self.running:
             if seq.num_uncomputed > 1 and budget:
-                chunks.append(Chunk(seq, seq.num_computed, min(seq.num_uncomputed, budget)))
+                chunks.append(_next_chunk(seq, budget))
                 budget -= chunks[-1].length
         while self.waiting and self._free_slots and budget and self._admit(self.waiting[0]):
             seq = self.waiting.popleft()
             self.running.append(seq)
             admitted.append(seq)
             if seq.num_uncomputed > 1:
-                chunks.append(Chunk(seq, seq.num_computed, min(seq.num_uncomputed, budget)))
+                chunks.append(_next_chunk(seq, budget))
                 budget -= chunks[-1].length
             else:
                 decodes.append(seq)
         return SchedulerOutput(decodes, chunks, admitted, budget)
 
+    def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
+        """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.
+
+        Args:
+            with_trees: False where all decodes were bare roots, whatever was asked for.
+        """
+        max_path = self.config.speculation.max_path
+        for seq in plan.decodes:
+            seq.in_flight.append(max_path if with_trees and seq.tree_requested else 1)
+        for chunk in plan.chunks:
+            if chunk.replay:
+                continue
+            chunk.seq.num_computed += chunk.length
+            if chunk.samples:
+                chunk.seq.in_flight.append(1)
+
     def update(
         self, decodes: list[tuple[Sequence, list[int]]], chunks: list[tuple[Chunk, list[int]]]
     ) -> list[RequestOutput]:
-        """Take the tokens a round emitted: grow sequences, cache full blocks, end what is done."""
+        """Take the tokens the oldest round in flight emitted: grow sequences, cache full blocks, end what is done.
+
+        Rows of sequences that have left, or left and come back, since the launch are the caller's to leave out.
+        """
         outputs = []
         for seq, token_ids in decodes:
             seq.num_computed += len(token_ids)
             outputs.append(self._emit(seq, token_ids))
         for chunk, token_ids in chunks:
-            if chunk.replay:
-                continue
-            chunk.seq.num_computed += chunk.length
             if token_ids:
                 outputs.append(self._emit(chunk.seq, token_ids))
-            else:
-                self._cache_full_blocks(chunk.seq)
+            elif not chunk.replay:
+                self._cache_full_blocks(chunk.seq, chunk.start + chunk.length)
         return outputs
 
+    def check_integrity(self) -> None:
+        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])
+        if slots != list(range(self.config.max_num_seqs)):
+            raise IntegrityError(f"slots free or held are {slots}, not 0..{self.config.max_num_seqs - 1} once each")
+        self.block_manager.check_integrity([seq.blocks for seq in self.running])
+
     def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
+        del seq.in_flight[0]
         kept, reason = seq.append(token_ids, self.eos_token_ids, self.config.max_model_len)
         # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
-        self._cache_full_blocks(seq)
+        self._cache_full_blocks(seq, seq.num_computed)
         if reason is None:
             return RequestOutput(seq.request.request_id, tuple(kept))
         self.running.remove(seq)
@@ -134,15 +159,22 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Sequence]:
         decodes: list[Sequence] = []
         for seq in list(self.running):
-            if seq.slot < 0 or seq.num_uncomputed != 1:
+            if seq.slot < 0 or not seq.is_decoding or self._must_settle(seq):
                 continue
             if self._grow(seq):
                 decodes.append(seq)
         return [seq for seq in decodes if seq.slot >= 0]
 
+    def _must_settle(self, seq: Sequence) -> bool:
+        """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
+        if not seq.in_flight:
+            return False
+        certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
+        return certain or seq.max_len >= self.config.max_model_len
+
     def _grow(self, seq: Sequence) -> bool:
         """Blocks for the root and its tree; gives up the tree, then the youngest sequence, when there are none."""
-        length = len(seq.token_ids)
+        length = seq.max_len
         if seq.tree_requested:
             if self._extend(seq, length - 1 + self.config.speculation.num_nodes):
                 return True
@@ -194,13 +226,18 @@ class Scheduler:
         self.block_manager.release(seq.blocks)
         seq.reset()
 
-    def _cache_full_blocks(self, seq: Sequence) -> None:
+    def _cache_full_blocks(self, seq: Sequence, num_computed: int) -> None:
         size = self.config.block_size
-        while (seq.num_hashed_blocks + 1) * size <= seq.num_computed:
+        while (seq.num_hashed_blocks + 1) * size <= num_computed:
             index = seq.num_hashed_blocks
             tokens = seq.token_ids[index * size : (index + 1) * size]
             seq.last_hash = self.block_manager.register(seq.blocks[index], seq.last_hash, tokens)
             seq.num_hashed_blocks += 1
+
+
+def _next_chunk(seq: Sequence, budget: int) -> Chunk:
+    length = min(seq.num_uncomputed, budget)
+    return Chunk(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
 
 def finished_output(seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason) -> RequestOutput:

@@ -4,15 +4,19 @@ from wingbeat.runtime.request import FinishReason, Request, SpeculationMetrics
 
 
 class Sequence:
-    """Host-side state of a request. Positions 0..num_computed-1 have the verifier's KV.
+    """Host-side state of a request, as far as the host knows it: a round in flight may have taken it further.
 
-    A running sequence with exactly one token left to compute is decoding: that token is the root of its next tree.
+    Positions 0..num_computed-1 have the verifier's KV; chunks count from their launch on, decoded tokens from when the
+    host knows them. A running sequence with one token left to compute, known or still in flight, is decoding: that
+    token is the root of its next tree.
     """
 
     __slots__ = (
         "blocks",
+        "draft_complete",
         "draft_len",
         "epoch",
+        "in_flight",
         "last_hash",
         "metrics",
         "num_cached_tokens",
@@ -44,14 +48,33 @@ class Sequence:
         """Blocks already written to the device's block table."""
         self.slot = -1
         self.epoch = 0
+        self.in_flight: list[int] = []
+        """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""
         self.draft_len = 0
         """Positions 0..draft_len-1 have the attached drafter's KV."""
+        self.draft_complete = False
+        """Whether the drafter has got all that was computed, what is in flight included."""
         self.tree_requested = False
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens whose KV is missing; 1 while decoding."""
+        """Known tokens whose KV is missing."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its next round starts from one token, the last one."""
+        return bool(self.in_flight) or len(self.token_ids) - self.num_computed == 1
+
+    @property
+    def min_len(self) -> int:
+        """Tokens it has at least once the rounds in flight are settled."""
+        return len(self.token_ids) + len(self.in_flight)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens it has at most once the rounds in flight are settled."""
+        return len(self.token_ids) + sum(self.in_flight)
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,9 +1,23 @@
 """Per-sequence state on the device, one row per slot, at addresses that never change."""
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.scheduler import SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
+from wingbeat.runtime.transfer import upload
+
+
+class DecodeRows(NamedTuple):
+    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`."""
+
+    slots: Tensor
+    """int64 [num_decodes]"""
+    wanted: Tensor
+    """int64 [num_decodes]: 1 where a tree was asked for and there are blocks for it."""
 
 
 class SlotState:
@@ -27,21 +41,52 @@ class SlotState:
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
 
-    def admit(self, seq: Sequence) -> None:
-        """Fill the row of a sequence that just got its slot."""
-        slot, params = seq.slot, seq.request.params
-        self.committed_lens[slot] = len(seq.token_ids)
-        self.last_token_ids[slot] = seq.token_ids[-1]
-        self.epochs[slot] = seq.epoch
-        self.seeds[slot] = params.seed
-        self.temperatures[slot] = params.temperature
-        self.top_ks[slot] = params.top_k
-        self.top_ps[slot] = params.top_p
-        self.min_ps[slot] = params.min_p
+    def load(self, plan: SchedulerOutput) -> DecodeRows:
+        """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""
+        if plan.admitted:
+            self._admit(plan.admitted)
+        self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
+        columns = [[seq.slot for seq in plan.decodes], [seq.tree_requested for seq in plan.decodes]]
+        slots, wanted = upload(columns, self.device).unbind()
+        return DecodeRows(slots, wanted)
 
-    def sync_blocks(self, seq: Sequence) -> None:
-        """Append the blocks a sequence got since the last call to its row of the block table."""
-        if seq.num_synced_blocks < len(seq.blocks):
-            new = torch.tensor(seq.blocks[seq.num_synced_blocks :], device=self.device)
-            self.block_tables[seq.slot, seq.num_synced_blocks : len(seq.blocks)] = new
-            seq.num_synced_blocks = len(seq.blocks)
+    def _admit(self, seqs: list[Sequence]) -> None:
+        params = [seq.request.params for seq in seqs]
+        slots, lens, last_token_ids, epochs, seeds, top_ks = upload(
+            [
+                [seq.slot for seq in seqs],
+                [len(seq.token_ids) for seq in seqs],
+                [seq.token_ids[-1] for seq in seqs],
+                [seq.epoch for seq in seqs],
+                [param.seed for param in params],
+                [param.top_k for param in params],
+            ],
+            self.device,
+        )
+        temperatures, top_ps, min_ps = upload(
+            [[param.temperature, param.top_p, param.min_p] for param in params], self.device, torch.float32
+        ).T
+        self.committed_lens[slots] = lens
+        self.last_token_ids[slots] = last_token_ids
+        self.epochs[slots] = epochs
+        self.seeds[slots] = seeds
+        self.temperatures[slots] = temperatures
+        self.top_ks[slots] = top_ks
+        self.top_ps[slots] = top_ps
+        self.min_ps[slots] = min_ps
+
+    def _append_blocks(self, seqs: list[Sequence]) -> None:
+        """Write the blocks that sequences got since the last call into their rows of the block table."""
+        slots: list[int] = []
+        columns: list[int] = []
+        blocks: list[int] = []
+        for seq in seqs:
+            begin, end = seq.num_synced_blocks, len(seq.blocks)
+            if begin < end:
+                slots += [seq.slot] * (end - begin)
+                columns += range(begin, end)
+                blocks += seq.blocks[begin:]
+                seq.num_synced_blocks = end
+        if slots:
+            rows, places, ids = upload([slots, columns, blocks], self.device)
+            self.block_tables[rows, places] = ids

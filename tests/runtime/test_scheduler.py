@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from wingbeat.runtime.block_manager import BlockManager
+from wingbeat.runtime.block_manager import BlockManager, IntegrityError
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams
 from wingbeat.runtime.scheduler import Scheduler
@@ -27,7 +27,8 @@ def names(sequences):
 
 
 def play(scheduler, plan, token=7, held=()):
-    """Answer a round: each decode and each finished prompt gets a token. `held` blocks are the test's own."""
+    """Launch and answer a round: decodes and finished prompts get a token each. `held` blocks are the test's own."""
+    scheduler.advance(plan, with_trees=False)
     decodes = [(seq, [token]) for seq in plan.decodes]
     chunks = [(chunk, [token] if chunk.samples else []) for chunk in plan.chunks]
     outputs = scheduler.update(decodes, chunks)
@@ -121,6 +122,7 @@ def test_tokens_after_an_end_of_sequence_are_cut_off():
     scheduler.add(request("b", 3, max_tokens=30, ignore_eos=True))
     play(scheduler, scheduler.schedule(), token=1)
     plan = scheduler.schedule()
+    scheduler.advance(plan, with_trees=False)
     outputs = scheduler.update([(seq, [1, 2, 7, 4]) for seq in plan.decodes], [])
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [
         ((1, 2, 7), FinishReason.STOP),
@@ -161,6 +163,7 @@ def test_everything_finishes_and_the_books_balance(seed):
         slots = [seq.slot for seq in scheduler.running]
         assert len(set(slots)) == len(slots)
         assert min(slots, default=0) >= 0
+        scheduler.advance(plan, with_trees=True)
         decodes = []
         for seq in plan.decodes:
             count = rng.randrange(1, 5) if seq.tree_requested else 1
@@ -179,3 +182,104 @@ def test_everything_finishes_and_the_books_balance(seed):
     assert scheduler.num_preemptions > 0
     assert scheduler.block_manager.num_free == 23
     assert all(received[name] == count for name, count in wanted.items() if name not in aborted)
+
+
+def test_a_round_in_flight_counts_with_all_it_may_emit():
+    scheduler = make(speculation=SpeculationConfig())
+    scheduler.add(request("a", 6, max_tokens=50))
+    play(scheduler, scheduler.schedule())
+    (seq,) = scheduler.running
+    seq.tree_requested = True
+    scheduler.advance(scheduler.schedule(), with_trees=True)
+    assert (seq.min_len, seq.max_len, seq.is_decoding) == (8, 13, True)
+    plan = scheduler.schedule()
+    assert names(plan.decodes) == ["a"]
+    assert len(seq.blocks) * 4 >= seq.max_len - 1 + 16
+    scheduler.advance(plan, with_trees=False)
+    assert (seq.min_len, seq.max_len) == (9, 14)
+    scheduler.update([(seq, [1, 2, 3])], [])
+    assert (len(seq.token_ids), seq.min_len, seq.max_len) == (10, 11, 11)
+
+
+@pytest.mark.parametrize(("max_tokens", "max_model_len"), [(3, 64), (50, 11)])
+def test_no_round_is_scheduled_past_an_end_that_is_known_ahead(max_tokens, max_model_len):
+    scheduler = make(max_model_len=max_model_len)
+    scheduler.add(request("a", 8, max_tokens=max_tokens))
+    plans = []
+    while (plan := scheduler.schedule()).decodes or plan.chunks:
+        scheduler.advance(plan, with_trees=False)
+        plans.append(plan)
+    assert [len(plan.decodes) for plan in plans] == [0, 1, 1]
+    for plan in plans:
+        outputs = scheduler.update(
+            [(seq, [7]) for seq in plan.decodes], [(chunk, [7] if chunk.samples else []) for chunk in plan.chunks]
+        )
+    assert outputs[0].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_books_balance_one_round_behind(seed):
+    """As above, but each round is settled after the next one was launched, as the sequences still there want it."""
+    rng = random.Random(seed)
+    scheduler = make(
+        eos=(49,), num_kv_blocks=24, speculation=SpeculationConfig(verify_tree_size=8), max_num_batched_tokens=9
+    )
+    wanted, received, ended, aborted = {}, {}, set(), set()
+    for number in range(25):
+        name = f"{rng.choice('abc')}{number}"
+        wanted[name] = rng.randrange(1, 30)
+        scheduler.add(request(name, rng.randrange(1, 30), max_tokens=wanted[name]))
+    in_flight = []
+    for _ in range(5000):
+        plan = scheduler.schedule()
+        launched = bool(plan.decodes or plan.chunks)
+        if launched:
+            for seq in plan.decodes:
+                assert len(seq.blocks) * 4 >= seq.max_len - 1 + (8 if seq.tree_requested else 1)
+                assert seq.max_len < scheduler.config.max_model_len
+            paths = [rng.randrange(1, 7) if seq.tree_requested else 1 for seq in plan.decodes]
+            scheduler.advance(plan, with_trees=True)
+            epochs = [seq.epoch for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks))]
+            in_flight.append((plan, epochs, paths))
+            for seq in plan.decodes:
+                seq.tree_requested = rng.random() < 0.7
+        while len(in_flight) > launched:
+            settled, epochs, paths = in_flight.pop(0)
+            live = iter(epochs)
+            decodes = [
+                (seq, [rng.randrange(50) for _ in range(count)])
+                for seq, count in zip(settled.decodes, paths, strict=True)
+                if seq.epoch == next(live)
+            ]
+            chunks = [
+                (chunk, [rng.randrange(50)] if chunk.samples else [])
+                for chunk in settled.chunks
+                if chunk.seq.epoch == next(live)
+            ]
+            for output in scheduler.update(decodes, chunks):
+                assert output.request_id not in ended
+                received[output.request_id] = received.get(output.request_id, 0) + len(output.token_ids)
+                if output.finish_reason is not None:
+                    ended.add(output.request_id)
+                assert (output.finish_reason is FinishReason.STOP) == (output.token_ids[-1] == 49)
+        if scheduler.running and rng.random() < 0.02:
+            name = rng.choice(scheduler.running).request.request_id
+            scheduler.abort(name)
+            aborted.add(name)
+        scheduler.check_integrity()
+        if not (scheduler.running or scheduler.waiting or in_flight):
+            break
+    assert ended | aborted == wanted.keys()
+    assert scheduler.num_preemptions > 0
+    assert scheduler.block_manager.num_free == 23
+    assert all(0 < received[name] <= wanted[name] for name in ended)
+
+
+def test_a_slot_held_twice_is_noticed():
+    scheduler = make()
+    scheduler.add(request("a", 3))
+    play(scheduler, scheduler.schedule())
+    scheduler.check_integrity()
+    scheduler.running[0].slot += 1
+    with pytest.raises(IntegrityError, match="slots free or held are"):
+        scheduler.check_integrity()
