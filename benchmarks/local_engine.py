@@ -78,8 +78,12 @@ def open_llm(
     compiled: bool = False,
     speculation: SpeculationConfig | None = None,
 ) -> LLM:
-    """An engine on the CPU, without a prefix cache: every repeat computes its prompts again."""
-    speculation = speculation or SpeculationConfig()
+    """An engine on the CPU, without a prefix cache: every repeat computes its prompts again.
+
+    Args:
+        speculation: shape of the trees; without it the one that the application uses on CPUs.
+    """
+    speculation = speculation or SpeculationConfig.default("cpu")
     blocks_per_seq = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
     config = EngineConfig(
         max_num_seqs=max_num_seqs,

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
 from wingbeat.runtime.demo import demo_pair
 
 _ENGINE_LIMITS = (
@@ -22,7 +22,6 @@ _ENGINE_LIMITS = (
     "compile",
 )
 _ENGINE = EngineConfig()
-_TREE = SpeculationConfig()
 
 
 class AppConfig(BaseModel):
@@ -64,13 +63,22 @@ class AppConfig(BaseModel):
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
     kv_cache_memory_bytes: int = Field(_ENGINE.kv_cache_memory_bytes, ge=1, description="Budget of the KV pool.")
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
-    draft_steps: int = Field(_TREE.draft_steps, description="Levels of the draft tree below its root.")
-    draft_top_k: int | None = Field(
-        None,
-        description=f"Children per expanded node; 1 drafts a chain. By default 1 on CPUs, where every verified node "
-        f"costs its time, and {_TREE.draft_top_k} on GPUs.",
+    draft_steps: int | None = Field(
+        None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )
-    verify_tree_size: int = Field(_TREE.verify_tree_size, description="Tree nodes verified per sequence and round.")
+    draft_top_k: int | None = Field(
+        None, description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}."
+    )
+    verify_tree_size: int | None = Field(
+        None,
+        description="Most tree nodes verified per sequence and round, root included; "
+        f"{default_by_device('verify_tree_size')}.",
+    )
+    adaptive: bool | None = Field(
+        None,
+        description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
+        f"drafted; {default_by_device('adaptive')}.",
+    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
@@ -87,6 +95,11 @@ class AppConfig(BaseModel):
     )
     compile: bool = Field(False, description="Run the models through torch.compile; longer start, faster rounds.")
     threads: int = Field(1, ge=1, description="Torch CPU threads of the verifier, and of the drafter.")
+    share_core: bool = Field(
+        True,
+        description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
+        "pair uses, where the machine has one to spare.",
+    )
     num_gpus_per_verifier: float = Field(0.0, ge=0, description="GPUs, or a share of one, per verifier.")
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="GPUs, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
@@ -158,10 +171,8 @@ class AppConfig(BaseModel):
         Raises:
             ValueError: a limit is out of range; names field and value.
         """
-        top_k = self.draft_top_k
-        if top_k is None:
-            top_k = 1 if self.resolved_device() == "cpu" else _TREE.draft_top_k
-        tree = SpeculationConfig(self.draft_steps, top_k, self.verify_tree_size)
+        given = {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
+        tree = SpeculationConfig.default(self.resolved_device(), **given)
         return EngineConfig(**{name: getattr(self, name) for name in _ENGINE_LIMITS}, speculation=tree)
 
     def resolved_device(self) -> str:
@@ -169,6 +180,10 @@ class AppConfig(BaseModel):
         if self.device == "auto":
             return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
         return self.device
+
+    def shares_core(self) -> bool:
+        """Whether the pair's threads are to be kept on one core."""
+        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; prompt lookup runs on the CPU whatever share it has."""

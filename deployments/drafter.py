@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from wingbeat.cluster.channel import DrafterSide
+from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.channels import attach_channel
 from wingbeat.deployments.config import AppConfig
@@ -40,15 +41,19 @@ class DrafterActor:
 
     It is never restarted in place: a new actor under a new incarnation takes over the channels.
 
+    Args:
+        core: CPU core its thread shares with the verifier's; None leaves it free.
+
     Raises:
         Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
     """
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, core: int | None = None) -> None:
         if config.num_gpus_per_drafter > 0:
             claim_devices()
         torch.set_num_threads(config.threads)
         self._config = config
+        self._core = core
         self._worker: Worker = load_factory(config.drafter_factory)(config)
         self._lock = threading.Lock()
         self._attached = threading.Event()
@@ -82,6 +87,8 @@ class DrafterActor:
         """Answer rounds until the process ends. A failure ends the process: the verifier sees that at once, while a
         drafter of unknown state could go on proposing nonsense."""
         try:
+            if self._core is not None:
+                pin_thread(self._core)
             while True:
                 if not self._run_once():
                     self._wait_for_round()

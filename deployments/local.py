@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from wingbeat.deployments.model_options import UserError
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
 from wingbeat.runtime.demo import demo_pair
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM
 
 DEFAULT_MAX_MODEL_LEN = 2048
-_TREE = SpeculationConfig()
 
 
 class LocalConfig(BaseModel):
@@ -31,9 +30,20 @@ class LocalConfig(BaseModel):
         "auto",
         description="Folder of an EAGLE head, ngram, none, or auto: the demo's head for the demo, none for others.",
     )
-    draft_steps: int = Field(_TREE.draft_steps, ge=1, description="Levels of the draft tree below its root.")
-    draft_top_k: int = Field(_TREE.draft_top_k, ge=1, description="Children per expanded node; 1 drafts a chain.")
-    verify_tree_size: int = Field(_TREE.verify_tree_size, ge=2, description="Nodes verified per round, root included.")
+    draft_steps: int | None = Field(
+        None, ge=1, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
+    )
+    draft_top_k: int | None = Field(
+        None, ge=1, description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}."
+    )
+    verify_tree_size: int | None = Field(
+        None,
+        ge=2,
+        description=f"Most nodes verified per round, root included; {default_by_device('verify_tree_size')}.",
+    )
+    adaptive: bool | None = Field(
+        None, description=f"Let costs and acceptance decide depth and nodes; {default_by_device('adaptive')}."
+    )
     max_model_len: int | None = Field(
         None,
         ge=2,
@@ -63,9 +73,17 @@ class LocalConfig(BaseModel):
             drafter = demo_pair().drafter if self.model is None else "none"
         return self.model or demo_pair().verifier, drafter
 
+    def _resolved_device(self) -> str:
+        import torch
+
+        if self.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.device
+
     def engine_config(self, model: Path, max_num_seqs: int) -> EngineConfig:
         """Limits for `max_num_seqs` sequences, with exactly the KV blocks they can need."""
-        speculation = SpeculationConfig(self.draft_steps, self.draft_top_k, self.verify_tree_size)
+        given = {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
+        speculation = SpeculationConfig.default(self._resolved_device(), **given)
         max_model_len = self.max_model_len or min(_num_positions(model), DEFAULT_MAX_MODEL_LEN)
         limits = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len, speculation=speculation)
         num_kv_blocks = 1 + max_num_seqs * limits.max_blocks_per_seq

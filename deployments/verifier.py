@@ -14,6 +14,7 @@ import torch
 from ray import serve
 
 from wingbeat.cluster.autoscaling import LOAD_METRIC
+from wingbeat.cluster.cores import CoreClaim, claim_core, pin_thread
 from wingbeat.cluster.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.placement import Share, claim_devices, drafter_options
 from wingbeat.cluster.shm import ShmChannel
@@ -42,10 +43,10 @@ class WrongEngine(RuntimeError):
 class RayDrafter:
     """One drafter actor in the second bundle of this replica's placement group."""
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, core: int | None) -> None:
         share = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter)
         options = drafter_options(share)
-        self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config)
+        self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core)
 
     def tap_layers(self) -> tuple[int, ...]:
         """Layers of the verifier it needs; blocks until it is ready.
@@ -85,14 +86,18 @@ class Verifier:
         self._loop: EngineLoop | None = None
         self._channel: ShmChannel | CudaIpcChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
+        self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         # Launched first: its process starts and loads while this one loads the model.
-        drafter = RayDrafter(config) if config.has_drafter() else None
+        drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
         setup: EngineSetup = await asyncio.to_thread(
             load_factory(config.engine_factory), config, drafter.tap_layers if drafter is not None else tuple
         )
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
         self._loop.start()
+        if self._core is not None:
+            core = self._core.core
+            await asyncio.wrap_future(self._loop.call(lambda engine: pin_thread(core)))
         if drafter is not None and setup.channel_spec is not None:
             await self._start_drafter(config, setup.channel_spec, drafter)
         self._spawn(self._expire_clients())
@@ -183,12 +188,16 @@ class Verifier:
             self._supervisor.stop()
         if self._channel is not None:
             self._channel.verifier_end.close()
+        if self._core is not None:
+            self._core.release()
 
     async def _start_drafter(self, config: AppConfig, spec: ChannelSpec, drafter: RayDrafter) -> None:
         name = f"{self._engine_id}.{os.getpid()}"
         self._channel = create_channel(config, name, spec)
         end = self._channel.verifier_end
-        self._supervisor = DrafterSupervisor(self._loop, name, end, lambda: RayDrafter(config))
+        self._supervisor = DrafterSupervisor(
+            self._loop, name, end, lambda: RayDrafter(config, self._core and self._core.core)
+        )
         await self._supervisor.start(drafter)
         self._spawn(self._supervisor.run())
 

@@ -245,19 +245,23 @@ def masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`."""
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`.
+
+    No mask shows every key to every query.
+    """
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key.shape[2], value.shape[3]
     group = num_heads // num_kv_heads
     # The heads of a group share their keys: they become rows of one tile.
     packed = query.view(num_reqs, num_query, num_kv_heads, group, key_dim).permute(0, 2, 3, 1, 4)
     packed = packed.reshape(num_reqs, num_kv_heads, group * num_query, key_dim)
-    mask = mask[:, None, None].expand(num_reqs, 1, group, num_query, -1).reshape(num_reqs, 1, group * num_query, -1)
+    if mask is not None:
+        mask = mask[:, None, None].expand(-1, 1, group, num_query, -1).reshape(num_reqs, 1, group * num_query, -1)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     if softcap is None and sinks is None:
         out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
@@ -265,7 +269,7 @@ def masked_attention(
         logits = (packed @ key.transpose(2, 3)) * scaling
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        logits = (logits + mask).float()
+        logits = (logits if mask is None else logits + mask).float()
         if sinks is not None:
             sink = sinks.view(1, num_kv_heads, group, 1).expand(num_reqs, -1, -1, num_query)
             logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, -1, 1).float()], dim=-1)

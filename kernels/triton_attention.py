@@ -209,7 +209,9 @@ def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.
         "max_keys",
         "num_row_tiles",
         "num_splits",
-    ]
+    ],
+    # Rows of tables and batches begin anywhere: a variant compiled for each alignment would stall a round for seconds.
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr"],
 )
 def _tree_attention_kernel(
     query_ptr,  # [num_reqs, num_query, num_heads, KEY_DIM]
@@ -433,9 +435,9 @@ def _merge_splits_kernel(
     cell = row * NUM_HEADS + head
     dims = tl.arange(0, BLOCK_VALUE_DIM)
     every = tl.arange(0, ALL_SPLITS)
-    lse = tl.load(lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf"))
-    peak = tl.maximum(tl.max(lse, 0), _LOWEST)
-    total = tl.sum(tl.exp2(lse - peak), 0)
+    all_lse = tl.load(lse_ptr + every.to(tl.int64) * stride_split + cell, mask=every < num_splits, other=float("-inf"))
+    peak = tl.maximum(tl.max(all_lse, 0), _LOWEST)
+    total = tl.sum(tl.exp2(all_lse - peak), 0)
     acc = tl.zeros([BLOCK_VALUE_DIM], tl.float32)
     for first in tl.range(0, num_splits, BLOCK_SPLITS):
         some = first + tl.arange(0, BLOCK_SPLITS)
@@ -509,65 +511,67 @@ def tree_attention(
         target = flat[: rows * value_dim].view(num_splits, num_reqs, num_query, num_heads, value_dim)
         lse = flat[rows * value_dim : needed]
     causal = mask_words is None
-    _tree_attention_kernel[(num_programs, num_splits)](
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        num_context,
-        None if causal or sliding_window is None else positions,
-        mask_words,
-        sinks,
-        key_scale,
-        value_scale,
-        target,
-        lse,
-        *query.stride()[:3],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        block_tables.stride(0),
-        0 if causal else positions.stride(0),
-        *((0, 0) if causal else mask_words.stride()[:2]),
-        target.stride(0) if split else 0,
-        *target.stride()[-4:-1],
-        scaling,
-        softcap,
-        sliding_window,
-        num_query,
-        num_query if causal else positions.shape[1],
-        0 if causal else mask_words.shape[2],
-        max_keys,
-        num_row_tiles,
-        num_splits,
-        SPLIT=split,
-        GROUP=group,
-        NUM_KV_HEADS=num_kv_heads,
-        BLOCK_SIZE=block_size,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        BLOCK_KEY_DIM=max(16, triton.next_power_of_2(key_dim)),
-        BLOCK_VALUE_DIM=max(16, triton.next_power_of_2(value_dim)),
-        BLOCK_ROWS=config.block_rows,
-        BLOCK_KEYS=config.block_keys,
-        TAIL_KEYS=min(config.block_keys, 64),
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    if split:
-        _merge_splits_kernel[(num_reqs * num_query, num_heads)](
+    # Triton launches on the current device, which need not be the tensors'.
+    with torch.cuda.device_of(query):
+        _tree_attention_kernel[(num_programs, num_splits)](
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            num_context,
+            None if causal or sliding_window is None else positions,
+            mask_words,
+            sinks,
+            key_scale,
+            value_scale,
             target,
             lse,
-            out,
-            num_reqs * num_query * num_heads,
-            *out.stride()[:3],
+            *query.stride()[:3],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            block_tables.stride(0),
+            0 if causal else positions.stride(0),
+            *((0, 0) if causal else mask_words.stride()[:2]),
+            target.stride(0) if split else 0,
+            *target.stride()[-4:-1],
+            float(scaling),
+            None if softcap is None else float(softcap),
+            sliding_window,
             num_query,
+            num_query if causal else positions.shape[1],
+            0 if causal else mask_words.shape[2],
+            max_keys,
+            num_row_tiles,
             num_splits,
-            NUM_HEADS=num_heads,
+            SPLIT=split,
+            GROUP=group,
+            NUM_KV_HEADS=num_kv_heads,
+            BLOCK_SIZE=block_size,
+            KEY_DIM=key_dim,
             VALUE_DIM=value_dim,
-            BLOCK_VALUE_DIM=triton.next_power_of_2(value_dim),
-            ALL_SPLITS=MAX_SPLITS,
-            BLOCK_SPLITS=16,
-            num_warps=4,
+            BLOCK_KEY_DIM=max(16, triton.next_power_of_2(key_dim)),
+            BLOCK_VALUE_DIM=max(16, triton.next_power_of_2(value_dim)),
+            BLOCK_ROWS=config.block_rows,
+            BLOCK_KEYS=config.block_keys,
+            TAIL_KEYS=min(config.block_keys, 64),
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )
+        if split:
+            _merge_splits_kernel[(num_reqs * num_query, num_heads)](
+                target,
+                lse,
+                out,
+                num_reqs * num_query * num_heads,
+                *out.stride()[:3],
+                num_query,
+                num_splits,
+                NUM_HEADS=num_heads,
+                VALUE_DIM=value_dim,
+                BLOCK_VALUE_DIM=triton.next_power_of_2(value_dim),
+                ALL_SPLITS=MAX_SPLITS,
+                BLOCK_SPLITS=16,
+                num_warps=4,
+            )
     return out

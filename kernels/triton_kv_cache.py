@@ -51,7 +51,7 @@ def _store_row(
     tl.store(cache_ptr + target + head * stride_head + dim, row.to(cache_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])
 def _store_kv_kernel(
     key_ptr,  # [num_tokens, NUM_HEADS, KEY_DIM]
     value_ptr,  # [num_tokens, NUM_HEADS, VALUE_DIM]
@@ -137,27 +137,28 @@ def store_kv(
         value = value.contiguous()
     chunk = min(_CHUNK_ELEMENTS, triton.next_power_of_2(num_heads * max(key_dim, value_dim)))
     key_chunks, value_chunks = (triton.cdiv(num_heads * dim, chunk) for dim in (key_dim, value_dim))
-    _store_kv_kernel[(num_tokens, key_chunks + value_chunks)](
-        key,
-        value,
-        key_cache,
-        value_cache,
-        kv_slots,
-        key_scale,
-        value_scale,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        BLOCK_SIZE=key_cache.shape[1],
-        NUM_HEADS=num_heads,
-        KEY_DIM=key_dim,
-        VALUE_DIM=value_dim,
-        KEY_CHUNKS=key_chunks,
-        CHUNK=chunk,
-        # 16 bytes a thread, at most.
-        num_warps=max(1, min(8, chunk * key.element_size() // 512)),
-    )
+    with torch.cuda.device_of(key_cache):
+        _store_kv_kernel[(num_tokens, key_chunks + value_chunks)](
+            key,
+            value,
+            key_cache,
+            value_cache,
+            kv_slots,
+            key_scale,
+            value_scale,
+            *key.stride()[:2],
+            *value.stride()[:2],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            BLOCK_SIZE=key_cache.shape[1],
+            NUM_HEADS=num_heads,
+            KEY_DIM=key_dim,
+            VALUE_DIM=value_dim,
+            KEY_CHUNKS=key_chunks,
+            CHUNK=chunk,
+            # 16 bytes a thread, at most.
+            num_warps=max(1, min(8, chunk * key.element_size() // 512)),
+        )
 
 
 class PoolTable(NamedTuple):
@@ -209,7 +210,10 @@ def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable:
     return table
 
 
-@triton.jit(do_not_specialize=["num_moves", "stride_from", "stride_to"])
+@triton.jit(
+    do_not_specialize=["num_moves", "stride_from", "stride_to"],
+    do_not_specialize_on_alignment=["from_ptr", "to_ptr"],
+)
 def _move_kv_kernel(
     entry_ptr,  # int64 [num_parts, 2]
     from_ptr,  # int64 [num_reqs, num_moves]
@@ -256,17 +260,18 @@ def move_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: T
     block_moves = triton.next_power_of_2(num_moves)
     longest = triton.next_power_of_2(table.most_words)
     chunk = max(1, min(_CHUNK_ELEMENTS, longest, _MOVE_TILE_ELEMENTS // (block_moves * max(table.word_bytes // 4, 1))))
-    _move_kv_kernel[(num_reqs, table.entries.shape[0], triton.cdiv(table.most_words, chunk))](
-        table.entries,
-        from_slots,
-        to_slots,
-        num_moves,
-        from_slots.stride(0),
-        to_slots.stride(0),
-        BLOCK_SIZE=caches[0][0].shape[1],
-        WORD={8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}[table.word_bytes],
-        WORDS_16_BYTES=16 // table.word_bytes if table.aligned else 1,
-        BLOCK_MOVES=block_moves,
-        CHUNK=chunk,
-        num_warps=4,
-    )
+    with torch.cuda.device_of(from_slots):
+        _move_kv_kernel[(num_reqs, table.entries.shape[0], triton.cdiv(table.most_words, chunk))](
+            table.entries,
+            from_slots,
+            to_slots,
+            num_moves,
+            from_slots.stride(0),
+            to_slots.stride(0),
+            BLOCK_SIZE=caches[0][0].shape[1],
+            WORD={8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}[table.word_bytes],
+            WORDS_16_BYTES=16 // table.word_bytes if table.aligned else 1,
+            BLOCK_MOVES=block_moves,
+            CHUNK=chunk,
+            num_warps=4,
+        )

@@ -76,8 +76,8 @@ def _candidates_kernel(
             here = places == place
             merged = tl.where(here, tl.where(from_old, old, new), merged)
             merged_ids = tl.where(here, tl.where(from_old, old_id, start + new_at), merged_ids)
-            best = tl.where(from_old & (places == old_at), float("-inf"), best)
-            values = tl.where((from_old == 0) & (lanes == new_at), float("-inf"), values)
+            best = tl.where(places == tl.where(from_old, old_at, -1), float("-inf"), best)
+            values = tl.where(lanes == tl.where(from_old, -1, new_at), float("-inf"), values)
         best = merged
         best_ids = merged_ids
     wanted = places < top_k
@@ -256,12 +256,12 @@ def _finalize_kernel(
     # Unique keys: of equal scores the lower entry is the larger key. -0 and 0 are equal.
     keys = (sortable(tl.where(scores == 0, 0.0, scores)).to(tl.int64) << LANE_BITS) | (LANES - 1 - lanes)
     keys = tl.where(entered & (lanes > 0), keys, -1)
-    # The num_kept-th largest key, bit by bit.
+    # The num_kept-th largest key, bit by bit; above every key where none is kept.
     edge = tl.full([], 0, dtype=tl.int64)
     for bit in range(32 + LANE_BITS):
         higher = edge | (tl.full([], 1, dtype=tl.int64) << (31 + LANE_BITS - bit))
         edge = tl.where(tl.sum((keys >= higher).to(tl.int32), axis=0) >= num_kept, higher, edge)
-    kept = (keys >= edge) & (scores > float("-inf")) & (num_kept > 0)
+    kept = tl.where(keys >= edge, scores, float("-inf")) > float("-inf")
     numbers = tl.where(kept, tl.cumsum(kept.to(tl.int32), axis=0), 0)
     num_valid = 1 + tl.sum(kept.to(tl.int32), axis=0)
     live = kept | is_root

@@ -91,7 +91,14 @@ def build_segment(
         if mask_words is None and visible is not None and num_query > 1:
             mask_words = pack_mask(visible)
         return AttentionSegment(
-            start, num_reqs, num_query, block_tables, {}, None, num_context, query_positions, mask_words
+            start,
+            num_reqs,
+            num_query,
+            block_tables,
+            masks={},
+            num_context=num_context,
+            positions=query_positions,
+            mask_words=mask_words,
         )
     if visible is None:
         visible = torch.ones(num_query, num_query, dtype=torch.bool).tril().expand(num_reqs, -1, -1)
@@ -155,8 +162,16 @@ def attend_segments(
 ) -> Tensor:
     """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out."""
     if query.is_cuda:
-        return _attend_in_blocks(
-            query, key_cache, value_cache, segments, scaling, sliding_window, softcap, sinks, workspace
+        return attend_in_blocks(
+            query,
+            key_cache,
+            value_cache,
+            segments,
+            scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            workspace=workspace,
         )
     parts = []
     for segment in segments:
@@ -170,18 +185,19 @@ def attend_segments(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _attend_in_blocks(
+def attend_in_blocks(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     segments: list[AttentionSegment],
     scaling: float,
-    sliding_window: int,
-    softcap: float | None,
-    sinks: Tensor | None,
-    workspace: Tensor | None,
+    *,
+    sliding_window: int = 0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
-    """`attend_segments` with the blocks read in place and the segments written side by side."""
+    """`attend_segments` of segments with mask words: blocks are read in place, results written side by side."""
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     for segment in segments:
         rows = slice(segment.start, segment.start + segment.num_reqs * segment.num_query)

@@ -1,6 +1,7 @@
 """Sizes and limits of one engine: validated once at the edge, frozen afterwards."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,26 @@ class SpeculationConfig:
     adaptive: bool = False
     """Let measured costs and tracked acceptance decide each round's depth and nodes, within the shape above, or that
     nothing is drafted at all."""
+
+    @classmethod
+    def default(cls, device: str, **given: Any) -> "SpeculationConfig":
+        """The shape that suits a device where nothing else is given.
+
+        On a CPU every verified node costs its time: chains, as deep as heads are trained for, cut to what pays. A GPU
+        verifies a small tree in the time of one token.
+
+        Args:
+            device: "cpu" or "cuda".
+            given: fields set by the user.
+
+        Raises:
+            ValueError: a field is out of range.
+        """
+        if device == "cuda":
+            return cls(**given)
+        fields = {"draft_steps": 7, "draft_top_k": 1, "adaptive": True} | given
+        fields.setdefault("verify_tree_size", max(cls.verify_tree_size, 1 + fields["draft_steps"]))
+        return cls(**fields)
 
     def __post_init__(self) -> None:
         for name in ("draft_steps", "draft_top_k"):
@@ -38,6 +59,16 @@ class SpeculationConfig:
     def max_path(self) -> int:
         """Most tokens one round can emit: every level accepted, and the bonus token."""
         return min(self.draft_steps, self.num_nodes - 1) + 1
+
+
+TREE_FIELDS = ("draft_steps", "draft_top_k", "verify_tree_size", "adaptive")
+"""What a user may set of a `SpeculationConfig`."""
+
+
+def default_by_device(name: str) -> str:
+    """A field's defaults, for the description of an option."""
+    on_cpu, on_gpu = (getattr(SpeculationConfig.default(device), name) for device in ("cpu", "cuda"))
+    return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
 @dataclass(frozen=True)

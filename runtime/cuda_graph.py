@@ -284,9 +284,9 @@ def _check_rows(stage: Stage, what: str, fields: tuple, num_rows: int) -> None:
 
 
 def _first_cause(error: BaseException) -> str:
-    # Ending a spoiled capture raises too; what spoiled it is the context of that error.
-    while error.__context__ is not None:
-        error = error.__context__
+    # Ending a spoiled capture raises too; what spoiled it is the cause or context of that error.
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

@@ -151,6 +151,7 @@ class Engine:
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
         self.scheduler.abort(request_id)
+        self._settled_outputs = [output for output in self._settled_outputs if output.request_id != request_id]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""

@@ -62,18 +62,34 @@ class CudaGraphDevice:
         Raises:
             RuntimeError: the function did what a capture forbids (waited for the device, allocated outside the pool).
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, error = torch.cuda.CUDAGraph(), None
         # When a capture cannot be ended, torch.cuda.graph leaves its stream the current one: this context puts it back.
         with torch.cuda.stream(torch.cuda.current_stream(self.device)):
             try:
                 # Other threads of the process may use the device meanwhile; only this thread's calls can spoil it.
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                    result = function()
-            except BaseException:
-                # The allocator may go on pointing at a graph whose capture was not ended: it must outlive the process.
-                self._failed.append(graph)
-                raise
+                    try:
+                        result = function()
+                    except Exception as raised:
+                        error = raised
+            except RuntimeError as spoiled:
+                self._abandon(graph, pool)
+                raise spoiled from error
+        if error is not None:
+            raise error
         return graph, result
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        """Take the process out of a capture that could not be ended."""
+        # The allocator of pinned memory goes on asking this graph which stream is its own: it must live.
+        self._failed.append(graph)
+        # Otherwise frees across streams would be put off for good, and low memory not met by emptying the cache.
+        index = self._stream.device.index
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
+        # Up to torch 2.12 the random generator stays in capture mode until some capture ends well.
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=self.device)
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
         """See `GraphDevice.replay`."""

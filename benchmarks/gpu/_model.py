@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.kernels.kv_cache import move_kv
-from wingbeat.kernels.tree import ancestor_mask, walk_tree
+from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
 from wingbeat.runtime.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
@@ -91,6 +91,8 @@ class StepInputs(NamedTuple):
     """int64 [num_reqs, num_nodes]"""
     parents: Tensor
     """int64 [num_reqs, num_nodes]"""
+    depths: Tensor
+    """int64 [num_reqs, num_nodes]"""
     num_context: Tensor
     """int64 [num_reqs]"""
     block_tables: Tensor
@@ -163,30 +165,30 @@ class Steps:
     def padding_row(self, num_nodes: int) -> StepInputs:
         """A bare root of token 0 over no context, written to block 0."""
         zeros = torch.zeros(1, num_nodes, dtype=torch.int64, device=self.bench.device)
-        return StepInputs(
-            zeros, _chain(num_nodes, self.bench.device)[None], zeros[:, 0], zeros.new_zeros(1, self.width)
-        )
+        parents = torch.zeros_like(zeros).index_fill_(1, zeros[0, :1], -1)
+        return StepInputs(zeros, parents, zeros, zeros[:, 0], zeros.new_zeros(1, self.width))
 
     def random_inputs(self, num_reqs: int, num_nodes: int) -> StepInputs:
         """Random tokens in trees of at most MAX_DEPTH levels, or bare roots."""
         device = self.bench.device
         tokens = torch.randint(0, self.loaded.vocab_size, (num_reqs, num_nodes), device=device)
         context = torch.full((num_reqs,), self.context, dtype=torch.int64, device=device)
-        parents = _tree(num_nodes, device).expand(num_reqs, -1)
-        return StepInputs(tokens, parents, context, self.block_tables[:num_reqs])
+        # The root has as many branches as it takes for none to be deeper than MAX_DEPTH.
+        index = torch.arange(num_nodes, device=device)
+        branches = max(-(-(num_nodes - 1) // MAX_DEPTH), 1)
+        parents = torch.where(index > 0, (index - branches).clamp_min(0), -1).expand(num_reqs, -1)
+        depths = ((index + branches - 1) // branches).expand(num_reqs, -1)
+        return StepInputs(tokens, parents, depths, context, self.block_tables[:num_reqs])
 
     def decode(self, inputs: StepInputs) -> PlainOutputs:
         """Forward pass and greedy choice of bare roots."""
-        visible = torch.ones(len(inputs.token_ids), 1, 1, dtype=torch.bool, device=self.bench.device)
-        output = self._forward(inputs, inputs.num_context[:, None], visible)
+        output = self._forward(inputs, inputs.num_context[:, None])
         return PlainOutputs(output.logits.argmax(dim=-1))
 
     def verify(self, inputs: StepInputs) -> VerifyOutputs:
         """Forward pass over trees, greedy choice at every node, walk, compaction and the path's taps."""
         num_reqs, num_nodes = inputs.token_ids.shape
-        visible = ancestor_mask(inputs.parents, MAX_DEPTH)
-        positions = inputs.num_context[:, None] + visible.sum(dim=2) - 1
-        output = self._forward(inputs, positions, visible)
+        output = self._forward(inputs, inputs.num_context[:, None] + inputs.depths)
         targets = output.logits.argmax(dim=-1).view(num_reqs, num_nodes)
         num_valid = torch.full_like(inputs.num_context, num_nodes)
         walk = walk_tree(inputs.token_ids, inputs.parents, num_valid, targets, min(MAX_DEPTH + 1, num_nodes))
@@ -200,12 +202,14 @@ class Steps:
         rows = walk.nodes + torch.arange(num_reqs, device=self.bench.device)[:, None] * num_nodes
         return VerifyOutputs(walk.token_ids, walk.num_tokens, output.taps[rows])
 
-    def _forward(self, inputs: StepInputs, positions: Tensor, visible: Tensor) -> ModelOutput:
-        num_nodes = inputs.token_ids.shape[1]
+    def _forward(self, inputs: StepInputs, positions: Tensor) -> ModelOutput:
+        num_nodes, on_gpu = inputs.token_ids.shape[1], self.bench.device.type == "cuda"
+        visible = ancestor_mask(inputs.parents, MAX_DEPTH) if num_nodes > 1 and not on_gpu else None
+        words = ancestor_words(inputs.parents, MAX_DEPTH) if num_nodes > 1 and on_gpu else None
         storage = inputs.num_context[:, None] + torch.arange(num_nodes, device=self.bench.device)
         segment = build_segment(
             0, positions, inputs.num_context, visible, inputs.block_tables, BLOCK_SIZE, self.loaded.windows,
-            self.loaded.dtype,
+            self.loaded.dtype, words,
         )  # fmt: skip
         metadata = AttentionMetadata(self.cache.layers, self._kv_slots(inputs, storage).flatten(), [segment])
         return self.model(ForwardBatch(inputs.token_ids.flatten()[None], positions.flatten()[None], None, metadata))
@@ -219,17 +223,3 @@ class _Uncaptured:
 
     def new_pool(self) -> None:
         return None
-
-
-def _chain(num_nodes: int, device: torch.device) -> Tensor:
-    return torch.arange(-1, num_nodes - 1, device=device)
-
-
-def _tree(num_nodes: int, device: torch.device) -> Tensor:
-    """Parents of a tree whose root has as many branches as it takes for none to be deeper than MAX_DEPTH."""
-    branches = max(-(-(num_nodes - 1) // MAX_DEPTH), 1)
-    return (
-        (torch.arange(num_nodes, device=device) - branches)
-        .clamp_min(0)
-        .index_fill_(0, torch.zeros(1, dtype=torch.int64, device=device), -1)
-    )

@@ -143,7 +143,7 @@ def markdown(facts: dict[str, str], parts: Sequence[Part], quick: bool) -> str:
             lines += [f"- {name}: {fact}" for name, fact in part.result.get("facts", {}).items()]
             lines += ["", "| figure | value | unit | target |", "| --- | ---: | --- | --- |"]
             lines += [
-                f"| {figure['name']} | {figure['value']:.4g} | {figure['unit']} | {verdict(figure)} |"
+                f"| {figure['name']} | {figure['value']:.4g} | {figure['unit']} | {'' if quick else verdict(figure)} |"
                 for figure in part.result.get("figures", [])
             ]
         if part.output:

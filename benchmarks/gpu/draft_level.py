@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wingbeat.kernels.attention import tree_attention
 from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree import pack_mask, select_frontier
+from wingbeat.kernels.tree import pack_mask, select_frontier, top_candidates
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 from wingbeat.runtime.graph_device import CudaGraphDevice
@@ -100,14 +100,14 @@ class Level:
                 query.contiguous(), *self.caches, self.tables, num_context, positions, words, self.config.head_dim**-0.5
             )
 
-        hidden = self.head(inputs.token_ids, self.head.feedback(inputs.hidden), positions[:, EARLIER_NODES:], attend)
-        logits = self.head.logits(hidden).float()
-        best = torch.topk(logits, TOP_K, dim=-1)
-        log_probs = best.values - torch.logsumexp(logits, dim=-1, keepdim=True)
-        scores = (inputs.scores[..., None] + log_probs).flatten(1)
+        hidden = self.head(
+            inputs.token_ids, self.head.feedback(inputs.hidden), self.head.rotary(positions[:, EARLIER_NODES:]), attend
+        )
+        found = top_candidates(self.head.logits(hidden), self.head.draft_token_ids, TOP_K)
+        scores = (inputs.scores[..., None] + found.log_probs).flatten(1)
         chosen = select_frontier(scores, width)
         parents = (chosen // TOP_K)[..., None].expand(-1, -1, hidden.shape[2])
-        tokens = self.head.draft_token_ids[best.indices].flatten(1).gather(1, chosen)
+        tokens = found.token_ids.flatten(1).gather(1, chosen)
         return LevelOutputs(tokens, hidden.gather(1, parents), scores.gather(1, chosen))
 
     def runner(self) -> GraphRunner[LevelInputs, LevelOutputs]:

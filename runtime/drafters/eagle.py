@@ -12,8 +12,7 @@ from torch import Tensor
 
 from wingbeat.kernels.attention import masked_attention
 from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.sampling import gumbel_noise
-from wingbeat.kernels.tree import TreeTable
+from wingbeat.kernels.tree import Candidates, Coupling, TreeTable, top_candidates
 from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_segment
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
@@ -125,7 +124,7 @@ class EagleDrafter(Drafter):
             store_kv(key, value, *self._cache, kv_slots)
             return attend_segments(query, *self._cache, segments, self.scaling)
 
-        hidden = self.head(token_ids, self.head.fuse(taps), positions, attend)
+        hidden = self.head(token_ids, self.head.fuse(taps), self.head.rotary(positions), attend)
         self._hidden[slots] = hidden[last_rows]
 
     def propose(self, batch: DraftBatch) -> TokenTree:
@@ -139,7 +138,7 @@ class EagleDrafter(Drafter):
             hidden=self._hidden[slots][:, None],
             lens=lens,
             roots=batch.token_ids[slots].gather(1, (lens - 1)[:, None]),
-            noise=_Coupling(batch.temperatures[slots], batch.seeds[slots], lens, self.head.draft_token_ids),
+            coupling=self._coupling(batch, lens),
             workspace=_Workspace(self._cache, batch, lens, self.block_size, top_k, steps - 1),
             rules=batch.growth_rules,
         )
@@ -147,21 +146,22 @@ class EagleDrafter(Drafter):
 
     def _grow_chain(self, start: "_Start", steps: int) -> TokenTree:
         """The likeliest token after each token: what `_grow_tree` does with top_k 1, in a third of the operations."""
-        hidden, positions = start.hidden, start.lens[:, None] - 1
-        token_ids, log_probs = self._candidates(hidden, start.noise, 0)
+        hidden, steps_taken = start.hidden, torch.arange(steps + 1, device=self.device)
+        cos, sin = self.head.rotary(start.lens[:, None] - 1 + steps_taken[: steps - 1])
+        token_ids, log_probs = self._candidates(hidden, start.coupling, 0)
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         chosen = torch.zeros(len(start.lens), 1, dtype=torch.int64)
         for level in range(1, steps):
             if not self._another_level_pays(start, log_probs, chosen, level):
                 break
             attend = start.workspace.attend(level - 1, None, self.scaling)
-            hidden = self.head(drafted[-1], self.head.feedback(hidden), positions, attend)
-            token_ids, log_probs = self._candidates(hidden, start.noise, level)
+            now = slice(level - 1, level)
+            hidden = self.head(drafted[-1], self.head.feedback(hidden), (cos[:, now], sin[:, now]), attend)
+            token_ids, log_probs = self._candidates(hidden, start.coupling, level)
             drafted.append(token_ids[:, 0])
             scores.append(log_probs[:, 0])
-            positions = positions + 1
         grown = len(drafted)
-        steps_taken = torch.arange(grown + 1, device=self.device).expand(len(start.lens), -1)
+        steps_taken = steps_taken[: grown + 1].expand(len(start.lens), -1)
         return TokenTree(
             token_ids=torch.cat([start.roots, *drafted], dim=1),
             parents=steps_taken - 1,
@@ -174,7 +174,7 @@ class EagleDrafter(Drafter):
         """EAGLE-2's dynamic tree: each level expands the top_k best nodes of the level before."""
         num_reqs, hidden = start.hidden.shape[0], start.hidden
         table = self._table(num_reqs)
-        token_ids, log_probs = self._candidates(hidden, start.noise, 0)
+        token_ids, log_probs = self._candidates(hidden, start.coupling, 0)
         frontier = table.add_level(0, token_ids, log_probs)
         visible = torch.zeros(num_reqs, 1, top_k * (steps - 1), dtype=torch.bool, device=self.device)
         own = torch.arange(top_k, device=self.device)[None, :, None].expand(num_reqs, -1, -1)
@@ -186,10 +186,10 @@ class EagleDrafter(Drafter):
             features = self.head.feedback(hidden.gather(1, parent.expand(-1, -1, hidden.shape[2])))
             visible = visible.gather(1, parent.expand(-1, -1, visible.shape[2]))
             visible = visible.scatter(2, own + (level - 1) * top_k, True)
-            positions = (start.lens - 2 + level)[:, None].expand(-1, top_k)
+            rotary = self.head.rotary((start.lens - 2 + level)[:, None].expand(-1, top_k))
             attend = start.workspace.attend(level - 1, visible, self.scaling)
-            hidden = self.head(frontier.token_ids, features, positions, attend)
-            token_ids, log_probs = self._candidates(hidden, start.noise, level)
+            hidden = self.head(frontier.token_ids, features, rotary, attend)
+            token_ids, log_probs = self._candidates(hidden, start.coupling, level)
             frontier = table.add_level(level, token_ids, log_probs)
         return TokenTree(*table.finalize(start.roots[:, 0], self.speculation.num_nodes))
 
@@ -201,12 +201,19 @@ class EagleDrafter(Drafter):
         # Every rule is asked: each keeps the path probabilities of its rows.
         return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in start.rules])
 
-    def _candidates(self, hidden: Tensor, noise: "_Coupling", level: int) -> tuple[Tensor, Tensor]:
+    def _coupling(self, batch: DraftBatch, lens: Tensor) -> Coupling | None:
+        slots = batch.proposal_slots
+        temperatures = batch.temperatures[slots]
+        if self.device.type == "cpu" and not bool((temperatures > 0).any()):
+            return None
+        return Coupling(temperatures, batch.seeds[slots], lens)
+
+    def _candidates(self, hidden: Tensor, coupling: Coupling | None, level: int) -> Candidates:
         """Best top_k continuations of hidden [num_reqs, width, H]: target ids and log-probabilities."""
-        logits = noise.apply(self.head.logits(hidden).float(), level)
-        best = torch.topk(logits, self.speculation.draft_top_k, dim=-1)
-        log_probs = best.values - torch.logsumexp(logits, dim=-1, keepdim=True)
-        return self.head.draft_token_ids[best.indices], log_probs
+        if coupling is not None:
+            coupling = coupling._replace(positions=coupling.positions + level)
+        logits, top_k = self.head.logits(hidden), self.speculation.draft_top_k
+        return top_candidates(logits, self.head.draft_token_ids, top_k, coupling)
 
     def _segment(
         self, start: int, storage: Tensor, context: Tensor, visible: Tensor, tables: Tensor, batch: DraftBatch
@@ -236,29 +243,10 @@ class _Start(NamedTuple):
     """int64 [num_reqs]: committed tokens."""
     roots: Tensor
     """int64 [num_reqs, 1]"""
-    noise: "_Coupling"
+    coupling: Coupling | None
+    """Noise of the first drafted token; None where all requests are known to be greedy."""
     workspace: "_Workspace"
     rules: tuple[tuple[slice, GrowthRule], ...]
-
-
-class _Coupling:
-    """Ranks candidates with the noise the target will use: argmax(log q / T + G) is likeliest to equal its choice.
-
-    Rows at temperature 0 are ranked by their logits. Source: Daliri et al., arXiv 2408.07978.
-    """
-
-    def __init__(self, temperatures: Tensor, seeds: Tensor, lens: Tensor, token_ids: Tensor) -> None:
-        self.sampled = bool((temperatures > 0).any())
-        self.scale = torch.where(temperatures > 0, temperatures, 1.0)[:, None, None]
-        self.active = (temperatures > 0)[:, None]
-        self.seeds, self.lens, self.token_ids = seeds, lens, token_ids
-
-    def apply(self, logits: Tensor, level: int) -> Tensor:
-        """Logits [num_reqs, width, draft_vocab_size] of the token at position len + level."""
-        if not self.sampled:
-            return logits
-        noise = gumbel_noise(self.seeds, self.lens + level, self.token_ids)
-        return logits / self.scale + torch.where(self.active, noise, 0.0)[:, None]
 
 
 class _Workspace:
@@ -270,13 +258,17 @@ class _Workspace:
         self.top_k = top_k
         num_blocks = max(-(-(batch.max_committed_len - 1) // block_size), 1)
         tables = batch.block_tables[batch.proposal_slots, :num_blocks]
-        self.num_context = num_blocks * block_size
+        # The context of one chain ends where its drafted pairs begin: nothing has to be masked.
+        self.alone = len(lens) == 1 and top_k == 1 and lens.device.type == "cpu"
+        self.num_context = int(lens[0]) - 1 if self.alone else num_blocks * block_size
         num_reqs, num_keys = len(lens), self.num_context + levels * top_k
         self.keys, self.values = (part.new_empty(num_reqs, num_keys, *part.shape[2:]) for part in cache)
         for tensor, part in zip((self.keys, self.values), cache, strict=True):
-            tensor[:, : self.num_context] = part[tables].flatten(1, 2)
+            tensor[:, : self.num_context] = part[tables].flatten(1, 2)[:, : self.num_context]
             # A masked key has weight zero, but zero times the NaN that fresh memory may hold is NaN.
             tensor[:, self.num_context :] = 0
+        if self.alone:
+            return
         self.hidden = torch.finfo(self.keys.dtype).min
         shown = torch.arange(num_keys, device=lens.device) < (lens - 1)[:, None]
         mask = torch.where(shown, 0.0, self.hidden).to(self.keys.dtype)
@@ -291,6 +283,8 @@ class _Workspace:
         """
         begin = self.num_context + level * self.top_k
         own = slice(begin, begin + self.top_k)
+        if self.alone:
+            return self._attend_alone(own, scaling)
         if visible is None:
             self.mask[:, :, own] = 0
         else:
@@ -299,6 +293,13 @@ class _Workspace:
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.keys[:, own], self.values[:, own] = key, value
             return masked_attention(query, self.keys, self.values, self.mask, scaling)
+
+        return attend
+
+    def _attend_alone(self, own: slice, scaling: float) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self.keys[:, own], self.values[:, own] = key, value
+            return masked_attention(query, self.keys[:, : own.stop], self.values[:, : own.stop], None, scaling)
 
         return attend
 

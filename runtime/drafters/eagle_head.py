@@ -19,6 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
 
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and signed sines [..., T, 1, D] of positions."""
+
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -114,13 +117,20 @@ class EagleHead(nn.Module):
             taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return self.fc(taps)
 
-    def forward(self, token_ids: Tensor, features: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+    def rotary(self, position_ids: Tensor) -> Rotary:
+        """Rotary factors of positions int64 [..., T], for `forward`."""
+        # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
+        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
+        dtype = self.norm.weight.dtype
+        return (angles.cos() * self._rope_scale).to(dtype), (angles.sin() * self._rope_scale).to(dtype)
+
+    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """The layer's output, before the final norm.
 
         Args:
             token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with.
             features: [..., T, H], from `fuse` (known tokens) or `feedback` (drafted tokens).
-            position_ids: int64 [..., T], positions of the features' tokens.
+            rotary: of the positions of the features' tokens.
             attend: attention over the caller's keys and values and these.
 
         Returns:
@@ -131,7 +141,7 @@ class EagleHead(nn.Module):
         inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, config.head_dim))
         rotated_heads = config.num_attention_heads + config.num_key_value_heads
-        query_key = self._rotate(qkv[..., :rotated_heads, :], position_ids)
+        query_key = _rotate(qkv[..., :rotated_heads, :], *rotary)
         mixed = attend(
             query_key[..., : config.num_attention_heads, :],
             query_key[..., config.num_attention_heads :, :],
@@ -149,14 +159,6 @@ class EagleHead(nn.Module):
     def feedback(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> features [..., H] of the next drafted token."""
         return self.norm(hidden) if self.config.norm_output else hidden
-
-    def _rotate(self, heads: Tensor, position_ids: Tensor) -> Tensor:
-        # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
-        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
-        cos, sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        half = heads.shape[-1] // 2
-        swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
-        return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "EagleHead":
         super()._apply(fn, recurse)
@@ -181,3 +183,9 @@ class EagleHead(nn.Module):
             signed = torch.cat([-frequencies, frequencies])
         self._rope_scale = float(rotary.attention_scaling)
         self.signed_inv_freq = signed.to(device)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
+    return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)

@@ -67,7 +67,7 @@ def unroll(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> 
     features = head.fuse(taps[:, :num_chains]).to(head.norm.weight.dtype)
     for step in range(num_steps):
         tokens = token_ids[:, 1 + step : 1 + step + num_chains]
-        hidden = head(tokens, features, positions + step, attention)
+        hidden = head(tokens, features, head.rotary(positions + step), attention)
         yield UnrolledStep(head.logits(hidden), step + 2)
         features = head.feedback(hidden)
 

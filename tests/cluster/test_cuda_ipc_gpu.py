@@ -55,6 +55,7 @@ class CountingCuda(TorchCudaRuntime):
     """Knows which of its events still exist."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: weakref.WeakSet[IpcEvent] = weakref.WeakSet()
 
     def create_event(self, device: torch.device) -> IpcEvent:

@@ -15,7 +15,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yam
 
 def test_the_default_is_the_demo_pair_drafting_chains_on_the_cpu():
     config = AppConfig()
-    assert config.engine_config() == EngineConfig(speculation=SpeculationConfig(draft_top_k=1))
+    assert config.engine_config() == EngineConfig(speculation=SpeculationConfig.default("cpu"))
     assert (config.resolved_device(), config.has_drafter()) == ("cpu", True)
 
 

@@ -48,6 +48,18 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert total > 0
 
 
+def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
+    picture = tmp_path / "sweep.png"
+    figures = quick_run("load_sweep.py", tmp_path / "sweep.json", "--plot", str(picture))
+    measured = {(one["concurrency"], one["mode"]) for one in figures["series"]}
+    assert measured == {(load, mode) for load in (1, 3) for mode in ("plain", "speculative", "adaptive")}
+    for one in figures["series"]:
+        assert (one["speculative_decoding"]["num_drafts"] == 0) == (one["mode"] == "plain") or one["mode"] == "adaptive"
+        assert min(one["tokens_per_s"]) > 0
+    assert sum(figures["decisions"].values()) > 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):

@@ -1,8 +1,22 @@
 """Without a GPU, Triton kernels run in Triton's interpreter, which is chosen where a kernel is decorated."""
 
 import os
+from typing import Any
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.empty` full of NaN or of the largest integer, so that nothing a kernel leaves unwritten goes unseen."""
+    empty = torch.empty
+
+    def poisoned(*shape: Any, **options: Any) -> torch.Tensor:
+        fresh = empty(*shape, **options)
+        return fresh.fill_(float("nan") if fresh.is_floating_point() else torch.iinfo(fresh.dtype).max)
+
+    monkeypatch.setattr(torch, "empty", poisoned)

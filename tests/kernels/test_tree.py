@@ -6,7 +6,18 @@ import random
 import pytest
 import torch
 
-from wingbeat.kernels.tree import TreeTable, ancestor_mask, pack_mask, unpack_mask, walk_tree
+from wingbeat.kernels.sampling import gumbel_noise
+from wingbeat.kernels.tree import (
+    Coupling,
+    TreeTable,
+    ancestor_mask,
+    ancestor_words,
+    pack_mask,
+    path_token_ids,
+    top_candidates,
+    unpack_mask,
+    walk_tree,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +229,59 @@ def test_misshapen_candidates_are_refused():
         table.add_level(0, torch.zeros(2, 3, 3, dtype=torch.int64), torch.zeros(2, 3, 3))
     with pytest.raises(ValueError, match="root"):
         table.finalize(torch.zeros(2, dtype=torch.int64), 0)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 7, 65])
+def test_a_nodes_path_is_its_tokens_up_to_the_roots_child(num_nodes):
+    rng = random.Random(num_nodes)
+    parents = random_parents(rng, 3, num_nodes, "random")
+    tokens = torch.tensor([[rng.randrange(1000) for _ in range(num_nodes)] for _ in range(3)])
+    paths = path_token_ids(tokens, parents, 5)
+    for req, row in enumerate(parents.tolist()):
+        for node in range(num_nodes):
+            below_root = [int(tokens[req, step]) for step in path_to_root(row, node)[:-1]]
+            assert paths[req, node].tolist() == (below_root + [-1] * 5)[:5]
+
+
+def test_a_packed_tree_is_the_tree_with_its_words_and_positions():
+    table, same = TreeTable(4, 3, 3, "cpu"), TreeTable(4, 3, 3, "cpu")
+    for level, candidates in enumerate(random_levels(random.Random(5), 4, 3, 3, "gaps")):
+        table.add_level(level, *candidates)
+        same.add_level(level, *candidates)
+    roots, positions = torch.arange(4), torch.tensor([3, 0, 99, 7])
+    packed, plain = table.finalize_packed(roots, 70, positions), same.finalize(roots, 70)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(packed.tree, plain, strict=True))
+    assert torch.equal(unpack_mask(packed.ancestor_words, 70), ancestor_mask(plain.parents))
+    assert torch.equal(packed.ancestor_words, ancestor_words(plain.parents))
+    for req in range(4):
+        depths = [len(path_to_root(plain.parents[req].tolist(), node)) - 1 for node in range(plain.num_valid[req])]
+        padding = [0] * (70 - len(depths))
+        assert packed.positions[req].tolist() == [int(positions[req]) + depth for depth in depths + padding]
+    with pytest.raises(ValueError, match="num_nodes is 0"):
+        table.finalize_packed(roots, 0, positions)
+
+
+def test_candidates_are_the_best_of_a_log_softmax():
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(0))
+    draft_token_ids = torch.randperm(200, generator=torch.Generator().manual_seed(1))[:50]
+    coupling = Coupling(torch.tensor([0.0, 0.7, 1.3]), torch.tensor([5, -9, 2**40]), torch.tensor([0, 17, 4]))
+    for noise in (None, coupling):
+        scores = logits.double()
+        if noise is not None:
+            drawn = gumbel_noise(noise.seeds, noise.positions, draft_token_ids).double()
+            for req in (1, 2):
+                scores[req] = scores[req] / noise.temperatures[req].double() + drawn[req]
+        log_probs = scores - scores.exp().sum(dim=-1, keepdim=True).log()
+        order = log_probs.argsort(dim=-1, descending=True)[..., :4]
+        found = top_candidates(logits, draft_token_ids, 4, noise)
+        assert torch.equal(found.token_ids, draft_token_ids[order])
+        torch.testing.assert_close(found.log_probs.double(), log_probs.gather(-1, order), rtol=1e-5, atol=1e-5)
+
+
+def test_candidates_outside_the_vocabulary_are_refused():
+    logits = torch.zeros(1, 1, 5)
+    for top_k in (0, 6):
+        with pytest.raises(ValueError, match=f"top_k is {top_k}: it must be 1 to 5"):
+            top_candidates(logits, torch.arange(5), top_k)
+    with pytest.raises(ValueError, match=r"draft_token_ids is \[4\]"):
+        top_candidates(logits, torch.arange(4), 2)

@@ -14,15 +14,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
 
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
 @pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Fresh floats are NaN and fresh integers the largest there are, so that nothing unwritten goes unseen."""
-    threads = torch.get_num_threads()
+def one_thread():
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=True)
     yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

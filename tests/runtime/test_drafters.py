@@ -100,7 +100,7 @@ def slow_tree(head, world, slot, speculation):
         features = head.fuse(world.taps[slot, : length - 1])
         if path:
             features = torch.cat([features, head.feedback(torch.stack(path_hidden))])
-        return head(tokens, features, torch.arange(len(tokens)), causal)[-1]
+        return head(tokens, features, head.rotary(torch.arange(len(tokens))), causal)[-1]
 
     def children(hidden, level):
         logits = head.logits(hidden).double()

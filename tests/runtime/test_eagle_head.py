@@ -117,7 +117,7 @@ def test_prefill_and_drafted_steps_equal_the_formula(changes):
     taps = torch.randn(7, 3 * TARGET_HIDDEN, generator=generator)
     tokens = torch.randint(VOCAB, (7,), generator=generator)
 
-    hidden = head(tokens, head.fuse(taps), torch.arange(7), cache)
+    hidden = head(tokens, head.fuse(taps), head.rotary(torch.arange(7)), cache)
     expected = torch.stack([formula.step(int(t), formula.fuse(taps[i]), i) for i, t in enumerate(tokens)])
     torch.testing.assert_close(hidden.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_prefill_and_drafted_steps_equal_the_formula(changes):
     for position in range(7, 11):
         torch.testing.assert_close(head.logits(hidden)[0].double(), formula.logits(expected), rtol=1e-3, atol=1e-3)
         token = head.draft_token_ids[head.logits(hidden).argmax(-1)]
-        hidden = head(token, head.feedback(hidden), torch.tensor([position]), cache)
+        hidden = head(token, head.feedback(hidden), head.rotary(torch.tensor([position])), cache)
         expected = formula.step(int(token), formula.feedback(expected), position)
 
 
@@ -139,8 +139,8 @@ def test_leading_dimensions_do_not_mix():
     def attend(query, key, value):
         return query + key.repeat_interleave(HEADS // KV_HEADS, -2) + value.repeat_interleave(HEADS // KV_HEADS, -2)
 
-    together = head(tokens, features, positions, attend)
-    alone = head(tokens[1, 2], features[1, 2], positions[1, 2], attend)
+    together = head(tokens, features, head.rotary(positions), attend)
+    alone = head(tokens[1, 2], features[1, 2], head.rotary(positions[1, 2]), attend)
     torch.testing.assert_close(together[1, 2], alone)
 
 

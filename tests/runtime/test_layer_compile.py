@@ -27,10 +27,8 @@ class CountingBackend:
 class Steps:
     """Forward passes of a small model by shape."""
 
-    def __init__(self, name: str = "llama", num_layers: int = 2, device: str = "cpu") -> None:
-        layer_types = {"layer_types": ["sliding_attention", "full_attention"] * (num_layers // 2)}
-        overrides = layer_types if name == "gemma3" else {}
-        self.loaded = prepare_model(random_model(name, num_hidden_layers=num_layers, **overrides).to(device), name)
+    def __init__(self, num_layers: int = 2, device: str = "cpu") -> None:
+        self.loaded = prepare_model(random_model("llama", num_hidden_layers=num_layers).to(device), "llama")
         self.model = VerifierModel(self.loaded, (1,))
         self.caches = [
             tuple(torch.zeros(9, BLOCK_SIZE, layer.num_kv_heads, dim, device=device) for dim in (16, 16))
@@ -62,12 +60,11 @@ class Steps:
         return run
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_compiled_layers_compute_the_same_with_one_compilation_for_all_layers(name):
+def test_compiled_layers_compute_the_same_with_one_compilation_for_all_layers():
     counts = []
     for num_layers in (2, 4):
         torch._dynamo.reset()
-        backend, steps = CountingBackend(), Steps(name, num_layers)
+        backend, steps = CountingBackend(), Steps(num_layers)
         compiled = CompiledLayers(steps.loaded, backend)
         for shape in ((1, 1), (2, 4)):
             run = steps.step(*shape)
@@ -139,4 +136,5 @@ def test_compiled_layers_agree_with_eager_ones_in_a_cuda_graph():
     expected = step()
     with CompiledLayers(steps.loaded):
         torch.testing.assert_close(step(), expected, atol=1e-3, rtol=1e-3)
-        assert replay_ms(step, torch.device("cuda"), repeats=3) > 0
+    with faster_layers(steps.loaded, [step], lambda step: replay_ms(step, torch.device("cuda"), repeats=3)):
+        torch.testing.assert_close(step(), expected, atol=1e-3, rtol=1e-3)

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
+from models import (
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    new_engine,
+    random_model,
+    random_prompts,
+    reference,
+)
 from scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from watchers import ContextDrafter, FailingEnd, Rig, dense_taps
@@ -14,6 +24,7 @@ from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.engine import _overlaps
 from wingbeat.runtime.llm import connect
+from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.model_runner import RoundInFlight
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams
 
@@ -323,6 +334,51 @@ def test_an_aborted_request_leaves_at_once_and_its_round_in_flight_is_void(ref, 
     tokens = run.finish()
     assert tokens[0] == before
     assert tokens[1:] == first(ref)[1:3]
+
+
+def test_attaching_settles_first_and_an_abort_takes_settled_tokens_with_it(ref, engine_of):
+    engine = engine_of(ref.loaded, None)
+    run = Run(engine, ref.prompts[:2], greedy_params(SHORT))
+    for _ in range(3):
+        run.step()
+    connect(engine, NgramDrafter(TREE), InProcessChannel)
+    before = list(run.tokens[0])
+    engine.abort_request("0")
+    tokens = run.finish()
+    assert tokens == [before, ref.continuations[1][:SHORT]]
+    assert len(before) == 2
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_only_the_tokens_are_waited_for():
+    loaded = prepare_model(random_model("llama").to("cuda"), "llama")
+    prompts = random_prompts((5, 40, 17))
+    tokens = {}
+    for overlap in (False, None):
+        engine = new_engine(loaded, engine_config(overlap=overlap))
+        assert engine.overlap is (overlap is None)
+        run = Run(engine, prompts, greedy_params(SHORT))
+        run.step()  # kernels are compiled and memory is pinned for the first time
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            tokens[overlap] = run.finish()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            engine.model.remove_taps()
+    assert tokens[None] == tokens[False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["right", "eagle"])
+def test_on_a_gpu_both_loops_write_the_same(ref, kind):
+    loaded = prepare_model(random_model("llama").to("cuda"), "llama")
+    tokens = []
+    for overlap in (False, True):
+        engine = new_engine(loaded, engine_config(overlap=overlap), drafter_of(kind, ref))
+        tokens.append(Run(engine, ref.prompts, greedy_params(SHORT)).finish())
+        assert engine.speculation.num_drafts > 0
+        engine.model.remove_taps()
+    assert tokens[0] == tokens[1]
 
 
 def test_adaptive_trees_are_learned_from_one_round_late(ref, engine_of):

@@ -105,12 +105,14 @@ def draft_chain(
 ) -> list[Tensor]:
     """Logits of a chain after the true features 0..start, from the sequence's tokens or from the head's own."""
     attend = Drafting()
-    hidden = head(tokens[1 : start + 2], head.fuse(taps[: start + 1]), torch.arange(start + 1), attend)[-1:]
+    hidden = head(tokens[1 : start + 2], head.fuse(taps[: start + 1]), head.rotary(torch.arange(start + 1)), attend)[
+        -1:
+    ]
     logits = [head.logits(hidden)[0]]
     for step in range(1, num_steps):
         own = head.draft_token_ids[logits[-1].argmax(-1, keepdim=True)]
         token = tokens[start + 1 + step][None] if forced else own
-        hidden = head(token, head.feedback(hidden), torch.tensor([start + step]), attend)
+        hidden = head(token, head.feedback(hidden), head.rotary(torch.tensor([start + step])), attend)
         logits.append(head.logits(hidden)[0])
     return logits
 

@@ -1,0 +1,196 @@
+"""Plain, fixed-speculative and adaptive decoding side by side under rising load, and a picture of it.
+
+    python benchmarks/load_sweep.py [--model DIR --drafter DIR] [--plot FILE]
+
+In process, one thread, greedy. Requests arrive in a closed loop: as one ends, the next one starts, so that the number
+of running sequences stays what the column says. The modes take turns, block by block, so that a drift of the machine
+meets all of them alike; figures are medians over the repeats.
+"""
+
+import argparse
+import itertools
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from local_engine import Pair, add_model_options, chosen_pair, greedy, open_llm, quiet
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from workload import describe, held_out_prompts
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.request import Request, SpeculationMetrics
+from wingbeat.runtime.tokenizer import Tokenizer
+
+CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
+PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
+FIXED_STEPS = 5
+
+
+class Block(NamedTuple):
+    """One mode's turn."""
+
+    tokens_per_s: float
+    speculation: SpeculationMetrics
+
+
+def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
+    """One engine per mode."""
+    fixed = SpeculationConfig(FIXED_STEPS, 1, FIXED_STEPS + 1)
+    return {
+        PLAIN: open_llm(Pair(pair.model, "none"), max_num_seqs=max_num_seqs),
+        FIXED: open_llm(pair, max_num_seqs=max_num_seqs, speculation=fixed),
+        ADAPTIVE: open_llm(pair, max_num_seqs=max_num_seqs),
+    }
+
+
+def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
+    """Every prompt once, `concurrency` at a time."""
+    engine, params = llm.engine, greedy(max_tokens, speculation)
+    waiting = iter(enumerate(prompts))
+    num_tokens, total = 0, SpeculationMetrics()
+    started = time.perf_counter()
+
+    def add(count: int) -> None:
+        for index, prompt in itertools.islice(waiting, count):
+            engine.add_request(Request(str(index), tuple(prompt), params))
+
+    add(concurrency)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            num_tokens += len(output.token_ids)
+            if output.finish_reason is not None:
+                total.add(output.metrics)
+                add(1)
+    return Block(num_tokens / (time.perf_counter() - started), total)
+
+
+def measure(
+    engines: dict[str, LLM], prompts: list[list[int]], loads: tuple[int, ...], repeats: int, max_tokens: int
+) -> dict[int, dict[str, list[Block]]]:
+    """Blocks by load and mode; an unmeasured block of each comes first."""
+    results: dict[int, dict[str, list[Block]]] = {}
+    for load in loads:
+        blocks: dict[str, list[Block]] = {mode: [] for mode in engines}
+        cycle = itertools.cycle(prompts)
+        chosen = [next(cycle) for _ in range(max(2 * load, 8))]
+        for turn in range(repeats + 1):
+            for mode, llm in engines.items():
+                block = run_block(llm, chosen, load, max_tokens, mode != PLAIN)
+                if turn:
+                    blocks[mode].append(block)
+        results[load] = blocks
+    return results
+
+
+def rate(blocks: list[Block]) -> float:
+    """Median tokens per second."""
+    return middle([block.tokens_per_s for block in blocks])
+
+
+def table(results: dict[int, dict[str, list[Block]]]) -> Table:
+    """One row per load."""
+    rows = []
+    for load, blocks in results.items():
+        plain, fixed, adaptive = (rate(blocks[mode]) for mode in (PLAIN, FIXED, ADAPTIVE))
+        speculation = blocks[ADAPTIVE][-1].speculation
+        nodes = speculation.num_draft_tokens / speculation.num_drafts if speculation.num_drafts else 0.0
+        rows.append(
+            (
+                str(load),
+                *(spread([block.tokens_per_s for block in blocks[mode]], 0) for mode in (PLAIN, FIXED, ADAPTIVE)),
+                f"{fixed / plain:.2f}",
+                f"{adaptive / plain:.2f}",
+                f"{adaptive / max(plain, fixed):.2f}",
+                f"{speculation.acceptance_length:.2f}",
+                f"{nodes:.1f}",
+            )
+        )
+    columns = (
+        "concurrency",
+        "plain tok/s",
+        f"chain of {FIXED_STEPS} tok/s",
+        "adaptive tok/s",
+        "chain / plain",
+        "adaptive / plain",
+        "adaptive / better",
+        "acceptance length",
+        "nodes per tree",
+    )
+    note = "The last two columns are of adaptive decoding, over the rounds that verified a tree."
+    return Table("Tokens per second by load: median (range)", columns, rows, note)
+
+
+def plot(results: dict[int, dict[str, list[Block]]], path: Path) -> None:
+    """Token rate over plain decoding's, by load."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    loads = list(results)
+    for mode, style in ((PLAIN, "--"), (FIXED, "o-"), (ADAPTIVE, "s-")):
+        ratios = [rate(blocks[mode]) / rate(blocks[PLAIN]) for blocks in results.values()]
+        axes.plot(loads, ratios, style, label=mode if mode != FIXED else f"chain of {FIXED_STEPS}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, [str(load) for load in loads])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("tokens per second / plain decoding")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    print(f"written: {path}")
+
+
+def figures(results: dict[int, dict[str, list[Block]]]) -> list[dict[str, Any]]:
+    """Everything measured."""
+    return [
+        {
+            "concurrency": load,
+            "mode": mode,
+            "tokens_per_s": [round(block.tokens_per_s, 2) for block in series],
+            "over_plain": round(rate(series) / rate(blocks[PLAIN]), 4),
+            "speculative_decoding": series[-1].speculation.as_dict(),
+        }
+        for load, blocks in results.items()
+        for mode, series in blocks.items()
+    ]
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Measure every load."""
+    pair = chosen_pair(args)
+    loads = (1, 3) if args.quick else tuple(args.concurrency)
+    repeats, max_tokens = (1, 8) if args.quick else (args.repeats, args.max_tokens)
+    prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else 64)
+    engines = open_engines(pair, max(loads))
+    results = measure(engines, [prompt.token_ids for prompt in prompts], loads, repeats, max_tokens)
+    facts = {**machine_facts(), **model_facts(*pair)}
+    facts["workload"] = f"{describe(prompts)}; greedy, {max_tokens} tokens each, medians of {repeats}"
+    decisions = engines[ADAPTIVE].engine.stats().policy.decisions
+    facts["decisions"] = ", ".join(f"{reason}: {count} rounds" for reason, count in sorted(decisions.items()))
+    if args.plot is not None:
+        plot(results, args.plot)
+    return Report("Load sweep", facts, [table(results)], {"series": figures(results), "decisions": decisions})
+
+
+def main() -> None:
+    """Measure, print, draw and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--plot", type=Path, help="PNG file; without it none is drawn")
+    args = parser.parse_args()
+    quiet()
+    report = run(args)
+    report.show()
+    output = args.output or (None if args.quick else RESULTS / "load_sweep.json")
+    if output is not None:
+        report.save(output)
+
+
+if __name__ == "__main__":
+    main()

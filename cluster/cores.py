@@ -1,0 +1,50 @@
+"""CPU cores for pairs: without a GPU verifier and drafter take turns, so each pair gets one core of its own.
+
+A round alternates strictly: whoever waits leaves its core idle, and an idle core is slow to come back (it sleeps, and a
+virtual one is given away). On one core the two keep it awake for each other, and the rest is left to the routers.
+Claims are file locks, so a dead process claims nothing.
+"""
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+
+class CoreClaim:
+    """One core claimed by this process until `release` or its end."""
+
+    def __init__(self, core: int, lock: IO[str]) -> None:
+        self.core = core
+        self._lock = lock
+
+    def release(self) -> None:
+        """Give the core back."""
+        self._lock.close()
+
+
+def claim_core(folder: Path | None = None) -> CoreClaim | None:
+    """Claim a core that no other pair holds, the last ones first; None where there is none to spare.
+
+    One core always stays unclaimed, for everything that is not a pair.
+
+    Args:
+        folder: of the lock files; shared by all pairs of a machine.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"wingbeat-cores-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for core in sorted(os.sched_getaffinity(0), reverse=True)[:-1]:
+        lock = (folder / str(core)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return CoreClaim(core, lock)
+    return None
+
+
+def pin_thread(core: int) -> None:
+    """Keep the calling thread on a core; other threads of the process go where they like."""
+    os.sched_setaffinity(0, {core})

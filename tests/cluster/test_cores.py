@@ -1,0 +1,48 @@
+"""Pairs on CPUs get a core each, and a dead pair's core is free again."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from wingbeat.cluster.cores import claim_core, pin_thread
+
+CORES = sorted(os.sched_getaffinity(0))
+needs_two = pytest.mark.skipif(len(CORES) < 2, reason="a machine with one core has none to claim")
+
+
+def claim_and_die(folder):
+    claim_core(folder)
+    os._exit(0)
+
+
+@needs_two
+def test_each_claim_is_another_core_and_one_is_left_over(tmp_path):
+    claims = [claim_core(tmp_path) for _ in CORES]
+    assert claims[-1] is None
+    assert [claim.core for claim in claims[:-1]] == CORES[:0:-1]
+    claims[0].release()
+    assert claim_core(tmp_path).core == CORES[-1]
+
+
+@needs_two
+def test_a_dead_process_holds_no_core(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=claim_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert claim_core(tmp_path).core == CORES[-1]
+
+
+def test_pinning_moves_the_calling_thread_alone():
+    seen = []
+
+    def run():
+        pin_thread(CORES[-1])
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [{CORES[-1]}]
+    assert sorted(os.sched_getaffinity(0)) == CORES

@@ -1,0 +1,90 @@
+"""Compile every launch of the sampling and tree kernels for compute capability 9.0; prints one JSON object each.
+
+A program of its own, without a GPU: the wrappers run on CPU tensors with a driver that only names the target, and each
+launch stops after compilation. What the interpreter accepts and the compiler refuses shows here, and so do arguments
+that a kernel does not take.
+"""
+
+import json
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from wingbeat.kernels import triton_sampling, triton_tree
+from wingbeat.kernels.sampling import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.tree import Coupling, TreeTable
+
+
+class HopperDriver:
+    """What a launch asks of a driver before it runs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(launch):
+    """`JITFunction.run` without the run."""
+
+    def run(self, *args, grid, warmup, **options):
+        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+        result = {"kernel": self.__name__, "shared_bytes": compiled.metadata.shared}
+        print(json.dumps(result), flush=True)
+        return compiled
+
+    return run
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def launch_sampling(num_rows: int, vocab_size: int) -> None:
+    logits, ones, zeros = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16), torch.ones(num_rows), ints(num_rows)
+    rows = (ones, zeros, ones, ones, zeros, zeros)
+    counts = torch.zeros(2, vocab_size, dtype=torch.int32)
+    processors = LogitProcessors(
+        Penalties(ones, ones, ones, zeros, counts.bool(), counts, ints(num_rows, 5)),
+        LogitBias(torch.zeros(1, vocab_size), zeros),
+        torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
+    )
+    for bits in (True, False):
+        triton_sampling.noise(zeros, zeros, ints(vocab_size), bits=bits)
+    triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
+    triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
+    triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None)
+
+
+def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_size: int) -> None:
+    table = TreeTable(num_reqs, top_k, steps, "cpu")
+    entries = (table._token_ids, table._parents, table._scores)
+    coupling = Coupling(torch.ones(num_reqs), ints(num_reqs), ints(num_reqs))
+    logits = torch.zeros(num_reqs, top_k, vocab_size, dtype=torch.bfloat16)
+    for noise in (None, coupling):
+        triton_tree.top_candidates(logits, ints(vocab_size), top_k, noise)
+    root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
+    frontier = triton_tree.add_level(root, root.float(), None, entries, 1)
+    triton_tree.add_level(level, level.float(), frontier, entries, table.level_start(1))
+    for positions in (None, ints(num_reqs)):
+        triton_tree.finalize(entries, table._depths, ints(num_reqs), num_nodes, steps, positions)
+    nodes = ints(num_reqs, num_nodes)
+    triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
+    for pack in (False, True):
+        triton_tree.ancestors(nodes, steps, pack=pack)
+    triton_tree.path_token_ids(nodes, nodes, steps)
+
+
+if __name__ == "__main__":
+    driver.set_active(HopperDriver())
+    JITFunction.run = compile_only(JITFunction.run)
+    launch_sampling(1, 151936)
+    launch_sampling(300, 32000)
+    launch_trees(4, 10, 7, 60, 32000)
+    launch_trees(1, 4, 5, 130, 151936)
