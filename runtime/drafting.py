@@ -18,6 +18,7 @@ from wingbeat.runtime.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.batch import Outcome, TokenTree, TreeReply
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.deferred_pairs import DeferredPairs
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_runner import AcceptedPaths, RoundInFlight
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
@@ -65,6 +66,7 @@ class DraftSession:
         self._incarnation = 0
         self._round = 0
         self._asked: list[Sequence] = []
+        self._deferred: DeferredPairs | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -72,6 +74,7 @@ class DraftSession:
         No round may be in flight: the history handed over would lack its tokens.
         """
         self._end, self._incarnation = end, end.incarnation
+        self._deferred = DeferredPairs(end.spec, self.slots)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -83,7 +86,7 @@ class DraftSession:
 
     def admit(self, seq: Sequence) -> None:
         """Note how much of a sequence's cached context the drafter holds, and hand over its tokens."""
-        seq.draft_len, seq.draft_complete, seq.tree_requested = 0, False, False
+        seq.draft_len, seq.num_deferred, seq.draft_complete, seq.tree_requested = 0, 0, False, False
         if self._end is None or not seq.request.params.speculation:
             return
         size = self.config.block_size
@@ -169,29 +172,26 @@ class DraftSession:
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
             return
+        draft = None
+        if self.adaptive is not None and not plan.chunks:
+            draft = self.adaptive.plan(plan.decodes, self._proposals(plan, flight))
+            if not draft.levels and self._defer(plan, flight):
+                return
         outcome = self._end.acquire_outcome(self.config.drafter_timeout_s)
         if outcome is None:
             self._lose()
             return
-        num_chunks = 0 if self._stateless else self._publish_chunks(plan.chunks, flight, outcome)
+        num_chunks = 0 if self._stateless else self._publish_chunks(plan, flight, outcome)
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
         self._publish_decodes(plan.decodes, rows, flight.decodes, outcome)
         self._publish_history(plan, flight)
-        proposals = [seq for row in rows if self._has_room(seq := plan.decodes[row], flight.num_new_tokens(row))]
-        proposals += [
-            seq for c in plan.chunks if c.samples and (seq := c.seq).draft_complete and self._has_room(seq, 1)
-        ]
-        levels = self._max_levels
+        proposals, levels = self._proposals(plan, flight), self._max_levels
         if self.adaptive is not None:
-            draft = self.adaptive.plan(plan.decodes, proposals)
+            draft = draft or self.adaptive.plan(plan.decodes, proposals)
             self.adaptive.write_rule(draft, outcome)
             levels = draft.levels
             proposals = proposals if levels else []
-        for seq in self._asked:
-            seq.tree_requested = False
-        for seq in proposals:
-            seq.tree_requested = True
-        self._asked = proposals
+        self._ask(proposals)
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
         state = self.slots
         copy_into(outcome.epochs, state.epochs)
@@ -202,9 +202,46 @@ class DraftSession:
         _write(outcome.header[1:5], [len(rows), num_chunks, len(proposals), levels])
         self._round = self._end.publish_outcome()
 
+    def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
+        """Sequences that could use a tree next."""
+        decodes = [
+            seq
+            for row, seq in enumerate(plan.decodes)
+            if seq.draft_complete and self._has_room(seq, flight.num_new_tokens(row))
+        ]
+        begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft_complete and self._has_room(c.seq, 1)]
+        return decodes + begun
+
+    def _ask(self, proposals: list[Sequence]) -> None:
+        for seq in self._asked:
+            seq.tree_requested = False
+        for seq in proposals:
+            seq.tree_requested = True
+        self._asked = proposals
+
+    def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
+        """Keep a round of bare roots back, when no trees are wanted next; False where it has to be published."""
+        seqs = [seq for seq in plan.decodes if seq.draft_complete]
+        if not self._stateless:
+            bare = flight.decodes.nodes.shape[1] == 1 and all(seq.min_len == seq.max_len for seq in seqs)
+            if not bare or not self._deferred.has_room(seqs):
+                return False
+            if seqs:
+                self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs))
+        self._publish_history(plan, flight)
+        self._ask([])
+        return True
+
+    def _index(self, decodes: list[Sequence], seqs: list[Sequence]) -> Tensor | slice:
+        """Rows of some of the decodes on the device; all of them need no gathering."""
+        if len(seqs) == len(decodes):
+            return slice(None)
+        wanted = set(map(id, seqs))
+        return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
+
     def settle(self, seq: Sequence, num_tokens: int) -> None:
         """Note the tokens a sequence emitted in the oldest round in flight: the drafter has followed, if it could."""
-        if self._end is not None and seq.draft_complete and not self._stateless:
+        if self._end is not None and seq.draft_complete and not self._stateless and not seq.num_deferred:
             self._advance(seq, seq.num_computed + num_tokens)
 
     @property
@@ -219,11 +256,14 @@ class DraftSession:
         by_slot = (field[slots].to(here, non_blocking=here.type != "cpu") for field in reply[1:])
         return TreeReply(reply.header, *by_slot)
 
-    def _publish_chunks(self, chunks: list[Chunk], flight: RoundInFlight, outcome: Outcome) -> int:
-        """Copy the chunks that continue the drafter's context and return their number; others are replayed later."""
-        kept: list[Chunk] = []
+    def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> int:
+        """Copy the chunks that continue the drafter's context, then what was kept back; returns their number.
+
+        Other chunks are replayed later.
+        """
+        slots, positions, lens = [], [], []
         filled = begin = num_sampled = 0
-        for chunk in chunks:
+        for chunk in plan.chunks:
             seq, end = chunk.seq, chunk.start + chunk.length
             rows = slice(begin, begin + chunk.length)
             sampled = flight.sampled[num_sampled] if chunk.samples else None
@@ -239,11 +279,27 @@ class DraftSession:
             self._advance(seq, end)
             if chunk.replay:
                 seq.draft_complete = end == seq.num_computed
-            kept.append(chunk)
-        _write(outcome.chunk_slots, [chunk.seq.slot for chunk in kept])
-        _write(outcome.chunk_positions, [chunk.start for chunk in kept])
-        _write(outcome.chunk_lens, [chunk.length for chunk in kept])
-        return len(kept)
+            slots.append(seq.slot)
+            positions.append(chunk.start)
+            lens.append(chunk.length)
+        for seq in plan.decodes:
+            if not seq.num_deferred:
+                continue
+            begin, count = seq.deferred_from, seq.num_deferred
+            into = slice(filled, filled + count)
+            if into.stop > outcome.chunk_taps.shape[0]:  # prompts took the room: replayed later
+                seq.num_deferred, seq.draft_complete = 0, False
+                continue
+            self._deferred.hand_over(seq, outcome.chunk_taps[into], outcome.chunk_next_token_ids[into])
+            self._advance(seq, begin + count)
+            filled = into.stop
+            slots.append(seq.slot)
+            positions.append(begin)
+            lens.append(count)
+        _write(outcome.chunk_slots, slots)
+        _write(outcome.chunk_positions, positions)
+        _write(outcome.chunk_lens, lens)
+        return len(slots)
 
     def _publish_decodes(
         self, decodes: list[Sequence], rows: list[int], paths: AcceptedPaths, outcome: Outcome
@@ -259,7 +315,7 @@ class DraftSession:
         copy_into(outcome.decode_num_tokens[:count], paths.num_tokens)
         copy_into(outcome.decode_token_ids[:count], paths.token_ids)
         if paths.taps is not None and not self._stateless:
-            copy_into(outcome.decode_taps[:count], paths.taps)
+            copy_into(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)
 
     def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""

@@ -57,7 +57,7 @@ class AcceptedPaths(NamedTuple):
     nodes: Tensor
     """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
     taps: Tensor | None
-    """[num_decodes, max_path, taps_size] along the path; one column where all roots are bare."""
+    """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
 
 
 @dataclass
@@ -205,7 +205,7 @@ class ModelRunner:
         longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
         num_blocks = -(-longest // self.config.block_size)
         tables = self.slots.block_tables[decodes.slots, :num_blocks]
-        visible = ancestor_mask(decodes.tree.parents, self.max_depth if num_nodes > 1 else 0)
+        visible = self._visible(decodes.tree.parents)
         segment = build_segment(
             0, decodes.positions, decodes.roots, visible, tables, self.config.block_size, self.windows, self.dtype
         )
@@ -213,6 +213,14 @@ class ModelRunner:
         if self.config.compile or not self.on_host:
             return segment
         return segment._replace(first_block=_first_of_run(seqs, num_blocks))
+
+    def _visible(self, parents: Tensor) -> Tensor:
+        """Which nodes each node of a round's trees sees: bool [num_reqs, num_nodes, num_nodes]."""
+        num_reqs, num_nodes = parents.shape
+        if self.config.speculation.draft_top_k == 1:
+            chain = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=self.device).tril()
+            return chain.expand(num_reqs, -1, -1)
+        return ancestor_mask(parents, min(self.max_depth, num_nodes - 1))
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
         end = chunk.start + chunk.length
@@ -290,9 +298,9 @@ class ModelRunner:
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen.view(num_reqs, num_nodes)
-        longest = max_path if num_nodes > 1 else 1
+        longest = min(max_path, num_nodes)
         walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, longest)
-        # Bare roots walk nowhere: their one token is padded to the width that the drafter's buffers have.
+        # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
         token_ids = pad(walk.token_ids, (0, max_path - longest))
         self._compact(decodes, walk.nodes, walk.num_tokens)
         self.slots.committed_lens[decodes.slots] += walk.num_tokens

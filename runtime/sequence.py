@@ -13,6 +13,7 @@ class Sequence:
 
     __slots__ = (
         "blocks",
+        "deferred_from",
         "draft_complete",
         "draft_len",
         "epoch",
@@ -21,6 +22,7 @@ class Sequence:
         "metrics",
         "num_cached_tokens",
         "num_computed",
+        "num_deferred",
         "num_hashed_blocks",
         "num_prompt_tokens",
         "num_synced_blocks",
@@ -53,7 +55,11 @@ class Sequence:
         self.draft_len = 0
         """Positions 0..draft_len-1 have the attached drafter's KV."""
         self.draft_complete = False
-        """Whether the drafter has got all that was computed, what is in flight included."""
+        """Whether the drafter has got, or will get, all that was computed, what is in flight included."""
+        self.num_deferred = 0
+        """Latest pairs that the drafter has not been given yet; see `runtime.deferred_pairs`."""
+        self.deferred_from = 0
+        """Position of the first of them."""
         self.tree_requested = False
 
     @property

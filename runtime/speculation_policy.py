@@ -101,6 +101,9 @@ class SpeculationPolicy:
             num_drafting: those among them that may be drafted for.
             mean_context: tokens of context per sequence.
         """
+        if not num_drafting:
+            self._count("nobody to draft for")
+            return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), "nobody to draft for")
         asked = (num_reqs, num_drafting)
         self._age += 1
         if asked == self._asked and self._age < _REPLAN and not self._probing and self._plan.levels:
@@ -135,11 +138,9 @@ class SpeculationPolicy:
         nodes = num_drafting * np.cumsum(self._nodes)
         levels = np.cumsum(self._grown)
         seconds = self.costs.verify_s(num_reqs, nodes, mean_context)
-        seconds[1:] += self.costs.draft_s(max(num_drafting, 1), levels[1:]) + self.costs.tree_host_s
+        seconds[1:] += self.costs.draft_s(num_drafting, levels[1:]) + self.costs.tree_host_s
         seconds[0] += self.costs.plain_host_s
         rates = tokens / seconds
-        if not num_drafting:
-            rates[1:] = 0.0
         return rates
 
     def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
@@ -210,7 +211,7 @@ class SpeculationPolicy:
 
     def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Summed path probability at each depth from which on one more level is worth its time."""
-        if self._probing or not num_drafting:
+        if self._probing:
             return np.zeros(self.max_depth + 1, dtype=np.float32)
         verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
         level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from models import CHAIN, TREE, eagle_drafter, engine_config, generate, greedy_params, reference
+from models import CHAIN, TREE, Run, eagle_drafter, engine_config, generate, greedy_params, new_engine, reference
 from scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, tree_tensors, wrong_tree
 
 from wingbeat.runtime import calibration
@@ -16,6 +16,7 @@ from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafting import well_formed
 from wingbeat.runtime.request import Request, SamplingParams
 from wingbeat.runtime.sequence import Sequence
+from wingbeat.runtime.speculation_policy import SpeculationPolicy
 
 SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
 
@@ -130,6 +131,69 @@ def test_good_drafts_are_taken_and_hopeless_ones_given_up():
     assert right.expected_accepted == pytest.approx(right.num_accepted, rel=0.35)
     assert wrong.num_accepted == 0
     assert wrong.decisions.get("plain decoding is faster", 0) > wrong.decisions.get("pays", 0)
+
+
+class CountingDrafter(ScriptedDrafter):
+    """Counts what it is rung for and checks that the pairs of each sequence follow one another."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.tap_layers = (1,)
+        self.counts = False
+        self.num_passes = self.num_chunk_tokens = 0
+        self.ends = {}
+
+    def commit(self, batch):
+        if not self.counts:  # the calibration's rows belong to no sequence
+            return
+        self.num_passes += 1
+        self.num_chunk_tokens += sum(batch.chunk_lens)
+        history = batch.token_ids
+        row = 0
+        for slot, start, count in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            assert start in (0, self.ends.get(slot))
+            self.ends[slot] = start + count
+            known = history[slot, start + 1 : start + count + 1]
+            assert torch.equal(batch.chunk_next_token_ids[row : row + count], known)
+            row += count
+        decodes = (batch.decode_slots, batch.decode_positions, batch.decode_num_tokens)
+        for slot, start, count in zip(*(column.tolist() for column in decodes), strict=True):
+            assert start == self.ends[slot]
+            self.ends[slot] = start + count
+
+
+class NeverPays(SpeculationPolicy):
+    """Plain decoding, but for a draft every `every` rounds."""
+
+    every = 40
+    rounds = 0
+
+    def plan(self, num_reqs, num_drafting, mean_context):
+        self.rounds += 1
+        return (
+            super()
+            .plan(num_reqs, num_drafting, mean_context)
+            ._replace(levels=0 if self.rounds % self.every else self.max_depth)
+        )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
+    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", NeverPays)
+    ref = reference("llama")
+    drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+    config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
+    engine = new_engine(ref.loaded, config, drafter)
+    drafter.counts = True
+    run = Run(engine, ref.prompts[:4], greedy_params())
+    tokens = run.finish()
+    engine.model.remove_taps()
+    assert tokens == ref.continuations[:4]
+    rounds = engine.stats().phases.num_rounds
+    assert drafter.num_passes < rounds / 3
+    assert engine.stats().speculation.num_drafts > 0
+    # Every pair was given as part of a chunk or of a decode row, but for those still kept back at the end.
+    assert drafter.num_chunk_tokens > sum(len(prompt) for prompt in ref.prompts[:4])
 
 
 def test_mixed_batches_give_each_request_its_plain_text():
