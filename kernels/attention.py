@@ -210,11 +210,11 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    first_block: int | None = None,
+    run: slice | None = None,
 ) -> Tensor:
     """Attend to the blocks of each request.
 
@@ -222,22 +222,21 @@ def paged_attention(
         query: [num_reqs, num_query, num_heads, key_dim].
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise with value_dim.
         block_tables: int64 [num_reqs, num_table_blocks].
-        mask: additive [num_reqs, num_query, num_table_blocks * block_size].
+        mask: additive [num_reqs, num_query, num_keys]; None shows every key to every query.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        first_block: of a single request whose blocks follow one another: read in place, where others are gathered.
+        run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
-    num_reqs, num_blocks = block_tables.shape
-    blocks = block_tables.flatten()
-    key, value = (
-        (cache.index_select(0, blocks) if first_block is None else cache[first_block : first_block + num_blocks]).view(
-            num_reqs, -1, *cache.shape[2:]
+    if run is None:
+        num_reqs, blocks = len(block_tables), block_tables.flatten()
+        key, value = (
+            cache.index_select(0, blocks).view(num_reqs, -1, *cache.shape[2:]) for cache in (key_cache, value_cache)
         )
-        for cache in (key_cache, value_cache)
-    )
+    else:
+        key, value = (cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 
 

@@ -26,10 +26,10 @@ class AttentionSegment(NamedTuple):
     num_query: int
     block_tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
-    masks: dict[int, Tensor]
-    """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window; 0 stands for none."""
-    first_block: int | None = None
-    """CPU: where a single request's blocks follow one another, its first one."""
+    masks: dict[int, Tensor | None]
+    """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window, 0 standing for none; None masks nothing."""
+    run: slice | None = None
+    """CPU: where a single request's blocks follow one another, its keys' slots in the pool."""
     num_context: Tensor | None = None
     """CUDA: int64 [num_reqs], tokens before the first new row."""
     positions: Tensor | None = None
@@ -179,7 +179,7 @@ def attend_segments(
         rows = query[segment.start : end].unflatten(0, (segment.num_reqs, segment.num_query))
         mask = segment.masks[sliding_window]
         out = paged_attention(
-            rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.first_block
+            rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.run
         )
         parts.append(out.flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -104,7 +104,9 @@ class _Decodes(NamedTuple):
 
     slots: Tensor
     roots: Tensor
-    tree: TokenTree
+    token_ids: Tensor
+    tree: TokenTree | None
+    """None where all are bare roots."""
     positions: Tensor
     kv_slots: Tensor
 
@@ -151,18 +153,18 @@ class ModelRunner:
         chosen = self._choose(plan, decodes, output.logits)
         return self._commit(plan, decodes, chosen, output.taps, forward_s)
 
-    def _prepare_decodes(self, slots: Tensor, trees: TokenTree | None) -> _Decodes:
+    def _prepare_decodes(self, slots: Tensor, tree: TokenTree | None) -> _Decodes:
         roots = self.slots.committed_lens[slots] - 1
         root_ids = self.slots.last_token_ids[slots]
-        if trees is None:
-            zeros = torch.zeros_like(root_ids)[:, None]
-            trees = TokenTree(root_ids[:, None], zeros - 1, zeros, zeros.float(), torch.ones_like(slots))
-        else:
-            trees.token_ids[:, 0] = root_ids
-        storage = roots[:, None] + torch.arange(trees.token_ids.shape[1], device=self.device)
-        real = storage - roots[:, None] < trees.num_valid[:, None]
-        positions = roots[:, None] + torch.where(real, trees.depths, 0)
-        return _Decodes(slots, roots, trees, positions, torch.where(real, self._kv_slots(slots, storage), 0))
+        if tree is None:
+            positions = roots[:, None]
+            return _Decodes(slots, roots, root_ids[:, None], None, positions, self._kv_slots(slots, positions))
+        tree.token_ids[:, 0] = root_ids
+        steps = torch.arange(tree.token_ids.shape[1], device=self.device)
+        real = steps < tree.num_valid[:, None]
+        positions = roots[:, None] + torch.where(real, tree.depths, 0)
+        kv_slots = torch.where(real, self._kv_slots(slots, roots[:, None] + steps), 0)
+        return _Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots)
 
     def _kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
         """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -177,7 +179,7 @@ class ModelRunner:
         num_rows = 0
         if decodes is not None:
             segments.append(self._decode_segment(plan.decodes, decodes))
-            token_ids.append(decodes.tree.token_ids.flatten())
+            token_ids.append(decodes.token_ids.flatten())
             positions.append(decodes.positions.flatten())
             kv_slots.append(decodes.kv_slots.flatten())
             num_rows = token_ids[0].shape[0]
@@ -201,26 +203,34 @@ class ModelRunner:
         return ForwardBatch(torch.cat(token_ids)[None], torch.cat(positions)[None], logits_rows, metadata)
 
     def _decode_segment(self, seqs: list[Sequence], decodes: _Decodes) -> AttentionSegment:
-        num_nodes = decodes.tree.token_ids.shape[1]
+        num_nodes = decodes.token_ids.shape[1]
         longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
         num_blocks = -(-longest // self.config.block_size)
         tables = self.slots.block_tables[decodes.slots, :num_blocks]
-        visible = self._visible(decodes.tree.parents)
+        # A compiled graph would be specialised on the place, and a captured one on the address.
+        run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
+        if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
+            # A bare root sees all there is, which ends with itself.
+            return AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))
         segment = build_segment(
-            0, decodes.positions, decodes.roots, visible, tables, self.config.block_size, self.windows, self.dtype
+            0,
+            decodes.positions,
+            decodes.roots,
+            self._visible(decodes),
+            tables,
+            self.config.block_size,
+            self.windows,
+            self.dtype,
         )
-        # A compiled graph would be specialised on the number, and a captured one on the address.
-        if self.config.compile or not self.on_host:
-            return segment
-        return segment._replace(first_block=_first_of_run(seqs, num_blocks))
+        return segment._replace(run=run)
 
-    def _visible(self, parents: Tensor) -> Tensor:
+    def _visible(self, decodes: _Decodes) -> Tensor:
         """Which nodes each node of a round's trees sees: bool [num_reqs, num_nodes, num_nodes]."""
-        num_reqs, num_nodes = parents.shape
-        if self.config.speculation.draft_top_k == 1:
+        num_reqs, num_nodes = decodes.token_ids.shape
+        if decodes.tree is None or self.config.speculation.draft_top_k == 1:
             chain = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=self.device).tril()
             return chain.expand(num_reqs, -1, -1)
-        return ancestor_mask(parents, min(self.max_depth, num_nodes - 1))
+        return ancestor_mask(decodes.tree.parents, min(self.max_depth, num_nodes - 1))
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
         end = chunk.start + chunk.length
@@ -269,7 +279,7 @@ class ModelRunner:
         taps: Tensor | None,
         forward_s: float,
     ) -> RoundInFlight:
-        num_decode_rows = 0 if decodes is None else decodes.tree.token_ids.numel()
+        num_decode_rows = 0 if decodes is None else decodes.token_ids.numel()
         accepted = self._accept(decodes, chosen[:num_decode_rows], taps)
         sampled = chosen[num_decode_rows:]
         sampling = [chunk.seq.slot for chunk in plan.chunks if chunk.samples]
@@ -295,6 +305,8 @@ class ModelRunner:
             empty = torch.zeros(0, dtype=torch.int64, device=self.device)
             none = empty.view(0, max_path)
             return AcceptedPaths(empty, empty, none, empty, empty, none, None)
+        if decodes.tree is None:
+            return self._accept_bare(decodes, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen.view(num_reqs, num_nodes)
@@ -312,9 +324,24 @@ class ModelRunner:
             decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
         )
 
+    def _accept_bare(self, decodes: _Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+        """`_accept` of bare roots: each emits the target's choice."""
+        ones = torch.ones_like(decodes.slots)
+        self.slots.committed_lens[decodes.slots] += 1
+        self.slots.last_token_ids[decodes.slots] = chosen
+        return AcceptedPaths(
+            slots=decodes.slots,
+            positions=decodes.roots,
+            token_ids=pad(chosen[:, None], (0, self.max_depth)),
+            num_tokens=ones,
+            num_valid=ones,
+            nodes=torch.zeros_like(chosen)[:, None],
+            taps=None if taps is None else taps[: len(chosen), None],
+        )
+
     def _compact(self, decodes: _Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
         """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
-        if decodes.tree.token_ids.shape[1] == 1 or self.config.speculation.draft_top_k == 1:
+        if self.config.speculation.draft_top_k == 1:
             return
         steps = torch.arange(nodes.shape[1], device=self.device)
         moved = (steps < num_tokens[:, None]) & (nodes != steps)
@@ -326,8 +353,9 @@ class ModelRunner:
         move_kv(self.cache.layers, source.flatten(), target.flatten())
 
 
-def _first_of_run(seqs: list[Sequence], num_blocks: int) -> int | None:
-    """First block of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
+def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:
+    """Slots of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
     blocks = seqs[0].blocks[:num_blocks]
-    alone_in_order = len(seqs) == 1 and blocks == list(range(blocks[0], blocks[0] + num_blocks))
-    return blocks[0] if alone_in_order else None
+    if len(seqs) > 1 or blocks != list(range(blocks[0], blocks[0] + num_blocks)):
+        return None
+    return slice(blocks[0] * block_size, (blocks[0] + num_blocks) * block_size)

@@ -131,8 +131,19 @@ def test_blocks_that_follow_one_another_are_read_in_place(num_query, first, num_
     mask = torch.randn(1, num_query, num_blocks * 4, generator=generator)
     tables = torch.arange(first, first + num_blocks)[None]
     gathered = paged_attention(query, key_cache, value_cache, tables, mask, 0.3)
-    in_place = paged_attention(query, key_cache, value_cache, tables, mask, 0.3, first_block=first)
+    run = slice(4 * first, 4 * (first + num_blocks))
+    in_place = paged_attention(query, key_cache, value_cache, tables, mask, 0.3, run=run)
     assert torch.equal(in_place, gathered)
+
+
+def test_without_a_mask_every_key_of_the_run_is_seen():
+    generator = torch.Generator().manual_seed(3)
+    key_cache, value_cache = torch.randn(2, 12, 4, 2, 8, generator=generator)
+    query, tables = torch.randn(1, 1, 4, 8, generator=generator), torch.arange(2, 5)[None]
+    mask = torch.zeros(1, 1, 12).masked_fill_(torch.arange(12) >= 10, torch.finfo(torch.float32).min)
+    masked = paged_attention(query, key_cache, value_cache, tables, mask, 0.3)
+    cut = paged_attention(query, key_cache, value_cache, tables, None, 0.3, run=slice(8, 18))
+    torch.testing.assert_close(cut, masked)
 
 
 def test_moves_read_before_they_write():
