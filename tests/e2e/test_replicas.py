@@ -41,10 +41,10 @@ def test_both_replicas_work_and_one_killed_with_its_requests_changes_no_text(
     with start_app("e2e-two", num_replicas=2) as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
         answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
         assert [answer.choices[0].text for answer in answers] == expected
-        assert all(answer.metrics["speculative_decoding"]["num_drafts"] > 0 for answer in answers)
         engines = app.engines()
         assert len(engines) == 2
-        assert all(engine["speculation"]["num_drafts"] > 0 for engine in engines.values())
+        # Adaptive speculation has weighed every round; what it found depends on what else the machine does.
+        assert all(sum(engine["policy"]["decisions"].values()) > 0 for engine in engines.values())
 
         running = [threads.submit(app.text, prompt, max_tokens=NUM_TOKENS) for prompt in PROMPTS]
         until(lambda: all(engine["num_requests"] > 0 for engine in app.engines().values()))
