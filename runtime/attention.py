@@ -30,12 +30,23 @@ class AttentionSegment(NamedTuple):
     """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window, 0 standing for none; None masks nothing."""
     run: slice | None = None
     """CPU: where a single request's blocks follow one another, its keys' slots in the pool."""
+    packing: "Packing | None" = None
+    """CPU: where trees of unequal sizes lie without padding."""
     num_context: Tensor | None = None
     """CUDA: int64 [num_reqs], tokens before the first new row."""
     positions: Tensor | None = None
     """CUDA: int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
     mask_words: Tensor | None = None
     """CUDA: int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.pack_mask`; None is causal."""
+
+
+class Packing(NamedTuple):
+    """Rows of unequal trees side by side: padding takes part in attention alone, and in no other layer."""
+
+    rows: Tensor
+    """int64 [num_reqs * num_query]: row of each node, counted from the segment's start; any row for padding."""
+    nodes: Tensor
+    """int64 [num_rows]: index of each row among the padded nodes."""
 
 
 class AttentionMetadata(NamedTuple):
@@ -175,13 +186,17 @@ def attend_segments(
         )
     parts = []
     for segment in segments:
-        end = segment.start + segment.num_reqs * segment.num_query
-        rows = query[segment.start : end].unflatten(0, (segment.num_reqs, segment.num_query))
+        packing = segment.packing
+        if packing is None:
+            rows = query[segment.start : segment.start + segment.num_reqs * segment.num_query]
+        else:
+            rows = query[segment.start : segment.start + len(packing.nodes)].index_select(0, packing.rows)
+        rows = rows.unflatten(0, (segment.num_reqs, segment.num_query))
         mask = segment.masks[sliding_window]
         out = paged_attention(
             rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.run
-        )
-        parts.append(out.flatten(0, 1))
+        ).flatten(0, 1)
+        parts.append(out if packing is None else out.index_select(0, packing.nodes))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from wingbeat.kernels.kv_cache import move_kv
 from wingbeat.kernels.sampling import choose_tokens
 from wingbeat.kernels.tree import ancestor_mask, walk_tree
-from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, build_segment
+from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.compiled_decode import CompiledDecode
 from wingbeat.runtime.config import EngineConfig
@@ -109,6 +109,25 @@ class _Decodes(NamedTuple):
     """None where all are bare roots."""
     positions: Tensor
     kv_slots: Tensor
+    packing: Packing | None = None
+    """Where the trees lie side by side without padding."""
+
+    def packed(self, padded: Tensor) -> Tensor:
+        """[num_reqs, num_nodes] as rows of the flattened batch."""
+        flat = padded.flatten()
+        return flat if self.packing is None else flat[self.packing.nodes]
+
+    def rows_of(self, nodes: Tensor) -> Tensor:
+        """Row of the flattened batch of each node [num_reqs, n]."""
+        num_reqs, num_nodes = self.token_ids.shape
+        if self.packing is None:
+            return nodes + torch.arange(num_reqs, device=nodes.device)[:, None] * num_nodes
+        return self.packing.rows.view(num_reqs, num_nodes).gather(1, nodes)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the flattened batch."""
+        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
 
 
 class ModelRunner:
@@ -164,7 +183,8 @@ class ModelRunner:
         real = steps < tree.num_valid[:, None]
         positions = roots[:, None] + torch.where(real, tree.depths, 0)
         kv_slots = torch.where(real, self._kv_slots(slots, roots[:, None] + steps), 0)
-        return _Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots)
+        packing = _pack(real) if self.on_host and not self.config.compile else None
+        return _Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)
 
     def _kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
         """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
@@ -179,10 +199,10 @@ class ModelRunner:
         num_rows = 0
         if decodes is not None:
             segments.append(self._decode_segment(plan.decodes, decodes))
-            token_ids.append(decodes.token_ids.flatten())
-            positions.append(decodes.positions.flatten())
-            kv_slots.append(decodes.kv_slots.flatten())
-            num_rows = token_ids[0].shape[0]
+            token_ids.append(decodes.packed(decodes.token_ids))
+            positions.append(decodes.packed(decodes.positions))
+            kv_slots.append(decodes.packed(decodes.kv_slots))
+            num_rows = decodes.num_rows
             rows.append(torch.arange(num_rows, device=self.device))
         for chunk in plan.chunks:
             chunk_positions = torch.arange(chunk.start, chunk.start + chunk.length, device=self.device)
@@ -222,7 +242,7 @@ class ModelRunner:
             self.windows,
             self.dtype,
         )
-        return segment._replace(run=run)
+        return segment._replace(run=run, packing=decodes.packing)
 
     def _visible(self, decodes: _Decodes) -> Tensor:
         """Which nodes each node of a round's trees sees: bool [num_reqs, num_nodes, num_nodes]."""
@@ -251,8 +271,8 @@ class ModelRunner:
             return logits.argmax(dim=-1)
         slots, positions = [], []
         if decodes is not None:
-            slots.append(decodes.slots.repeat_interleave(decodes.positions.shape[1]))
-            positions.append(decodes.positions.flatten() + 1)
+            slots.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.positions)))
+            positions.append(decodes.packed(decodes.positions) + 1)
         if sampled:
             columns = upload([[seq.slot for seq in sampled], [len(seq.token_ids) for seq in sampled]], self.device)
             slots.append(columns[0])
@@ -279,7 +299,7 @@ class ModelRunner:
         taps: Tensor | None,
         forward_s: float,
     ) -> RoundInFlight:
-        num_decode_rows = 0 if decodes is None else decodes.token_ids.numel()
+        num_decode_rows = 0 if decodes is None else decodes.num_rows
         accepted = self._accept(decodes, chosen[:num_decode_rows], taps)
         sampled = chosen[num_decode_rows:]
         sampling = [chunk.seq.slot for chunk in plan.chunks if chunk.samples]
@@ -309,9 +329,9 @@ class ModelRunner:
             return self._accept_bare(decodes, chosen, taps)
         tree = decodes.tree
         num_reqs, num_nodes = tree.token_ids.shape
-        targets = chosen.view(num_reqs, num_nodes)
+        targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
         longest = min(max_path, num_nodes)
-        walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets, longest)
+        walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets.view(num_reqs, num_nodes), longest)
         # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
         token_ids = pad(walk.token_ids, (0, max_path - longest))
         self._compact(decodes, walk.nodes, walk.num_tokens)
@@ -319,7 +339,7 @@ class ModelRunner:
         self.slots.last_token_ids[decodes.slots] = token_ids.gather(1, (walk.num_tokens - 1)[:, None])[:, 0]
         path_taps = None
         if taps is not None:
-            path_taps = taps[walk.nodes + torch.arange(num_reqs, device=self.device)[:, None] * num_nodes]
+            path_taps = taps[decodes.rows_of(walk.nodes)]
         return AcceptedPaths(
             decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
         )
@@ -351,6 +371,14 @@ class ModelRunner:
         source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self._kv_slots(decodes.slots, start + steps), 0)
         move_kv(self.cache.layers, source.flatten(), target.flatten())
+
+
+def _pack(real: Tensor) -> Packing | None:
+    """Where the real nodes [num_reqs, num_nodes] lie side by side; None where all are real."""
+    flat = real.flatten()
+    if bool(flat.all()):
+        return None
+    return Packing((flat.cumsum(0) - 1).clamp_min(0), flat.nonzero()[:, 0])
 
 
 def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:
