@@ -5,7 +5,7 @@ agrees nine times out of ten. So confidences are only ranked by it, and each ran
 numpy: small tables, no device.
 """
 
-import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -19,12 +19,19 @@ _REQUEST_FORGET = 0.95
 _FLOOR, _CEILING = 0.005, 0.995
 
 
+def _bin_edges() -> np.ndarray:
+    """Log-probabilities between the bins: equal steps of log-odds, float64 [NUM_BINS - 1] ascending."""
+    log_odds = np.arange(1, NUM_BINS) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
+    return -np.log1p(np.exp(-log_odds))
+
+
+_EDGES = _bin_edges()
+_EDGE_LIST = _EDGES.tolist()
+
+
 def confidence_bins(log_probs: np.ndarray) -> np.ndarray:
     """Bin of each conditional log-probability, by its log-odds: int64, 0..NUM_BINS - 1."""
-    probs = np.exp(np.minimum(log_probs, -1e-6))
-    log_odds = np.log(np.maximum(probs, 1e-9) / (1.0 - probs))
-    scaled = (log_odds + _LOGIT_RANGE) * (NUM_BINS / (2 * _LOGIT_RANGE))
-    return np.clip(scaled, 0, NUM_BINS - 1).astype(np.int64)
+    return _EDGES.searchsorted(log_probs)
 
 
 def path_probabilities(conditional: np.ndarray, parents: np.ndarray, depth: int) -> np.ndarray:
@@ -68,28 +75,25 @@ class AcceptanceTracker:
         self._depth_accepted = self._depth_expected.copy()
         self._request_expected = np.full(num_slots, _REQUEST_PRIOR)
         self._request_accepted = self._request_expected.copy()
+        self.table = self.depth_factors = self.request_factors = np.zeros(0)
+        self._refresh()
         self.expected_accepted = 0.0
         """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
         self.num_accepted = 0
 
-    @property
-    def table(self) -> np.ndarray:
+    def _refresh(self) -> None:
+        """What is read many times for each time it changes."""
+        self.table = self._successes / self._trials
         """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
-        return self._successes / self._trials
-
-    @property
-    def depth_factors(self) -> np.ndarray:
+        self.depth_factors = self._depth_accepted / self._depth_expected
         """float64 [max_depth + 1]"""
-        return self._depth_accepted / self._depth_expected
-
-    @property
-    def request_factors(self) -> np.ndarray:
+        self.request_factors = self._request_accepted / self._request_expected
         """float64 [num_slots]"""
-        return self._request_accepted / self._request_expected
 
     def admit(self, slot: int) -> None:
         """A slot got another request: back to the prior."""
         self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
+        self.request_factors[slot] = 1.0
 
     def conditional(
         self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray
@@ -104,7 +108,7 @@ class AcceptanceTracker:
         """
         by_confidence = self.table[sampled.astype(np.int64)[:, None], confidence_bins(log_probs)]
         factors = self.depth_factors[depths] * self.request_factors[slots][:, None]
-        return np.clip(by_confidence * factors, _FLOOR, _CEILING)
+        return np.minimum(np.maximum(by_confidence * factors, _FLOOR), _CEILING)
 
     def record(
         self,
@@ -144,6 +148,7 @@ class AcceptanceTracker:
         # Each factor is held against what the others say, so that none corrects for another's correction.
         self._request_expected[slots] += by_depth.sum(axis=1)
         self._request_accepted[slots] += accepted.sum(axis=1)
+        self._refresh()
 
     def _fade(self) -> None:
         # Priors fade with the evidence and are topped up again, so that a bin never seen keeps its prior.
@@ -202,9 +207,7 @@ class GrowthRule:
 
     def _single_pays(self, log_prob: float, depth: int) -> bool:
         """`pays` of one request's chain, where an array of one would cost ten times as much."""
-        prob = math.exp(min(log_prob, -1e-6))
-        log_odds = math.log(max(prob, 1e-9) / (1.0 - prob))
-        index = int((log_odds + _LOGIT_RANGE) * (NUM_BINS / (2 * _LOGIT_RANGE)))
-        conditional = self._table[0, min(max(index, 0), NUM_BINS - 1)] * self._factors[0] * self._depth_factors[depth]
+        factor = self._factors[0] * self._depth_factors[depth]
+        conditional = self._table[0, bisect_left(_EDGE_LIST, log_prob)] * factor
         self._path *= min(max(float(conditional), _FLOOR), _CEILING)
         return bool(self._path[0, 0] > self._min_reach[depth])

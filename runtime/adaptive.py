@@ -13,9 +13,12 @@ from wingbeat.runtime.model_runner import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
 
-_LEARN_ALWAYS = 512
-_LEARN_EVERY = 2
-"""Rounds: learning costs as much as deciding, and after the first hundreds every other round says enough."""
+_LEARN_ALWAYS = 64
+_LEARN_EVERY = 4
+"""Rounds: learning costs as much as deciding, and after the first few every fourth round says enough."""
+
+
+_HOPELESS = -50.0
 
 
 class RoundTimes(NamedTuple):
@@ -150,17 +153,20 @@ class AdaptiveSpeculation:
 
 
 def _on_host(trees: TokenTree) -> _Trees:
-    parents, depths = trees.parents.numpy(), trees.depths.numpy()
-    # A drafter's floats are believed no more than its tokens: what is no number counts as hopeless.
-    scores = np.nan_to_num(trees.scores.numpy().astype(np.float64), nan=-50.0, posinf=0.0, neginf=-50.0)
+    parents, depths, scores = trees.parents.numpy(), trees.depths.numpy(), trees.scores.numpy()
     index = np.arange(parents.shape[1])
     real = (index < trees.num_valid.numpy()[:, None]) & (index > 0)
-    given = np.where(real, scores - np.take_along_axis(scores, np.maximum(parents, 0), axis=1), -50.0)
-    return _Trees(parents, depths, np.clip(given, -50.0, 0.0), real)
+    up = np.maximum(parents, 0)
+    with np.errstate(invalid="ignore"):
+        given = scores - (scores[0, up] if len(up) == 1 else np.take_along_axis(scores, up, axis=1))
+    # A drafter's floats are believed no more than its tokens: what is no number, or padding, counts as hopeless.
+    return _Trees(parents, depths, np.fmin(np.fmax(np.where(real, given, _HOPELESS), _HOPELESS), 0.0), real)
 
 
 def _keep(trees: TokenTree, host: _Trees, kept: np.ndarray) -> tuple[TokenTree, _Trees]:
     """The trees with only the kept nodes, renumbered in their old order and no wider than the widest."""
+    if (kept == host.real).all():
+        return trees, host
     num_valid = 1 + kept.sum(axis=1)
     width = int(num_valid.max())
     if (kept[:, 1:] <= kept[:, :-1])[:, 1:].all():  # only ends of the trees go
@@ -188,7 +194,7 @@ def _keep(trees: TokenTree, host: _Trees, kept: np.ndarray) -> tuple[TokenTree, 
     )
     drafted = real.copy()
     drafted[:, 0] = False
-    return pruned, _Trees(parents, depths, column(host.log_probs, -50.0), drafted)
+    return pruned, _Trees(parents, depths, column(host.log_probs, _HOPELESS), drafted)
 
 
 def _tensor(values: np.ndarray) -> Tensor:

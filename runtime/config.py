@@ -1,5 +1,6 @@
 """Sizes and limits of one engine: validated once at the edge, frozen afterwards."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,56 @@ def default_by_device(name: str) -> str:
     return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
+BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
+"""Environment variable without whose value 1 an engine refuses to write text that the model did not choose."""
+
+
+@dataclass(frozen=True)
+class ForcedAcceptance:
+    """Acceptance by decree, for benchmarks: everything is computed, but how much of a tree is accepted is drawn.
+
+    Raises:
+        ValueError: a rate is out of range, or there is none; names the field and the value.
+    """
+
+    rates: tuple[float, ...]
+    """P(a node at depth d + 1 is accepted | its parent is) at [d]; the last one holds for all deeper levels."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", tuple(float(rate) for rate in self.rates))
+        if not self.rates or not all(0.0 <= rate <= 1.0 for rate in self.rates):
+            raise ValueError(f"forced_acceptance.rates is {self.rates}: use at least one rate, each from 0 to 1")
+
+    @classmethod
+    def flat(cls, rate: float) -> "ForcedAcceptance":
+        """The same rate at every depth."""
+        return cls((rate,))
+
+    @classmethod
+    def length(cls, num_tokens: float) -> "ForcedAcceptance":
+        """`num_tokens` tokens per verified tree on average, the bonus token included, and never a whole one off.
+
+        Raises:
+            ValueError: `num_tokens` is below 1, which the bonus token makes impossible.
+        """
+        if num_tokens < 1.0:
+            raise ValueError(f"forced acceptance length is {num_tokens}: use at least 1, the bonus token")
+        certain = int(num_tokens - 1.0)
+        return cls((*[1.0] * certain, num_tokens - 1.0 - certain, 0.0))
+
+    def rate(self, depth: int) -> float:
+        """Of a node at `depth`, from 1."""
+        return self.rates[min(depth, len(self.rates)) - 1]
+
+    def mean_length(self, max_depth: int) -> float:
+        """Tokens per verified tree on average, where trees reach `max_depth`."""
+        reached, total = 1.0, 1.0
+        for depth in range(1, max_depth + 1):
+            reached *= self.rate(depth)
+            total += reached
+        return total
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What bounds an engine's memory and its batches.
@@ -95,10 +146,15 @@ class EngineConfig:
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
-    """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on."""
+    """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on. On CUDA
+    the captured graphs keep compiled decoder layers where these measure faster."""
+    cuda_graphs: bool | None = None
+    """Replay rounds without prompt chunks as CUDA graphs. None does so on CUDA."""
     overlap: bool | None = None
-    """Let the host run one round behind the device. None does so where the device is not the host itself, unless
-    adaptive speculation has to see each round's trees first."""
+    """Let the host run one round behind the device. None does so where the device is not the host itself."""
+    forced_acceptance: ForcedAcceptance | None = None
+    """For benchmarks: acceptance is drawn from this profile, and the text is not the model's. Refused unless the
+    environment variable WINGBEAT_BENCHMARK is 1; every output is marked."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -109,6 +165,11 @@ class EngineConfig:
             raise ValueError(
                 f"num_kv_blocks is {self.num_kv_blocks}: one sequence of max_model_len {self.max_model_len} "
                 f"needs {self.max_blocks_per_seq + 1}; raise num_kv_blocks or lower max_model_len"
+            )
+        if self.forced_acceptance is not None and os.environ.get(BENCHMARK_VARIABLE) != "1":
+            raise ValueError(
+                f"forced_acceptance is {self.forced_acceptance}: its text is not the model's, so it is for benchmarks "
+                f"only; set {BENCHMARK_VARIABLE}=1"
             )
 
     @property

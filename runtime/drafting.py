@@ -193,12 +193,8 @@ class DraftSession:
             proposals = proposals if levels else []
         self._ask(proposals)
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
-        state = self.slots
-        copy_into(outcome.epochs, state.epochs)
-        copy_into(outcome.committed_lens, state.committed_lens)
-        copy_into(outcome.block_tables, state.block_tables)
-        copy_into(outcome.temperatures, state.temperatures)
-        copy_into(outcome.seeds, state.seeds)
+        for name, by_slot in self.slots.published.items():
+            copy_into(getattr(outcome, name), by_slot)
         _write(outcome.header[1:5], [len(rows), num_chunks, len(proposals), levels])
         self._round = self._end.publish_outcome()
 
@@ -307,10 +303,15 @@ class DraftSession:
         count = len(rows)
         if not count:
             return
+        into = outcome.decode_slots[:count]
+        on_device = into.device == paths.slots.device
+        if not on_device:  # copied from the device, they would be waited for
+            _write(into, [decodes[row].slot for row in rows])
         if count < len(decodes):
             index = upload(rows, paths.slots.device)
             paths = AcceptedPaths(*(None if part is None else part[index] for part in paths))
-        copy_into(outcome.decode_slots[:count], paths.slots)
+        if on_device:
+            copy_into(into, paths.slots)
         copy_into(outcome.decode_positions[:count], paths.positions)
         copy_into(outcome.decode_num_tokens[:count], paths.num_tokens)
         copy_into(outcome.decode_token_ids[:count], paths.token_ids)

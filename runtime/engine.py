@@ -226,7 +226,9 @@ class Engine:
         costs = RoundCosts(cost_tables(verifier, drafter))
         max_depth = speculation.max_path - 1
         tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
-        return AdaptiveSpeculation(SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes))
+        stops_early = self.loaded.device.type == "cpu"
+        policy = SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes, stops_early=stops_early)
+        return AdaptiveSpeculation(policy)
 
     def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
         """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""

@@ -72,6 +72,8 @@ class SpeculationMetrics:
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     """[p] counts the drafts whose node at depth p + 1 was accepted."""
+    forced_acceptance: bool = False
+    """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`): a benchmark's text."""
 
     def record(self, num_draft_tokens: int, num_accepted: int) -> None:
         """Count one verified tree."""
@@ -102,9 +104,11 @@ class SpeculationMetrics:
         self.num_accepted_tokens_per_pos.extend([0] * missing)
         for position, count in enumerate(other.num_accepted_tokens_per_pos):
             self.num_accepted_tokens_per_pos[position] += count
+        self.forced_acceptance |= other.forced_acceptance
 
     def as_dict(self) -> dict:
-        """The response extension `metrics.speculative_decoding`."""
+        """The response extension `metrics.speculative_decoding`; `forced_acceptance` is there only where it is true."""
+        marks = {"forced_acceptance": True} if self.forced_acceptance else {}
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
@@ -112,6 +116,7 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
+            **marks,
         }
 
 

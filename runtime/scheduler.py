@@ -70,7 +70,9 @@ class Scheduler:
             raise ValueError(
                 f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
             )
-        self.waiting.append(Sequence(request))
+        seq = Sequence(request)
+        seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
+        self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a request and free what it holds; None if it is not here any more."""

@@ -21,12 +21,17 @@ class DecodeRows(NamedTuple):
 
 
 class SlotState:
-    """What the device must know of every running sequence between rounds. All tensors are [max_num_seqs, ...]."""
+    """What the device must know of every running sequence between rounds. All tensors are [max_num_seqs + 1, ...].
+
+    The last row belongs to nobody: rows that pad a batch point there, and its block table stays in block 0.
+    """
 
     def __init__(self, config: EngineConfig, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        rows = config.max_num_seqs
+        self.spare = config.max_num_seqs
+        """Slot of padding rows."""
+        rows = config.max_num_seqs + 1
 
         def column(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
@@ -40,6 +45,16 @@ class SlotState:
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
+        self.published = {
+            name: getattr(self, name)[:-1]
+            for name in ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
+        }
+        """What drafters get of it, by the names of `wingbeat.runtime.batch.Outcome`: views without the spare row."""
+        self.reset_spare()
+
+    def reset_spare(self) -> None:
+        """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
+        self.committed_lens[self.spare :].fill_(1)
 
     def load(self, plan: SchedulerOutput) -> DecodeRows:
         """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""

@@ -15,10 +15,13 @@ from wingbeat.runtime.round_costs import RoundCosts
 
 _SMOOTHING = 0.06
 """Weight of one round in the running profile of trees."""
-_FIRST_PROBE, _LAST_PROBE = 32, 1024
+_FIRST_TRIAL, _LAST_TRIAL = 32, 1024
 """Plain rounds between two trials of speculation; doubled by every trial that does not pay."""
-_DEEP_PROBE = 24
-"""Every so many drafts the full depth is allowed, or deeper levels would never be seen again."""
+_TRIAL_ROUNDS = 8
+_EXPLORE_EVERY = 6
+"""Plans to draft: one is carried out to the full, levels and nodes that do not seem to pay included, or nothing would
+ever show that they do."""
+_PAYS = "pays"
 _PRIOR_ACCEPTANCE = 0.65
 _REPLAN = 4
 """Rounds a plan to draft holds while the batch stays the same: what it rests on changes slowly."""
@@ -68,12 +71,23 @@ class SpeculationPolicy:
         tracker: predicts acceptance.
         max_depth: levels the drafter can grow.
         num_nodes: nodes of a full tree, the root included.
+        stops_early: the drafter ends each draft by itself where another level does not pay (it can where looking at a
+            level is no wait, so on CPUs); otherwise the depth is decided beforehand.
     """
 
-    def __init__(self, costs: RoundCosts, tracker: AcceptanceTracker, max_depth: int, num_nodes: int) -> None:
+    def __init__(
+        self,
+        costs: RoundCosts,
+        tracker: AcceptanceTracker,
+        max_depth: int,
+        num_nodes: int,
+        *,
+        stops_early: bool = False,
+    ) -> None:
         self.costs = costs
         self.tracker = tracker
         self.max_depth = max_depth
+        self.stops_early = stops_early
         depths = np.arange(max_depth + 1)
         # By depth, per drafting sequence: expected accepted nodes, verified nodes, and how often the level was grown.
         self._mass = np.where(depths > 0, _PRIOR_ACCEPTANCE**depths, 0.0)
@@ -83,9 +97,9 @@ class SpeculationPolicy:
         """[d]: probability mass at depth d + 1 over that at depth d, where level d + 1 was grown."""
         self._limit = max_depth
         self._plain_rounds = 0
-        self._probe_after = _FIRST_PROBE
-        self._probing = False
-        self._drafts = 0
+        self._trial_after = _FIRST_TRIAL
+        self._exploring = False
+        self._plans = 0
         self._decisions: dict[str, int] = {}
         self._token_s = 0.0
         """What a token is worth: seconds per token of the best choice."""
@@ -106,25 +120,28 @@ class SpeculationPolicy:
             return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), "nobody to draft for")
         asked = (num_reqs, num_drafting)
         self._age += 1
-        if asked == self._asked and self._age < _REPLAN and not self._probing and self._plan.levels:
+        if asked == self._asked and self._age < _REPLAN and not self._exploring and self._plan.reason == _PAYS:
             self._count(self._plan.reason)
             return self._plan
         self._asked, self._age = asked, 0
         rates = self.rates(num_reqs, num_drafting, mean_context)
-        best = int(rates.argmax())
-        levels, reason = best, "pays" if best else "plain decoding is faster"
-        self._probing = False
+        if self.stops_early:
+            best = self.max_depth if rates[-1] > rates[0] else 0
+        else:
+            best = int(rates.argmax())
+        levels, reason = best, _PAYS if best else "plain decoding is faster"
+        self._exploring = False
         if not best:
             self._plain_rounds += 1
-            if self._plain_rounds >= self._probe_after:
-                levels, reason, self._probing = self.max_depth, "trial", True
-                self._plain_rounds = 0
-                self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
+            if self._plain_rounds > self._trial_after:
+                levels, reason = self.max_depth, "trial"
+            if self._plain_rounds >= self._trial_after + _TRIAL_ROUNDS:
+                self._plain_rounds, self._trial_after = 0, min(2 * self._trial_after, _LAST_TRIAL)
         else:
-            self._plain_rounds, self._probe_after = 0, _FIRST_PROBE
-            self._drafts += 1
-            if self._drafts % _DEEP_PROBE == 0:
-                levels = self.max_depth
+            self._plain_rounds, self._trial_after = 0, _FIRST_TRIAL
+            self._plans += 1
+            if self._plans % _EXPLORE_EVERY == 0:
+                levels, self._exploring = self.max_depth, True
         self._limit = levels
         self._token_s = float(1.0 / rates[best])
         self._speedup = float(rates[best] / rates[0])
@@ -154,15 +171,17 @@ class SpeculationPolicy:
         Returns:
             bool [num_trees, num_nodes]: closed under parents, since the best are taken first.
         """
-        values = np.where(real, path, -1.0).ravel()
         count = int(real.sum())
-        order = np.argsort(-values, kind="stable")[:count]
-        gain = np.concatenate([[0.0], np.cumsum(values[order])])
-        cost = self.costs.verify_up_to_s(num_reqs, count, mean_context)
+        if self._exploring or not self._token_s:
+            return real
+        values = np.where(real, path, -1.0).ravel()
+        order = (-values).argsort(kind="stable")[:count]
+        gain = np.zeros(count + 1)
+        values[order].cumsum(out=gain[1:])
         # What the tree has cost so far is spent: no node at all is judged by the plain pass alone.
-        best = int((gain - cost / self._token_s).argmax()) if self._token_s else count
-        if self._probing:
-            best = count
+        best = int((gain - self.costs.verify_up_to_s(num_reqs, count, mean_context) / self._token_s).argmax())
+        if best == count:
+            return real
         kept = np.zeros(values.shape, dtype=bool)
         kept[order[:best]] = True
         return kept.reshape(path.shape)
@@ -176,7 +195,7 @@ class SpeculationPolicy:
     def observe_trees(self, path: np.ndarray, kept: np.ndarray, depths: np.ndarray, real: np.ndarray) -> None:
         """Update the profile that the next decision rests on; arguments as in `choose_nodes`, rows with trees only."""
         num_trees, width = path.shape[0], self.max_depth + 1
-        if not num_trees:
+        if not num_trees or (self._exploring and self.stops_early):  # exploring is not what is usually done
             return
         levels = depths.ravel()
         mass = np.bincount(levels, np.where(kept, path, 0.0).ravel(), width) / num_trees
@@ -211,7 +230,7 @@ class SpeculationPolicy:
 
     def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Summed path probability at each depth from which on one more level is worth its time."""
-        if self._probing:
+        if self._exploring:
             return np.zeros(self.max_depth + 1, dtype=np.float32)
         verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
         level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)
