@@ -68,7 +68,7 @@ class Series:
         total = SpeculationMetrics()
         for trace in (trace for block in self.blocks for trace in block.traces):
             if trace.speculation is not None:
-                counts = {name: trace.speculation[name] for name in vars(total)}
+                counts = {name: trace.speculation[name] for name in vars(total) if name in trace.speculation}
                 total.add(SpeculationMetrics(**counts))
         return total
 

@@ -56,7 +56,7 @@ def unpack(packed: WireOutput) -> Delta:
         "",
         tuple(token_ids),
         None if finish is None else FinishReason(finish),
-        None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3])),
+        None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
     )
     return Delta(number, output, refusal)
@@ -84,4 +84,5 @@ def _pack_metrics(metrics: SpeculationMetrics) -> tuple:
         metrics.num_draft_tokens,
         metrics.num_accepted_tokens,
         tuple(metrics.num_accepted_tokens_per_pos),
+        metrics.forced_acceptance,
     )

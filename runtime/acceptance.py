@@ -1,13 +1,15 @@
 """How likely a drafted node is accepted: learned online from the drafter's own confidence, by depth and by request.
 
 A drafter's confidence is a poor probability: an EAGLE head trained on sampled text says 0.3 where a greedy target
-agrees nine times out of ten. So confidences are only ranked by it, and each rank's acceptance is counted. Host side,
-numpy: small tables, no device.
+agrees nine times out of ten. So confidences are only ranked by it, and each rank's acceptance is counted. Counting is
+the host's, in numpy; a device may look the tables up (`conditional_on_device`).
 """
 
 from bisect import bisect_left
 
 import numpy as np
+import torch
+from torch import Tensor
 
 NUM_BINS = 16
 _LOGIT_RANGE = 6.0
@@ -19,19 +21,32 @@ _REQUEST_FORGET = 0.95
 _FLOOR, _CEILING = 0.005, 0.995
 
 
-def _bin_edges() -> np.ndarray:
+def bin_edges() -> np.ndarray:
     """Log-probabilities between the bins: equal steps of log-odds, float64 [NUM_BINS - 1] ascending."""
     log_odds = np.arange(1, NUM_BINS) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
     return -np.log1p(np.exp(-log_odds))
 
 
-_EDGES = _bin_edges()
+_EDGES = bin_edges()
 _EDGE_LIST = _EDGES.tolist()
 
 
 def confidence_bins(log_probs: np.ndarray) -> np.ndarray:
     """Bin of each conditional log-probability, by its log-odds: int64, 0..NUM_BINS - 1."""
     return _EDGES.searchsorted(log_probs)
+
+
+def conditional_on_device(log_probs: Tensor, edges: Tensor, tables: Tensor, factors: Tensor) -> Tensor:
+    """`AcceptanceTracker.conditional` in float32 on a device: [num_reqs, num_nodes].
+
+    Args:
+        log_probs: float32 [num_reqs, num_nodes], as there.
+        edges: float32 [NUM_BINS - 1]: `bin_edges`.
+        tables: float32 [num_reqs, NUM_BINS]: each request's row of `AcceptanceTracker.table`.
+        factors: float32 [num_reqs, num_nodes]: of depth and request, multiplied.
+    """
+    bins = torch.bucketize(log_probs, edges)
+    return (tables.gather(1, bins) * factors).clamp(_FLOOR, _CEILING)
 
 
 def path_probabilities(conditional: np.ndarray, parents: np.ndarray, depth: int) -> np.ndarray:

@@ -40,7 +40,7 @@ class _Trees(NamedTuple):
     """Drafted nodes that count; roots excluded."""
 
 
-class _Launched(NamedTuple):
+class Launched(NamedTuple):
     """What is remembered of a round until its result is known."""
 
     trees: _Trees | None
@@ -60,11 +60,14 @@ class AdaptiveSpeculation:
     Every round is pruned when it is launched and learned from when its result is known, in the same order.
     """
 
+    num_nodes: int | None = None
+    """Nodes of each tree that the next round verifies, where the device chooses them."""
+
     def __init__(self, policy: SpeculationPolicy) -> None:
         self.policy = policy
         self._round = 0
-        self._launched: deque[_Launched] = deque()
-        self._latest: _Launched | None = None
+        self._launched: deque[Launched] = deque()
+        self._latest: Launched | None = None
 
     def admit(self, seq: Sequence) -> None:
         """A sequence got its slot."""
@@ -78,14 +81,14 @@ class AdaptiveSpeculation:
         """
         slots = np.array([seq.slot for seq in decodes], dtype=np.int64)
         sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
-        this = _Launched(None, False, sampled, slots, len(decodes), _mean_context(decodes))
+        this = Launched(None, False, sampled, slots, len(decodes), mean_context(decodes))
         if trees is not None:
             trees, this = self._choose(trees, this)
         self._latest = this
         self._launched.append(this)
         return trees
 
-    def _choose(self, trees: TokenTree, this: _Launched) -> tuple[TokenTree | None, _Launched]:
+    def _choose(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
         host = _on_host(trees)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
@@ -93,7 +96,7 @@ class AdaptiveSpeculation:
         with_tree = host.real.any(axis=1)
         kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
         self._round += 1
-        learns = self._round < _LEARN_ALWAYS or self._round % _LEARN_EVERY == 0
+        learns = learns_from(self._round)
         if learns:
             self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
         this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
@@ -137,7 +140,7 @@ class AdaptiveSpeculation:
             running: sequences that decode in the next round.
             proposals: those among them that may be drafted for.
         """
-        return self.policy.plan(max(len(running), len(proposals)), len(proposals), _mean_context(proposals or running))
+        return self.policy.plan(max(len(running), len(proposals)), len(proposals), mean_context(proposals or running))
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome) -> None:
         """Hand the drafter its growth rule."""
@@ -201,5 +204,11 @@ def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def _mean_context(seqs: list[Sequence]) -> float:
+def learns_from(number: int) -> bool:
+    """Whether the round of this number is learned from."""
+    return number < _LEARN_ALWAYS or number % _LEARN_EVERY == 0
+
+
+def mean_context(seqs: list[Sequence]) -> float:
+    """Tokens per sequence, as far as the host knows."""
     return sum(len(seq.token_ids) for seq in seqs) / len(seqs) if seqs else 0.0

@@ -46,6 +46,27 @@ class TokenTree(NamedTuple):
     """int64 [num_reqs]: nodes that count, root included; 1 is a bare root."""
 
 
+class AcceptedPaths(NamedTuple):
+    """What a round decided for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
+
+    slots: Tensor
+    """int64 [num_decodes]"""
+    positions: Tensor
+    """int64 [num_decodes]: position of each root."""
+    token_ids: Tensor
+    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
+    num_tokens: Tensor
+    """int64 [num_decodes]: tokens emitted, 1..max_path."""
+    num_valid: Tensor
+    """int64 [num_decodes]: nodes that were verified, root included."""
+    nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+    taps: Tensor | None
+    """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
+    evidence: Tensor | None = None
+    """int64 [num_decodes, num_nodes]: see `wingbeat.runtime.device_pruning`; None where trees were not pruned there."""
+
+
 class Outcome(NamedTuple):
     """Verifier -> drafter, once per round: what was decided, and the hidden states to draft from.
 

@@ -6,8 +6,7 @@ each, so the host knows every position without having seen a token.
 
 from torch import Tensor
 
-from wingbeat.runtime.batch import ChannelSpec
-from wingbeat.runtime.model_runner import AcceptedPaths
+from wingbeat.runtime.batch import AcceptedPaths, ChannelSpec
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import SlotState
 from wingbeat.runtime.transfer import copy_into, upload

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.batch import Outcome, TokenTree, TreeReply
+from wingbeat.runtime.batch import AcceptedPaths, Outcome, TokenTree, TreeReply
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.deferred_pairs import DeferredPairs
 from wingbeat.runtime.link import VerifierEnd
-from wingbeat.runtime.model_runner import AcceptedPaths, RoundInFlight
+from wingbeat.runtime.model_runner import RoundInFlight
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import DecodeRows, SlotState

@@ -5,15 +5,17 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-import torch
-
 from wingbeat.runtime.acceptance import AcceptanceTracker
 from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.calibration import cost_tables, drafter_times, verifier_times
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
+from wingbeat.runtime.cuda_graph import GraphStats
+from wingbeat.runtime.decode_graphs import node_buckets
+from wingbeat.runtime.device_adaptive import DeviceAdaptiveSpeculation
 from wingbeat.runtime.drafting import DrafterState, DraftSession
+from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
@@ -86,6 +88,10 @@ class EngineStats:
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     policy: PolicyStats | None = None
     """What was decided on speculation, and why; None where trees have a fixed shape."""
+    graphs: GraphStats | None = None
+    """Captured rounds and their replays; None where nothing is captured."""
+    forced_acceptance: ForcedAcceptance | None = None
+    """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
 
 
 class Engine:
@@ -95,9 +101,19 @@ class Engine:
         loaded: the verifier.
         config: limits; its max_model_len must not exceed the model's positions.
         tap_layers: layers whose input the drafter needs; empty for drafters that need tokens only.
+        graph_device: captures decode rounds in place of CUDA.
+
+    Raises:
+        ValueError: the configuration asks for what the model or its device does not have; names field and value.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, tap_layers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        tap_layers: tuple[int, ...] = (),
+        graph_device: GraphDevice | None = None,
+    ) -> None:
         if config.max_model_len > loaded.max_position_embeddings:
             raise ValueError(
                 f"max_model_len is {config.max_model_len}: {loaded.name} has {loaded.max_position_embeddings} positions"
@@ -109,12 +125,13 @@ class Engine:
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
-        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config)
+        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device)
         self.drafting = DraftSession(config, self.block_manager, self.slots)
+        self.drafting.on_host = self.runner.on_host
         self.adaptive: AdaptiveSpeculation | None = None
-        self.speculation = SpeculationMetrics()
+        self.speculation = SpeculationMetrics(forced_acceptance=config.forced_acceptance is not None)
         self.phases = PhaseTimes()
-        self.overlap = _overlaps(config, loaded.device)
+        self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self._in_flight: deque[RoundInFlight] = deque()
         self._settled_outputs: list[RequestOutput] = []
         self._num_attached = 0
@@ -161,6 +178,7 @@ class Engine:
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
         self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
+        self.runner.prepare_trees()
         if self.config.speculation.adaptive and self.adaptive is None:
             self.adaptive = self.drafting.adaptive = self._calibrate(end)
         self.drafting.attach(end, self.scheduler.running)
@@ -191,7 +209,8 @@ class Engine:
             waited_s = watch.lap("draft_wait_s")
             if self.adaptive is not None:
                 trees = self.adaptive.prune(trees, plan.decodes)
-            flight = self.runner.launch(plan, rows, trees)
+            num_nodes = None if self.adaptive is None else self.adaptive.num_nodes
+            flight = self.runner.launch(plan, rows, trees, num_nodes)
             self.scheduler.advance(plan, with_trees=trees is not None)
             self._in_flight.append(flight)
             watch.lap("accept_s", verify_s=flight.forward_s)
@@ -226,9 +245,11 @@ class Engine:
         costs = RoundCosts(cost_tables(verifier, drafter))
         max_depth = speculation.max_path - 1
         tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
-        stops_early = self.loaded.device.type == "cpu"
+        stops_early = self.runner.on_host
         policy = SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes, stops_early=stops_early)
-        return AdaptiveSpeculation(policy)
+        if self.runner.pruner is None:
+            return AdaptiveSpeculation(policy)
+        return DeviceAdaptiveSpeculation(policy, self.runner.pruner, node_buckets(self.config))
 
     def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
         """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
@@ -279,23 +300,10 @@ class Engine:
             speculation=self.speculation,
             phases=self.phases,
             policy=None if self.adaptive is None else self.adaptive.stats(),
+            graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
+            forced_acceptance=self.config.forced_acceptance,
         )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
         self.scheduler.check_integrity()
-
-
-def _overlaps(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the host runs one round behind.
-
-    Raises:
-        ValueError: it is asked to where adaptive speculation must see each round's trees and times first.
-    """
-    must_see = device.type != "cpu" and config.speculation.adaptive
-    if config.overlap and must_see:
-        raise ValueError(
-            f"overlap is True and speculation.adaptive is True: on {device} the host decides on each round's trees, so "
-            "it cannot run a round behind; set one of them to False"
-        )
-    return device.type != "cpu" and not must_see if config.overlap is None else config.overlap

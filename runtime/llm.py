@@ -13,6 +13,7 @@ from wingbeat.runtime.draft_worker import DraftWorker
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.drafters.registry import TargetDescription, load_drafter
 from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.link import DrafterEnd, VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel, load_model
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
@@ -36,13 +37,20 @@ class GenerationResult(NamedTuple):
     num_cached_tokens: int
 
 
-def build_engine(loaded: LoadedModel, config: EngineConfig, drafter: Drafter | None, channel_factory) -> Engine:
+def build_engine(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    drafter: Drafter | None,
+    channel_factory,
+    graph_device: GraphDevice | None = None,
+) -> Engine:
     """An engine whose drafter runs in the same thread, through the same channel contract as a remote one.
 
     Args:
         channel_factory: `ChannelSpec -> LocalChannel`; not called where there is no drafter.
+        graph_device: as for `Engine`.
     """
-    engine = Engine(loaded, config, drafter.tap_layers if drafter else ())
+    engine = Engine(loaded, config, drafter.tap_layers if drafter else (), graph_device)
     if drafter is not None:
         connect(engine, drafter, channel_factory)
     return engine

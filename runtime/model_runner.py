@@ -5,6 +5,8 @@ from the slot state, which the round before advances on the device, and the host
 """
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,13 +15,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wingbeat.kernels.kv_cache import move_kv
-from wingbeat.kernels.sampling import choose_tokens
-from wingbeat.kernels.tree import ancestor_mask, walk_tree
+from wingbeat.kernels.sampling import choose_tokens, sampling_workspace
+from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
 from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment
-from wingbeat.runtime.batch import TokenTree
+from wingbeat.runtime.batch import AcceptedPaths, TokenTree
 from wingbeat.runtime.compiled_decode import CompiledDecode
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.decode_graphs import MOST_ROWS, DecodeGraphs
+from wingbeat.runtime.device_pruning import DevicePruner
+from wingbeat.runtime.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.forced_acceptance import AcceptanceForcer
+from wingbeat.runtime.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
+from wingbeat.runtime.layer_compile import faster_layers, replay_ms
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
@@ -39,25 +47,8 @@ class RoundResult(NamedTuple):
     """By chunk: the token its last row yields, or nothing."""
     path_nodes: Tensor
     """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
-
-
-class AcceptedPaths(NamedTuple):
-    """What a round decided for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
-
-    slots: Tensor
-    """int64 [num_decodes]"""
-    positions: Tensor
-    """int64 [num_decodes]: position of each root."""
-    token_ids: Tensor
-    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
-    num_tokens: Tensor
-    """int64 [num_decodes]: tokens emitted, 1..max_path."""
-    num_valid: Tensor
-    """int64 [num_decodes]: nodes that were verified, root included."""
-    nodes: Tensor
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
-    taps: Tensor | None
-    """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
+    evidence: Tensor | None = None
+    """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
 
 
 @dataclass
@@ -89,13 +80,14 @@ class RoundInFlight:
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def _result(self) -> RoundResult:
-        num_tokens, num_valid, token_ids, nodes, sampled = self.download.wait()
+        num_tokens, num_valid, token_ids, nodes, sampled, *evidence = self.download.wait()
         left = iter(sampled.tolist())
         return RoundResult(
             token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
             num_valid=num_valid.tolist(),
             chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
             path_nodes=nodes,
+            evidence=evidence[0] if evidence else None,
         )
 
 
@@ -136,41 +128,122 @@ class ModelRunner:
     Args:
         model: the verifier with its taps.
         slots: per-sequence device state, shared with the draft session.
+        graph_device: captures decode rounds in place of CUDA.
+
+    Raises:
+        ValueError: `cuda_graphs` or `compile` is not to be had on this device.
     """
 
     def __init__(
-        self, loaded: LoadedModel, model: VerifierModel, cache: KVCache, slots: SlotState, config: EngineConfig
+        self,
+        loaded: LoadedModel,
+        model: VerifierModel,
+        cache: KVCache,
+        slots: SlotState,
+        config: EngineConfig,
+        graph_device: GraphDevice | None = None,
     ) -> None:
+        self.loaded = loaded
         self.model = model
         self.cache = cache
         self.slots = slots
         self.config = config
         self.device = slots.device
-        self.on_host = self.device.type == "cpu"
+        graph_device = _graph_device(config, self.device, graph_device)
+        self.on_host = self.device.type == "cpu" and graph_device is None
         """Whether the device is the host itself, so that looking at what it computed is no wait."""
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
+        self.forcer: AcceptanceForcer | None = None
+        if config.forced_acceptance is not None:
+            self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, self.device)
+        self.pruner: DevicePruner | None = None
+        if config.speculation.adaptive and not self.on_host:
+            self.pruner = DevicePruner(slots, self.max_depth)
         self.decode = model
-        if config.compile:
+        if config.compile and self.device.type == "cpu":
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
+        self.graphs: DecodeGraphs | None = None
+        if graph_device is not None:
+            self._workspace = sampling_workspace(MOST_ROWS, loaded.vocab_size, self.device)
+            self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
+            self._layers = self._faster_layers() if config.compile else None
+            self.graphs.capture_roots(self._layers)
+
+    def prepare_trees(self) -> None:
+        """Capture what trees need, once; no round may be in flight."""
+        if self.graphs is not None:
+            self.graphs.capture_trees(self._layers)
 
     @torch.inference_mode()
-    def launch(self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None) -> RoundInFlight:
+    def _faster_layers(self) -> AbstractContextManager:
+        def forward(num_nodes: int) -> Callable[[], object]:
+            width = self.config.max_blocks_per_seq
+            batch = dummy_decode_batch(self.cache, self.windows, 1, num_nodes, width)
+            return lambda: self.model(batch)
+
+        steps = [forward(num_nodes) for num_nodes in (1, self.config.speculation.num_nodes)]
+        return faster_layers(self.loaded, steps, lambda step: replay_ms(step, self.device))
+
+    @torch.inference_mode()
+    def launch(
+        self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None, num_nodes: int | None = None
+    ) -> RoundInFlight:
         """Enqueue one round.
 
         Args:
             rows: what `SlotState.load` made of the plan.
             trees: one per decoding sequence, or None where all are bare roots; its roots are filled in here.
+            num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
+        num_nodes = num_nodes or self.config.speculation.num_nodes
+        if self.graphs is not None and not plan.chunks:
+            return self._replay(plan, rows.slots, trees, num_nodes)
+        evidence = None
+        if trees is not None and self.pruner is not None:
+            trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
         decodes = self._prepare_decodes(rows.slots, trees) if plan.decodes else None
         batch = self._flatten(plan, decodes)
         started = time.perf_counter()
         output = self.model(batch) if plan.chunks else self.decode(batch)
         forward_s = time.perf_counter() - started
         chosen = self._choose(plan, decodes, output.logits)
-        return self._commit(plan, decodes, chosen, output.taps, forward_s)
+        return self._commit(plan, decodes, chosen, output.taps, forward_s, evidence)
+
+    def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
+        """`launch` of a round without prompt chunks, as one graph."""
+        sampled = any(seq.request.params.temperature > 0 for seq in plan.decodes)
+        started = time.perf_counter()
+        accepted = self.graphs.run(slots, trees, 1 if trees is None else num_nodes, sampled)
+        return _in_flight(plan, accepted, slots[:0], None, time.perf_counter() - started)
+
+    def _decode_round(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, sampled: bool) -> AcceptedPaths:
+        """A whole round at shapes that its arguments' shapes decide: what is captured.
+
+        Args:
+            slots: int64 [num_reqs]; rows of the spare slot compute in block 0.
+            num_nodes: of each tree, those to verify.
+            sampled: False promises that every temperature is 0.
+        """
+        evidence = None
+        if trees is not None and self.pruner is not None:
+            trees, evidence = self.pruner.prune(trees, slots, num_nodes)
+        elif trees is not None:
+            # The roots are written in place, and what is returned must not be the caller's.
+            trees = trees._replace(token_ids=trees.token_ids.clone(), num_valid=trees.num_valid.clone())
+        decodes = self._prepare_decodes(slots, trees)
+        segment = self._masked_segment(decodes, self.slots.block_tables[slots])
+        metadata = AttentionMetadata(self.cache.layers, decodes.kv_slots.flatten(), [segment])
+        token_ids, positions = decodes.token_ids.flatten(), decodes.positions.flatten()
+        output = self.model(ForwardBatch(token_ids[None], positions[None], None, metadata))
+        if sampled:
+            rows = slots[:, None].expand_as(decodes.positions).flatten()
+            chosen = self._sample(output.logits, rows, positions + 1, any_filtered=True)
+        else:
+            chosen = output.logits.argmax(dim=-1)
+        return self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
 
     def _prepare_decodes(self, slots: Tensor, tree: TokenTree | None) -> _Decodes:
         roots = self.slots.committed_lens[slots] - 1
@@ -232,33 +305,37 @@ class ModelRunner:
         if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
             # A bare root sees all there is, which ends with itself.
             return AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))
-        segment = build_segment(
+        return self._masked_segment(decodes, tables)._replace(run=run, packing=decodes.packing)
+
+    def _masked_segment(self, decodes: _Decodes, tables: Tensor) -> AttentionSegment:
+        """Each node sees its ancestors: as words on CUDA, where chains need none, and as masks elsewhere."""
+        num_nodes = decodes.token_ids.shape[1]
+        chains = decodes.tree is None or self.config.speculation.draft_top_k == 1
+        visible = words = None
+        if not chains:
+            depth = min(self.max_depth, num_nodes - 1)
+            if self.device.type == "cuda":
+                words = ancestor_words(decodes.tree.parents, depth)
+            else:
+                visible = ancestor_mask(decodes.tree.parents, depth)
+        return build_segment(
             0,
             decodes.positions,
             decodes.roots,
-            self._visible(decodes),
+            visible,
             tables,
             self.config.block_size,
             self.windows,
             self.dtype,
+            words,
         )
-        return segment._replace(run=run, packing=decodes.packing)
-
-    def _visible(self, decodes: _Decodes) -> Tensor:
-        """Which nodes each node of a round's trees sees: bool [num_reqs, num_nodes, num_nodes]."""
-        num_reqs, num_nodes = decodes.token_ids.shape
-        if decodes.tree is None or self.config.speculation.draft_top_k == 1:
-            chain = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=self.device).tril()
-            return chain.expand(num_reqs, -1, -1)
-        return ancestor_mask(decodes.tree.parents, min(self.max_depth, num_nodes - 1))
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
         end = chunk.start + chunk.length
         tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
-        visible = torch.ones(1, chunk.length, chunk.length, dtype=torch.bool, device=self.device).tril()
         context = torch.full((1,), chunk.start, device=self.device)
         return build_segment(
-            start, positions[None], context, visible, tables, self.config.block_size, self.windows, self.dtype
+            start, positions[None], context, None, tables, self.config.block_size, self.windows, self.dtype
         )
 
     def _choose(self, plan: SchedulerOutput, decodes: _Decodes | None, logits: Tensor) -> Tensor:
@@ -277,18 +354,24 @@ class ModelRunner:
             columns = upload([[seq.slot for seq in sampled], [len(seq.token_ids) for seq in sampled]], self.device)
             slots.append(columns[0])
             positions.append(columns[1])
-        row = torch.cat(slots)
+        any_filtered = any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params)
+        return self._sample(logits, torch.cat(slots), torch.cat(positions), any_filtered)
+
+    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor, any_filtered: bool) -> Tensor:
+        """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
         state = self.slots
+        fits = self.graphs is not None and len(rows) <= MOST_ROWS
         return choose_tokens(
             logits,
-            state.temperatures[row],
-            state.top_ks[row],
-            state.top_ps[row],
-            state.min_ps[row],
-            state.seeds[row],
-            torch.cat(positions),
+            state.temperatures[rows],
+            state.top_ks[rows],
+            state.top_ps[rows],
+            state.min_ps[rows],
+            state.seeds[rows],
+            positions,
             any_sampled=True,
-            any_filtered=any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params),
+            any_filtered=any_filtered,
+            workspace=self._workspace if fits else None,
         )
 
     def _commit(
@@ -298,6 +381,7 @@ class ModelRunner:
         chosen: Tensor,
         taps: Tensor | None,
         forward_s: float,
+        evidence: Tensor | None,
     ) -> RoundInFlight:
         num_decode_rows = 0 if decodes is None else decodes.num_rows
         accepted = self._accept(decodes, chosen[:num_decode_rows], taps)
@@ -307,16 +391,9 @@ class ModelRunner:
             slots = upload(sampling, self.device)
             self.slots.committed_lens[slots] += 1
             self.slots.last_token_ids[slots] = sampled
-        download = Download([accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled])
-        return RoundInFlight(
-            plan=plan,
-            epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
-            decodes=accepted,
-            sampled=sampled,
-            chunk_taps=None if taps is None else taps[num_decode_rows:],
-            forward_s=forward_s,
-            download=download,
-        )
+        if evidence is not None:
+            accepted = accepted._replace(evidence=evidence)
+        return _in_flight(plan, accepted, sampled, None if taps is None else taps[num_decode_rows:], forward_s)
 
     def _accept(self, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
@@ -331,7 +408,10 @@ class ModelRunner:
         num_reqs, num_nodes = tree.token_ids.shape
         targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
         longest = min(max_path, num_nodes)
-        walk = walk_tree(tree.token_ids, tree.parents, tree.num_valid, targets.view(num_reqs, num_nodes), longest)
+        walked, targets = tree.token_ids, targets.view(num_reqs, num_nodes)
+        if self.forcer is not None:
+            walked, targets = self.forcer.apply(tree, targets, self.slots.epochs[decodes.slots], decodes.roots)
+        walk = walk_tree(walked, tree.parents, tree.num_valid, targets, longest)
         # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
         token_ids = pad(walk.token_ids, (0, max_path - longest))
         self._compact(decodes, walk.nodes, walk.num_tokens)
@@ -370,7 +450,41 @@ class ModelRunner:
         start = decodes.roots[:, None]
         source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self._kv_slots(decodes.slots, start + steps), 0)
-        move_kv(self.cache.layers, source.flatten(), target.flatten())
+        move_kv(self.cache.layers, source, target)
+
+
+def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:
+    """What captures decode rounds; None where they run eagerly.
+
+    Raises:
+        ValueError: the configuration asks for what there is not.
+    """
+    on_cuda = device.type == "cuda"
+    if config.cuda_graphs and given is None and not on_cuda:
+        raise ValueError(f"cuda_graphs is True: the verifier is on {device}, where nothing is captured")
+    wanted = config.cuda_graphs if config.cuda_graphs is not None else on_cuda or given is not None
+    if not wanted and config.compile and on_cuda:
+        raise ValueError("compile is True and cuda_graphs is False: on CUDA compiled layers live in captured graphs")
+    if not wanted:
+        return None
+    return CudaGraphDevice(device) if given is None else given
+
+
+def _in_flight(
+    plan: SchedulerOutput, accepted: AcceptedPaths, sampled: Tensor, chunk_taps: Tensor | None, forward_s: float
+) -> RoundInFlight:
+    parts = [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled]
+    if accepted.evidence is not None:
+        parts.append(accepted.evidence)
+    return RoundInFlight(
+        plan=plan,
+        epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
+        decodes=accepted,
+        sampled=sampled,
+        chunk_taps=chunk_taps,
+        forward_s=forward_s,
+        download=Download(parts),
+    )
 
 
 def _pack(real: Tensor) -> Packing | None:

@@ -95,6 +95,9 @@ class SpeculationPolicy:
         self._grown = np.where(depths > 0, 1.0, 0.0)
         self._next_acceptance = np.full(max_depth + 1, _PRIOR_ACCEPTANCE)
         """[d]: probability mass at depth d + 1 over that at depth d, where level d + 1 was grown."""
+        expected = np.cumsum(self._nodes), np.cumsum(self._mass)
+        self._gain = np.interp(np.arange(num_nodes), *expected)
+        """[n]: expected accepted nodes of a drafting sequence of which the best n drafted nodes are verified."""
         self._limit = max_depth
         self._plain_rounds = 0
         self._trial_after = _FIRST_TRIAL
@@ -185,6 +188,27 @@ class SpeculationPolicy:
         kept = np.zeros(values.shape, dtype=bool)
         kept[order[:best]] = True
         return kept.reshape(path.shape)
+
+    def choose_width(self, num_reqs: int, num_drafting: int, mean_context: float, widths: tuple[int, ...]) -> int:
+        """How many nodes of each tree to verify, where all trees of a round are as wide and padding costs its share.
+
+        Args:
+            num_reqs, num_drafting, mean_context: as for `plan`, whose latest decision counts.
+            widths: to choose from, the root included; ascending.
+        """
+        if self._exploring:
+            return widths[-1]
+        extra = np.array(widths) - 1
+        tokens = num_reqs + num_drafting * self._gain[extra]
+        seconds = self.costs.verify_s(num_reqs, num_reqs * extra, mean_context)
+        seconds += self.costs.draft_s(num_drafting, np.array(self._plan.levels)) + self.costs.tree_host_s
+        return widths[int((tokens / seconds).argmax())]
+
+    def observe_ranks(self, path: np.ndarray, real: np.ndarray) -> None:
+        """Update the profile that `choose_width` rests on; arguments as in `choose_nodes`, rows with trees only."""
+        best_first = -np.sort(-np.where(real, path, 0.0), axis=1)[:, : len(self._gain) - 1]
+        now = np.concatenate([[0.0], np.cumsum(best_first.mean(axis=0))])
+        self._gain += _SMOOTHING * (np.pad(now, (0, len(self._gain) - len(now)), mode="edge") - self._gain)
 
     def conditional(
         self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray

@@ -22,7 +22,6 @@ from watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.engine import _overlaps
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.model_runner import RoundInFlight
@@ -391,22 +390,6 @@ def test_adaptive_trees_are_learned_from_one_round_late(ref, engine_of):
     assert sum(engine.stats().policy.decisions.values()) > 0
 
 
-@pytest.mark.parametrize(
-    ("device", "adaptive", "overlap", "expected"),
-    [
-        ("cpu", False, None, False),
-        ("cpu", False, True, True),
-        ("cpu", True, True, True),
-        ("cuda", False, None, True),
-        ("cuda", False, False, False),
-        ("cuda", True, None, False),
-    ],
-)
-def test_who_runs_one_round_behind(device, adaptive, overlap, expected):
-    config = engine_config(replace(TREE, adaptive=adaptive), overlap=overlap)
-    assert _overlaps(config, torch.device(device)) is expected
-
-
-def test_adaptive_trees_and_a_host_behind_an_accelerator_exclude_each_other():
-    with pytest.raises(ValueError, match=r"overlap is True and speculation\.adaptive is True: on cuda"):
-        _overlaps(engine_config(replace(TREE, adaptive=True), overlap=True), torch.device("cuda"))
+def test_a_host_that_is_the_device_waits_unless_told_otherwise(ref, engine_of):
+    for overlap in (None, False, True):
+        assert engine_of(ref.loaded, None, overlap=overlap).overlap is bool(overlap)

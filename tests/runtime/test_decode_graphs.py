@@ -1,0 +1,163 @@
+"""Rounds replayed as graphs write what eager rounds write, whatever the batch, the trees and the load."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from models import (
+    CHAIN,
+    NUM_TOKENS,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    random_model,
+    random_prompts,
+    reference,
+)
+from recorded_graphs import RecordingDevice, RepeatingDevice
+from scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree
+
+from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.runtime import decode_graphs
+from wingbeat.runtime.cuda_graph import Bucket, Stage
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.model_loader import prepare_model
+from wingbeat.runtime.request import SamplingParams
+
+SHAPES = {"chain": CHAIN, "tree": TREE}
+
+
+@pytest.fixture
+def captured():
+    """Builds engines whose rounds are captured; their hooks are removed afterwards."""
+    made = []
+
+    def make(ref, config, drafter, device=None):
+        made.append(build_engine(ref.loaded, config, drafter, InProcessChannel, device or RecordingDevice()))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.model.remove_taps()
+
+
+def drafter_of(kind, ref, shape):
+    plans = {"right": right_chain if shape == "chain" else right_tree, "random": random_tree, "malformed": random_tree}
+    if kind in plans:
+        corrupt = malform if kind == "malformed" else None
+        return ScriptedDrafter(ref.sequences, plans[kind], ref.loaded.vocab_size, corrupt)
+    return {"ngram": NgramDrafter, "eagle": lambda s: eagle_drafter(ref.loaded, s)}[kind](SHAPES[shape])
+
+
+def replays(engine):
+    stats = engine.stats().graphs
+    return stats.replays[Stage.BASE_DECODING], stats.replays[Stage.BASE_VERIFICATION]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_plain_rounds(captured, batch):
+    ref = reference("llama")
+    engine = captured(ref, engine_config(max_num_seqs=batch), None)
+    assert Run(engine, ref.prompts[:2], greedy_params()).finish() == ref.continuations[:2]
+    assert replays(engine)[0] > NUM_TOKENS - 4
+    assert replays(engine)[1] == 0
+    assert (Stage.BASE_DECODING, Bucket(batch, 1)) in engine.stats().graphs.captured
+
+
+@pytest.mark.parametrize("kind", ["right", "eagle", "ngram", "random", "malformed"])
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_trees(captured, model, kind):
+    ref = reference(model)
+    engine = captured(ref, engine_config(), drafter_of(kind, ref, "tree"))
+    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
+    stats = engine.stats()
+    assert replays(engine)[1] > 10
+    assert stats.graphs.eager_runs.total() == 0
+    assert stats.speculation.num_accepted_tokens > 0 or kind == "malformed"
+    # Only sampling looks at values on the CPU.
+    assert len(stats.graphs.failed) == len(stats.graphs.captured) > 0
+
+
+@pytest.mark.parametrize("kind", ["right", "eagle"])
+def test_chains(captured, kind):
+    ref = reference("llama")
+    engine = captured(ref, engine_config(CHAIN), drafter_of(kind, ref, "chain"))
+    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
+    assert replays(engine)[1] > 10
+
+
+def test_batches_that_shrink_run_in_smaller_buckets(captured):
+    ref = reference("llama")
+    engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"), RepeatingDevice())
+    lengths = [10, 20, 40, 60, 80, 90, 100, 128]
+    run = Run(engine, ref.prompts, [greedy_params(length) for length in lengths])
+    assert run.finish() == [tokens[:length] for tokens, length in zip(ref.continuations, lengths, strict=True)]
+    sizes = {bucket.num_reqs for stage, bucket in engine.stats().graphs.captured}
+    assert sizes == {1, 2, 4, 8}
+
+
+def test_sampled_requests_write_what_they_write_alone(captured):
+    ref = reference("llama")
+    params = [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.9, seed=n, ignore_eos=True) for n in range(4)]
+    alone = captured(ref, engine_config(overlap=False), None, RepeatingDevice())
+    expected = Run(alone, ref.prompts[:4], params).finish()
+    alone.model.remove_taps()
+    engine = captured(ref, engine_config(), drafter_of("eagle", ref, "tree"), RepeatingDevice())
+    mixed = Run(engine, ref.prompts[:5], [*params, greedy_params(40)]).finish()
+    assert mixed == [*expected, ref.continuations[4][:40]]
+    assert engine.stats().graphs.failed == []
+
+
+def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
+    monkeypatch.setattr(decode_graphs, "MOST_ROWS", 40)
+    ref = reference("llama")
+    engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"))
+    assert Run(engine, ref.prompts, greedy_params(40)).finish() == [tokens[:40] for tokens in ref.continuations]
+    stats = engine.stats().graphs
+    assert stats.eager_runs[Stage.BASE_VERIFICATION] > 0
+    assert max(bucket.num_reqs * bucket.size for _, bucket in stats.captured) <= 40
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_slots_change_hands(captured, overlap):
+    """Preemption, waiting requests and slots that get another sequence leave nothing behind in a graph."""
+    ref = reference("llama")
+    config = engine_config(max_num_seqs=3, max_model_len=128, num_kv_blocks=12, overlap=overlap)
+    engine = captured(ref, config, drafter_of("eagle", ref, "tree"))
+    assert Run(engine, ref.prompts, greedy_params(48)).finish() == [tokens[:48] for tokens in ref.continuations]
+    assert engine.stats().num_preemptions > 0
+
+
+def test_graphs_where_nothing_can_be_captured_are_refused():
+    ref = reference("llama")
+    with pytest.raises(ValueError, match="cuda_graphs is True: the verifier is on cpu"):
+        Engine(ref.loaded, engine_config(cuda_graphs=True))
+    engine = Engine(ref.loaded, engine_config(cuda_graphs=False), graph_device=RecordingDevice())
+    assert engine.stats().graphs is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("speculation", [CHAIN, TREE, replace(TREE, adaptive=True)], ids=["chain", "tree", "adaptive"])
+def test_on_a_gpu_graphs_write_what_eager_rounds_write(speculation):
+    ref = reference("llama")
+    loaded = prepare_model(random_model("llama").to("cuda"), "llama")
+    prompts = random_prompts((5, 40, 17))
+    params = [greedy_params(48), greedy_params(48), SamplingParams(max_tokens=48, seed=3, ignore_eos=True)]
+    tokens = []
+    for graphs in (False, True):
+        drafter = ScriptedDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+        if speculation.draft_top_k == 1:
+            drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+        config = engine_config(speculation, cuda_graphs=graphs)
+        engine = build_engine(loaded, config, drafter, InProcessChannel)
+        tokens.append(Run(engine, ref.prompts[:2] + prompts[2:], params).finish())
+        engine.model.remove_taps()
+    assert tokens[0] == tokens[1]
+    stats = engine.stats().graphs
+    assert stats.failed == []
+    assert stats.replays[Stage.BASE_VERIFICATION] > 0
+    torch.cuda.synchronize()
