@@ -82,14 +82,17 @@ class AcceptanceTracker:
 
     def __init__(self, num_slots: int, max_depth: int) -> None:
         centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
-        # Before any evidence: confidences pulled towards acceptance, as trained heads turn out to be.
-        prior = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
+        # Before any evidence: what a greedy target agrees with far more often than heads believe, as EAGLE heads go.
+        greedy = 1.0 / (1.0 + np.exp(-(1.2 * centres + 2.4)))
+        sampled = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
         self._trials = np.full((2, NUM_BINS), _PRIOR_TRIALS)
-        self._successes = _PRIOR_TRIALS * np.stack([prior, prior])
+        self._successes = _PRIOR_TRIALS * np.stack([greedy, sampled])
         self._depth_expected = np.full(max_depth + 1, _PRIOR_TRIALS)
         self._depth_accepted = self._depth_expected.copy()
         self._request_expected = np.full(num_slots, _REQUEST_PRIOR)
         self._request_accepted = self._request_expected.copy()
+        self.version = 0
+        """Grows with every change of what follows."""
         self.table = self.depth_factors = self.request_factors = np.zeros(0)
         self._refresh()
         self.expected_accepted = 0.0
@@ -98,17 +101,21 @@ class AcceptanceTracker:
 
     def _refresh(self) -> None:
         """What is read many times for each time it changes."""
+        self.version += 1
         self.table = self._successes / self._trials
         """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
         self.depth_factors = self._depth_accepted / self._depth_expected
         """float64 [max_depth + 1]"""
         self.request_factors = self._request_accepted / self._request_expected
         """float64 [num_slots]"""
+        self._table_lists: list[list[float]] = self.table.tolist()
+        self._depth_list: list[float] = self.depth_factors.tolist()
 
     def admit(self, slot: int) -> None:
         """A slot got another request: back to the prior."""
         self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
         self.request_factors[slot] = 1.0
+        self.version += 1
 
     def conditional(
         self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray
@@ -124,6 +131,22 @@ class AcceptanceTracker:
         by_confidence = self.table[sampled.astype(np.int64)[:, None], confidence_bins(log_probs)]
         factors = self.depth_factors[depths] * self.request_factors[slots][:, None]
         return np.minimum(np.maximum(by_confidence * factors, _FLOOR), _CEILING)
+
+    def chain_path(self, scores: list[float], sampled: bool, slot: int) -> list[float]:
+        """Path probabilities of one chain, the root's 1 first: `conditional` and `path_probabilities` in plain numbers.
+
+        Arrays of a handful would cost several times what they compute.
+
+        Args:
+            scores: cumulative log-probabilities, the root's first.
+        """
+        table, factor = self._table_lists[sampled], float(self.request_factors[slot])
+        path, before = [1.0], scores[0]
+        for depth, score in enumerate(scores[1:], start=1):
+            given = table[bisect_left(_EDGE_LIST, score - before)] * factor * self._depth_list[depth]
+            path.append(path[-1] * min(max(given, _FLOOR), _CEILING))
+            before = score
+        return path
 
     def record(
         self,
@@ -197,11 +220,22 @@ class GrowthRule:
         request_factors: np.ndarray,
         sampled: np.ndarray,
     ) -> None:
+        self._path = np.ones((len(sampled), 1))
         self._min_reach = min_reach
         self._table = table[sampled.astype(np.int64)]
         self._depth_factors = depth_factors
         self._factors = request_factors
-        self._path = np.ones((len(sampled), 1))
+        if len(sampled) == 1:
+            self._lone_path = 1.0
+            self._lone_table: list[float] = self._table[0].tolist()
+            self._lone_factors: list[float] = (depth_factors * request_factors[0]).tolist()
+            self._lone_reach: list[float] = min_reach.tolist()
+
+    def pays_alone(self, log_prob: float, depth: int) -> bool:
+        """`pays` of a single chain, in plain numbers."""
+        given = self._lone_table[bisect_left(_EDGE_LIST, log_prob)] * self._lone_factors[depth]
+        self._lone_path *= min(max(given, _FLOOR), _CEILING)
+        return self._lone_path > self._lone_reach[depth]
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray, depth: int) -> bool:
         """Whether level `depth` + 1 is worth its time.
@@ -211,18 +245,9 @@ class GrowthRule:
             chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
         """
         num_reqs = len(log_probs)
-        if log_probs.size == 1:
-            return self._single_pays(float(log_probs[0, 0, 0]), depth)
         bins = confidence_bins(log_probs).reshape(num_reqs, -1)
         factors = self._factors * self._depth_factors[depth]
         conditional = np.clip(np.take_along_axis(self._table, bins, 1) * factors[:, None], _FLOOR, _CEILING)
         path = (self._path[:, :, None] * conditional.reshape(log_probs.shape)).reshape(num_reqs, -1)
         self._path = np.take_along_axis(path, chosen, 1)
         return float(self._path.sum()) > self._min_reach[depth]
-
-    def _single_pays(self, log_prob: float, depth: int) -> bool:
-        """`pays` of one request's chain, where an array of one would cost ten times as much."""
-        factor = self._factors[0] * self._depth_factors[depth]
-        conditional = self._table[0, bisect_left(_EDGE_LIST, log_prob)] * factor
-        self._path *= min(max(float(conditional), _FLOOR), _CEILING)
-        return bool(self._path[0, 0] > self._min_reach[depth])

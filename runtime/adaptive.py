@@ -52,6 +52,8 @@ class Launched(NamedTuple):
     context: float
     num_drafting: int = 0
     levels_grown: int = 0
+    num_extra: int = 0
+    """Drafted nodes that were verified."""
 
 
 class AdaptiveSpeculation:
@@ -65,6 +67,10 @@ class AdaptiveSpeculation:
 
     def __init__(self, policy: SpeculationPolicy) -> None:
         self.policy = policy
+        self._chains = policy.num_nodes == policy.max_depth + 1
+        self._written: dict[int, tuple[int, int]] = {}
+        self._plan: DraftPlan | None = None
+        self._plan_number = 0
         self._round = 0
         self._launched: deque[Launched] = deque()
         self._latest: Launched | None = None
@@ -89,21 +95,36 @@ class AdaptiveSpeculation:
         return trees
 
     def _choose(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
+        self._round += 1
+        learns = learns_from(self._round)
+        if self._chains and this.num_decodes == 1 and not learns and not self.policy.exploring:
+            return self._cut_chain(trees, this)
         host = _on_host(trees)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
         path = path_probabilities(conditional, host.parents, levels_grown)
         with_tree = host.real.any(axis=1)
         kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
-        self._round += 1
-        learns = learns_from(self._round)
         if learns:
             self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
         this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
         if not kept.any():
             return None, this
         pruned, verified = _keep(trees, host, kept)
-        return pruned, this._replace(trees=verified)
+        return pruned, this._replace(trees=verified, num_extra=int(verified.real.sum()))
+
+    def _cut_chain(self, tree: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
+        """`_choose` for a lone sequence's chain in a round that nothing is learned from."""
+        num_valid = int(tree.num_valid)
+        scores = tree.scores[0].tolist()[:num_valid]
+        count = self.policy.cut_chain(scores, bool(this.sampled[0]), int(this.slots[0]))
+        this = this._replace(num_drafting=1, levels_grown=num_valid - 1, num_extra=count)
+        if not count:
+            return None, this
+        if count < num_valid - 1:
+            kept = slice(count + 1)
+            tree = TokenTree(*(field[:, kept] for field in tree[:-1]), tree.num_valid.clamp_max(count + 1))
+        return tree, this
 
     def learn(self, result: RoundResult, live: list[bool]) -> None:
         """Take in what the oldest round not learned from accepted.
@@ -129,8 +150,7 @@ class AdaptiveSpeculation:
         costs = self.policy.costs
         if this.num_drafting:
             costs.observe_draft(times.draft_wait_s, this.num_drafting, this.levels_grown)
-        num_extra = 0 if this.trees is None else int(this.trees.real.sum())
-        costs.observe_verify(times.forward_s, this.num_decodes, num_extra, this.context)
+        costs.observe_verify(times.forward_s, this.num_decodes, this.num_extra, this.context)
         costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(this.num_drafting))
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
@@ -144,7 +164,14 @@ class AdaptiveSpeculation:
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome) -> None:
         """Hand the drafter its growth rule."""
-        tracker = self.policy.tracker
+        tracker, buffer = self.policy.tracker, outcome.min_reach.data_ptr()
+        # Rounds alternate between two buffers: each is written when it is behind, not every time.
+        if plan is not self._plan:
+            self._plan, self._plan_number = plan, self._plan_number + 1
+        state = (self._plan_number, tracker.version)
+        if self._written.get(buffer) == state:
+            return
+        self._written[buffer] = state
         outcome.min_reach.numpy()[:] = plan.min_reach
         outcome.acceptance_table.numpy()[:] = tracker.table
         outcome.depth_factors.numpy()[:] = tracker.depth_factors

@@ -23,7 +23,7 @@ _EXPLORE_EVERY = 6
 ever show that they do."""
 _PAYS = "pays"
 _PRIOR_ACCEPTANCE = 0.65
-_REPLAN = 4
+_REPLAN = 8
 """Rounds a plan to draft holds while the batch stays the same: what it rests on changes slowly."""
 
 
@@ -86,7 +86,7 @@ class SpeculationPolicy:
     ) -> None:
         self.costs = costs
         self.tracker = tracker
-        self.max_depth = max_depth
+        self.max_depth, self.num_nodes = max_depth, num_nodes
         self.stops_early = stops_early
         depths = np.arange(max_depth + 1)
         # By depth, per drafting sequence: expected accepted nodes, verified nodes, and how often the level was grown.
@@ -107,6 +107,8 @@ class SpeculationPolicy:
         self._token_s = 0.0
         """What a token is worth: seconds per token of the best choice."""
         self._speedup = 1.0
+        self._chain_costs = [0.0] * (max_depth + 1)
+        """Of verifying 0, 1, .. nodes of a lone sequence, in tokens."""
         self._plan = DraftPlan(0, np.zeros(max_depth + 1, dtype=np.float32), "no plan yet")
         self._asked, self._age = (0, 0), 0
 
@@ -148,6 +150,8 @@ class SpeculationPolicy:
         self._limit = levels
         self._token_s = float(1.0 / rates[best])
         self._speedup = float(rates[best] / rates[0])
+        if num_reqs == 1:
+            self._chain_costs = (self.costs.verify_up_to_s(1, self.max_depth, mean_context) / self._token_s).tolist()
         self._count(reason)
         self._plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context), reason)
         return self._plan
@@ -209,6 +213,24 @@ class SpeculationPolicy:
         best_first = -np.sort(-np.where(real, path, 0.0), axis=1)[:, : len(self._gain) - 1]
         now = np.concatenate([[0.0], np.cumsum(best_first.mean(axis=0))])
         self._gain += _SMOOTHING * (np.pad(now, (0, len(self._gain) - len(now)), mode="edge") - self._gain)
+
+    def cut_chain(self, scores: list[float], sampled: bool, slot: int) -> int:
+        """`choose_nodes` for a lone sequence's chain: how many drafted nodes to verify.
+
+        Args:
+            scores: cumulative log-probabilities, the root's first.
+        """
+        best, gain, most = 0, 0.0, -self._chain_costs[0]
+        for count, probability in enumerate(self.tracker.chain_path(scores, sampled, slot)[1:], start=1):
+            gain += probability
+            if gain - self._chain_costs[count] > most:
+                best, most = count, gain - self._chain_costs[count]
+        return best
+
+    @property
+    def exploring(self) -> bool:
+        """Whether the latest plan is to be carried out whole, whatever seems to pay."""
+        return self._exploring
 
     def conditional(
         self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray

@@ -113,20 +113,33 @@ def test_growth_of_a_tree_follows_the_chosen_nodes():
     assert not rule.pays(np.array([[[good, bad], [good, bad]]]), np.array([[2, 3]]), 2)
 
 
-def test_single_and_batched_rules_agree():
+def test_the_rule_of_a_lone_chain_is_the_rule():
     chance = np.random.default_rng(5)
     table = chance.random((2, NUM_BINS)).astype(np.float32)
     depth_factors = chance.uniform(0.5, 1.2, MAX_DEPTH + 1).astype(np.float32)
-    for _ in range(20):
-        reach = chance.uniform(0, 0.5, MAX_DEPTH + 1).astype(np.float32)
-        factor, sampled = chance.uniform(0.5, 1.2, 1).astype(np.float32), chance.random(1) < 0.5
-        one = GrowthRule(reach, table, depth_factors, factor, sampled)
-        # The second request never contributes: its factor is 0 and the floor is far below every reach.
-        two = GrowthRule(reach + 0.006, table, depth_factors, np.append(factor, 0), np.append(sampled, False))
+    answers = set()
+    for _ in range(40):
+        reach = chance.uniform(0, 0.4, MAX_DEPTH + 1).astype(np.float32)
+        rest = (table, depth_factors, chance.uniform(0.5, 1.2, 1).astype(np.float32), chance.random(1) < 0.5)
+        alone, general = GrowthRule(reach, *rest), GrowthRule(reach, *rest)
         for depth in range(1, MAX_DEPTH):
-            log_probs = np.log(chance.random((1, 1, 1)))
-            both = np.concatenate([log_probs, log_probs])
-            lone = one.pays(log_probs, np.zeros((1, 1), np.int64), depth)
-            paired = two.pays(both, np.zeros((2, 1), np.int64), depth)
-            assert lone or not paired
-            assert abs(float(one._path[0, 0]) - float(two._path[0, 0])) < 1e-6
+            log_prob = float(np.log(chance.random()))
+            answer = general.pays(np.full((1, 1, 1), log_prob), np.zeros((1, 1), np.int64), depth)
+            assert alone.pays_alone(log_prob, depth) == answer
+            answers.add(answer)
+    assert answers == {True, False}
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_lone_chains_path_is_the_path(sampled):
+    tracker, chance = AcceptanceTracker(3, MAX_DEPTH), np.random.default_rng(6)
+    kind, slots = np.array([sampled] * 3), np.arange(3)
+    for _ in range(30):
+        log_probs, depths, tried, accepted = chain_round(chance, 3, 0.7, np.log(chance.random((3, MAX_DEPTH + 1))))
+        tracker.record(log_probs, depths, kind, slots, tried, accepted)
+    log_probs = np.log(chance.random((1, MAX_DEPTH + 1)))
+    log_probs[0, 0] = 0.0
+    parents = np.arange(MAX_DEPTH + 1)[None] - 1
+    conditional = tracker.conditional(log_probs, parents + 1, kind[:1], slots[1:2])
+    expected = path_probabilities(conditional, parents, MAX_DEPTH)
+    assert tracker.chain_path(log_probs[0].cumsum().tolist(), sampled, 1) == pytest.approx(expected[0])

@@ -24,6 +24,8 @@ SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive
 class FixedChoice:
     """A policy that keeps the nodes it is told to."""
 
+    num_nodes, max_depth, exploring = 16, 5, False
+
     def __init__(self, kept):
         self.kept = kept
 
