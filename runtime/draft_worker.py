@@ -1,4 +1,9 @@
-"""The drafter's side of the channel: one batched pass over every attached verifier."""
+"""The drafter's side of the channel: one batched pass over every attached verifier.
+
+A channel may lie in host memory, or partly on a device: `wingbeat.cluster.cuda_ipc` says which fields. What decides the
+shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the device, so that a
+drafter beside it enqueues its pass without waiting.
+"""
 
 from dataclasses import dataclass
 
@@ -9,6 +14,10 @@ from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.link import DrafterEnd
+from wingbeat.runtime.transfer import upload
+
+HOST_COLUMNS = ("decode_slots", "proposal_slots")
+"""Fields of a `DraftBatch` that stay on the host."""
 
 
 @dataclass
@@ -67,14 +76,12 @@ class DraftWorker:
         pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
         if not pending:
             return False
-        on_cpu = self.drafter.device.type == "cpu"
-        batch = _to_device(merge(pending, list(self._attached.values()), trim=on_cpu), self.drafter.device)
-        self.drafter.commit(batch)
-        trees = self.drafter.propose(batch) if batch.proposal_slots.numel() else None
+        batch = merge(pending, list(self._attached.values()), self.drafter.device)
+        trees = self.drafter.draft(batch)
         start = 0
         for attachment, outcome in pending:
             count = int(outcome.header[3])
-            if trees is not None:
+            if trees is not None and count:
                 _write_reply(
                     attachment.end, outcome, count, TokenTree(*(field[start : start + count] for field in trees))
                 )
@@ -94,12 +101,6 @@ class DraftWorker:
         return slot, block
 
 
-def _to_device(batch: DraftBatch, device: torch.device) -> DraftBatch:
-    if device.type == "cpu":
-        return batch
-    return DraftBatch(*(f.to(device, non_blocking=True) if isinstance(f, Tensor) else f for f in batch))
-
-
 def _shape(spec: ChannelSpec) -> tuple:
     return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
 
@@ -108,11 +109,14 @@ def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree
     reply, slots = end.reply, outcome.proposal_slots[:count]
     reply.epochs.copy_(outcome.epochs)
     reply.committed_lens.copy_(outcome.committed_lens)
+    where = reply.token_ids.device
+    if where != slots.device:
+        slots = upload(slots.tolist(), where)
     width = trees.token_ids.shape[1]
     for name, field in trees._asdict().items():
         into = getattr(reply, name)
         into = into[:, :width] if into.dim() == 2 else into
-        into[slots] = field.to(slots.device)
+        into[slots] = field.to(where)
 
 
 def _longest_path(outcome: Outcome) -> int:
@@ -120,11 +124,21 @@ def _longest_path(outcome: Outcome) -> int:
     return int(outcome.decode_num_tokens[:num_decodes].max()) if num_decodes else 1
 
 
-def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], trim: bool) -> DraftBatch:
-    """Put the outcomes of several verifiers side by side; with a single one nothing is copied.
+def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
+    # Towards the host a copy has to be waited for: what follows reads it at once.
+    no_wait = device.type != "cpu"
+    return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
+
+
+def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device) -> DraftBatch:
+    """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
+
+    For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
+    passed on: elsewhere shapes stay fixed, and nothing waits to be asked.
 
     Args:
-        trim: cut the decode columns that no path of this round reaches.
+        device: the drafter's.
     """
     parts: list[dict[str, Tensor]] = []
     chunk_slots: list[int] = []
@@ -132,8 +146,10 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     chunk_lens: list[int] = []
     growth_rules: list[tuple[slice, Outcome]] = []
     num_rows = max_levels = 0
-    # On the CPU the round's longest path is width enough; elsewhere shapes stay fixed.
-    width = max(_longest_path(outcome) for _, outcome in pending) if trim else None
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        pending = [(attachment, _on_host(outcome)) for attachment, outcome in pending]
+    width = max(_longest_path(outcome) for _, outcome in pending) if on_cpu else None
     for attachment, outcome in pending:
         _, num_decodes, num_chunks, num_proposals, levels = outcome.header[:5].tolist()
         lens = outcome.chunk_lens[:num_chunks].tolist()
@@ -145,27 +161,31 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
             proposed = slice(num_rows, num_rows + num_proposals)
             growth_rules.append((proposed, outcome))
             num_rows, max_levels = proposed.stop, max(max_levels, levels)
-        parts.append(
-            {
-                "decode_slots": outcome.decode_slots[:num_decodes] + offset,
-                "decode_positions": outcome.decode_positions[:num_decodes],
-                "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
-                "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
-                "decode_taps": outcome.decode_taps[:num_decodes, :width],
-                "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
-                "chunk_taps": outcome.chunk_taps[: sum(lens)],
-                "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,
-            }
-        )
+        part = {
+            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
+            "decode_positions": outcome.decode_positions[:num_decodes],
+            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
+            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
+            "decode_taps": outcome.decode_taps[:num_decodes, :width],
+            "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
+            "chunk_taps": outcome.chunk_taps[: sum(lens)],
+            "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,
+        }
+        parts.append(part if outcome.decode_taps.device == device else _moved(part, device))
     rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
     if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
         outcome = pending[0][1]
         by_slot = {k: getattr(outcome, k) for k in ("committed_lens", "block_tables", "temperatures", "seeds")}
-        by_slot["token_ids"] = attached[0].end.token_ids
+        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
+        if outcome.committed_lens.device != device:
+            by_slot = _moved(by_slot, device)
+        history = attached[0].end.token_ids
+        here = history.device == device
+        by_slot["token_ids"] = history if here else _moved({"": history[:, :longest]}, device)[""]
     else:
-        by_slot = _by_slot(pending, attached)
-    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
-    longest = int(by_slot["committed_lens"][busy].max()) if busy.numel() else 0
+        by_slot = _by_slot(pending, attached, device)
+        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
+        by_slot["token_ids"] = _history(pending, attached, longest, device)
     return DraftBatch(
         **rows,
         **by_slot,
@@ -174,8 +194,29 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
         chunk_lens=chunk_lens,
         max_committed_len=longest,
         max_levels=max_levels or None,
-        growth_rules=_growth_rules(growth_rules) if trim else (),
+        growth_rules=_growth_rules(growth_rules) if on_cpu else (),
     )
+
+
+def _on_host(outcome: Outcome) -> Outcome:
+    """The outcome itself where its channel lies in host memory; else a copy, which has to be waited for."""
+    if outcome.committed_lens.device.type == "cpu":
+        return outcome
+    return Outcome(*(field.cpu() for field in outcome))
+
+
+def _longest(
+    pending: list[tuple[_Attachment, Outcome]],
+    committed_lens: Tensor,
+    rows: dict[str, Tensor],
+    chunk_slots: list[int],
+) -> int:
+    """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
+    if committed_lens.device.type != "cpu":
+        bounds = ((int(outcome.header[5]), a.end.spec.max_model_len) for a, outcome in pending)
+        return max(said or allowed for said, allowed in bounds)
+    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
+    return int(committed_lens[busy].max()) if busy.numel() else 0
 
 
 def _growth_rules(proposals: list[tuple[slice, Outcome]]) -> tuple[tuple[slice, GrowthRule], ...]:
@@ -196,20 +237,39 @@ def _growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule:
     )
 
 
-def _by_slot(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment]) -> dict[str, Tensor]:
+def _by_slot(
+    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device
+) -> dict[str, Tensor]:
     """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
     for attachment, outcome in pending:
-        rows = slice(attachment.slot_offset, attachment.slot_offset + attachment.end.spec.num_slots)
         columns = {
             "committed_lens": outcome.committed_lens,
             "block_tables": outcome.block_tables + attachment.block_offset,
             "temperatures": outcome.temperatures,
             "seeds": outcome.seeds,
-            "token_ids": attachment.end.token_ids,
         }
         for name, value in columns.items():
-            table = tables.setdefault(name, value.new_zeros(num_slots, *value.shape[1:]))
-            table[rows] = value
+            _place(tables, name, value, attachment, num_slots, device)
     return tables
+
+
+def _history(
+    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], longest: int, device: torch.device
+) -> Tensor:
+    """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, _ in pending:
+        _place(tables, "token_ids", attachment.end.token_ids[:, :longest], attachment, num_slots, device)
+    return tables["token_ids"]
+
+
+def _place(
+    tables: dict[str, Tensor], name: str, value: Tensor, attachment: _Attachment, num_slots: int, device: torch.device
+) -> None:
+    """Put a verifier's rows of one table into its range of slots."""
+    if name not in tables:
+        tables[name] = value.new_zeros(num_slots, *value.shape[1:], device=device)
+    tables[name][attachment.slot_offset : attachment.slot_offset + attachment.end.spec.num_slots] = value

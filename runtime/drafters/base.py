@@ -14,10 +14,11 @@ class DraftBatch(NamedTuple):
     """One pass over every attached verifier: their outcomes side by side, slots and blocks made unique.
 
     Decode rows and chunks are pairs (taps at position i, token i + 1), as in `wingbeat.runtime.batch.Outcome`.
+    The slots of decodes and proposals lie on the host, all other tensors on the drafter's device.
     """
 
     decode_slots: Tensor
-    """int64 [num_decodes]"""
+    """int64 [num_decodes], on the host"""
     decode_positions: Tensor
     """int64 [num_decodes]: first position computed."""
     decode_num_tokens: Tensor
@@ -34,7 +35,7 @@ class DraftBatch(NamedTuple):
     chunk_taps: Tensor
     """[num_chunk_tokens, taps_size]"""
     proposal_slots: Tensor
-    """int64 [num_proposals]: sequences that want a tree."""
+    """int64 [num_proposals], on the host: sequences that want a tree."""
     committed_lens: Tensor
     """int64 [num_slots] by slot, as the next four."""
     block_tables: Tensor
@@ -44,9 +45,9 @@ class DraftBatch(NamedTuple):
     seeds: Tensor
     """int64 [num_slots]"""
     token_ids: Tensor
-    """int64 [num_slots, max_model_len + 1]: token history; committed_lens entries count."""
+    """int64 [num_slots, max_committed_len or more]: token history; committed_lens entries count."""
     max_committed_len: int
-    """Longest sequence among decodes, chunks and proposals: bounds the context to gather."""
+    """Longest sequence among decodes, chunks and proposals, or a bound of it: bounds the context to gather."""
     max_levels: int | None = None
     """Most levels to grow this time; None is the configured depth."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
@@ -56,7 +57,7 @@ class DraftBatch(NamedTuple):
 class Drafter(ABC):
     """A way of drafting. Knows slots and blocks, not channels or verifiers.
 
-    `commit` then `propose` are called once per pass. `propose` never commits draft KV; `commit` does. A prompt is
+    `draft` is called once per pass. `propose` never commits draft KV; `commit` does. A prompt is
     committed like any accepted token: in chunks.
     """
 
@@ -80,3 +81,8 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, batch: DraftBatch) -> TokenTree:
         """One tree per proposal slot, each rooted at the sequence's last committed token."""
+
+    def draft(self, batch: DraftBatch) -> TokenTree | None:
+        """One pass: commit, then a tree per proposal slot; None where there is no proposal."""
+        self.commit(batch)
+        return self.propose(batch) if batch.proposal_slots.numel() else None

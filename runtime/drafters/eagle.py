@@ -2,7 +2,7 @@
 
 Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
 live in the paged pool and come from the verifier's taps only; drafted pairs live in a workspace thrown away after each
-tree.
+tree. On a device that is not the host, decodes and trees are the fixed-shape stages of `eagle_stages`.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,15 @@ from wingbeat.kernels.attention import masked_attention
 from wingbeat.kernels.kv_cache import store_kv
 from wingbeat.kernels.tree import Candidates, Coupling, TreeTable, top_candidates
 from wingbeat.runtime.acceptance import GrowthRule
-from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_segment
+from wingbeat.runtime.attention import AttentionSegment, attend_in_blocks, attend_segments, build_segment
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.cuda_graph import GraphStats
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.drafters.eagle_head import Attend, EagleHead
+from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private_blocks
+from wingbeat.runtime.graph_device import GraphDevice
+from wingbeat.runtime.transfer import upload
 
 
 class EagleDrafter(Drafter):
@@ -27,9 +31,17 @@ class EagleDrafter(Drafter):
     Args:
         head: weights, on the device to draft on.
         speculation: shape of the trees.
+        graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
+        fixed_shapes: run the stages of other devices on the CPU too; a graph device implies it.
     """
 
-    def __init__(self, head: EagleHead, speculation: SpeculationConfig) -> None:
+    def __init__(
+        self,
+        head: EagleHead,
+        speculation: SpeculationConfig,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
         self.head = head.eval().requires_grad_(False)
         self.speculation = speculation
         self.tap_layers = head.config.tap_layers
@@ -40,6 +52,17 @@ class EagleDrafter(Drafter):
         self._hidden = torch.zeros(0)
         self._cache = (torch.zeros(0), torch.zeros(0))
         self._tables: dict[int, TreeTable] = {}
+        self._graph_device = graph_device
+        self._fixed_shapes = fixed_shapes or graph_device is not None or self.device.type != "cpu"
+        # Dense masks are quick on the host alone.
+        self._attend_segments = attend_in_blocks if self._fixed_shapes else attend_segments
+        self._stages: EagleStages | None = None
+        self._room = (0, 0)
+
+    @property
+    def graph_stats(self) -> GraphStats | None:
+        """Of the stages; None before the first verifier is attached, and where decodes and trees have no stages."""
+        return None if self._stages is None else self._stages.stats
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -52,20 +75,54 @@ class EagleDrafter(Drafter):
                 f"the channel carries trees of {spec.num_nodes} nodes and paths of {spec.max_path}: this drafter grows "
                 f"{self.speculation.num_nodes} and {self.speculation.max_path}"
             )
+        if spec.block_size != self.block_size:
+            self._room = (0, 0)
         self.block_size = spec.block_size
-        shape = (num_blocks, spec.block_size, config.num_key_value_heads, config.head_dim)
+        # Room is never given back: a later verifier may fit into it, and then nothing moves.
+        num_slots, num_blocks = self._room = (max(num_slots, self._room[0]), max(num_blocks, self._room[1]))
+        extra_slots = extra_blocks = 0
+        if self._fixed_shapes:
+            extra_slots, extra_blocks = 1, num_slots * private_blocks(self.speculation, self.block_size)
+        shape = (num_blocks + extra_blocks, spec.block_size, config.num_key_value_heads, config.head_dim)
+        before = (*self._cache, self._hidden)
         self._cache = tuple(_grown(old, shape, self.dtype, self.device) for old in self._cache)
-        self._hidden = _grown(self._hidden, (num_slots, config.hidden_size), self.dtype, self.device)
+        self._hidden = _grown(self._hidden, (num_slots + extra_slots, config.hidden_size), self.dtype, self.device)
+        moved = any(old is not new for old, new in zip(before, (*self._cache, self._hidden), strict=True))
+        if self._fixed_shapes and (moved or self._stages is None or self._stages.spec != spec):
+            self._stages = None  # its graphs' memory is free for the next ones
+            kv = DraftKV(*self._cache, self._hidden, first_private=num_blocks)
+            self._stages = EagleStages(self.head, self.speculation, spec, kv, self._graph_device)
+
+    def draft(self, batch: DraftBatch) -> TokenTree | None:
+        """One pass; in fixed shapes decodes and trees are one stage; see `Drafter.draft`."""
+        if self._stages is None:
+            return super().draft(batch)
+        if batch.chunk_slots:
+            self._commit_rows(batch, with_decodes=False)
+        if batch.proposal_slots.numel():
+            return self._stages.propose(batch, self._depth(batch))
+        if batch.decode_slots.numel():
+            self._stages.commit(batch)
+        return None
 
     def commit(self, batch: DraftBatch) -> None:
-        """Recompute draft KV of decided tokens from the verifier's taps; see `Drafter.commit`.
+        """Recompute draft KV of decided tokens from the verifier's taps; see `Drafter.commit`."""
+        if self._stages is None:
+            if batch.decode_slots.numel() or batch.chunk_slots:
+                self._commit_rows(batch, with_decodes=True)
+            return
+        if batch.chunk_slots:
+            self._commit_rows(batch, with_decodes=False)
+        if batch.decode_slots.numel():
+            self._stages.commit(batch)
+
+    def _commit_rows(self, batch: DraftBatch, with_decodes: bool) -> None:
+        """Chunks, and decodes where asked for, in shapes that follow the data.
 
         All rows run in one pass: with a single layer, a row's key and value depend on its own inputs only, so a decode
         may follow the chunk that completes its context in the same pass.
         """
-        num_decodes, max_path = batch.decode_token_ids.shape
-        if not num_decodes and not batch.chunk_slots:
-            return
+        num_decodes, max_path = batch.decode_token_ids.shape if with_decodes else (0, 0)
         token_ids, taps, positions, kv_slots = [], [], [], []
         segments: list[AttentionSegment] = []
         last_rows, slots = [], []
@@ -73,11 +130,10 @@ class EagleDrafter(Drafter):
             steps = torch.arange(max_path, device=self.device)
             storage = batch.decode_positions[:, None] + steps
             real = steps < batch.decode_num_tokens[:, None]
-            visible = torch.ones(max_path, max_path, dtype=torch.bool, device=self.device).tril()
             tables = batch.block_tables[batch.decode_slots]
-            segments.append(
-                self._segment(0, storage, batch.decode_positions, visible.expand(num_decodes, -1, -1), tables, batch)
-            )
+            # Padding pairs may lie past the longest sequence: they count in the gathered context too.
+            longest = batch.max_committed_len + max_path
+            segments.append(self._segment(0, storage, batch.decode_positions, tables, longest))
             token_ids.append(batch.decode_token_ids.flatten())
             taps.append(batch.decode_taps.flatten(0, 1))
             positions.append(storage.flatten())
@@ -85,21 +141,25 @@ class EagleDrafter(Drafter):
             last_rows.append(torch.arange(num_decodes, device=self.device) * max_path + batch.decode_num_tokens - 1)
             slots.append(batch.decode_slots)
         row, taken = num_decodes * max_path, 0
+        chunk_rows: list[tuple[int, int]] = []
+        # A decode of the same sequence comes later in its context: its hidden state must win.
+        decoding = set(batch.decode_slots.tolist()) if num_decodes and batch.chunk_slots else set()
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             storage = torch.arange(start, start + length, device=self.device)[None]
             tables = batch.block_tables[slot : slot + 1]
-            context = torch.tensor([start], device=self.device)
-            visible = torch.ones(1, length, length, dtype=torch.bool, device=self.device).tril()
-            segments.append(self._segment(row, storage, context, visible, tables, batch))
+            context = torch.full((1,), start, device=self.device)
+            segments.append(self._segment(row, storage, context, tables, start + length))
             token_ids.append(batch.chunk_next_token_ids[taken : taken + length])
             taps.append(batch.chunk_taps[taken : taken + length])
             positions.append(storage[0])
             kv_slots.append(self._kv_slots(tables, storage)[0])
             row, taken = row + length, taken + length
-            # A decode of the same sequence comes later in its context: its hidden state must win.
-            if slot not in batch.decode_slots:
-                last_rows.append(torch.tensor([row - 1], device=self.device))
-                slots.append(torch.tensor([slot], device=self.device))
+            if slot not in decoding:
+                chunk_rows.append((row - 1, slot))
+        if chunk_rows:
+            rows, of_slots = upload(list(zip(*chunk_rows, strict=True)), self.device)
+            last_rows.append(rows)
+            slots.append(of_slots)
         self._run_commit(
             torch.cat(token_ids),
             torch.cat(taps),
@@ -122,18 +182,18 @@ class EagleDrafter(Drafter):
     ) -> None:
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             store_kv(key, value, *self._cache, kv_slots)
-            return attend_segments(query, *self._cache, segments, self.scaling)
+            return self._attend_segments(query, *self._cache, segments, self.scaling)
 
         hidden = self.head(token_ids, self.head.fuse(taps), self.head.rotary(positions), attend)
         self._hidden[slots] = hidden[last_rows]
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
+        top_k, steps = self.speculation.draft_top_k, self._depth(batch)
+        if self._stages is not None:
+            return self._stages.propose(batch._replace(**_no_decodes(batch)), steps)
         slots = batch.proposal_slots
         lens = batch.committed_lens[slots]
-        top_k, steps = self.speculation.draft_top_k, self.speculation.max_path - 1
-        if batch.max_levels is not None:
-            steps = min(steps, batch.max_levels)
         start = _Start(
             hidden=self._hidden[slots][:, None],
             lens=lens,
@@ -143,6 +203,10 @@ class EagleDrafter(Drafter):
             rules=batch.growth_rules,
         )
         return self._grow_chain(start, steps) if top_k == 1 else self._grow_tree(start, top_k, steps)
+
+    def _depth(self, batch: DraftBatch) -> int:
+        most = self.speculation.max_path - 1
+        return most if batch.max_levels is None else min(most, batch.max_levels)
 
     def _grow_chain(self, start: "_Start", steps: int) -> TokenTree:
         """The likeliest token after each token: what `_grow_tree` does with top_k 1, in a third of the operations."""
@@ -194,9 +258,11 @@ class EagleDrafter(Drafter):
         return TokenTree(*table.finalize(start.roots[:, 0], self.speculation.num_nodes))
 
     def _another_level_pays(self, start: "_Start", log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
-        """Whether any verifier's rule wants a level below `depth`; always, where asking would hold up the device."""
-        if self.device.type != "cpu" or not start.rules:
+        """Whether any verifier's rule wants a level below `depth`."""
+        if not start.rules:
             return True
+        if log_probs.numel() == 1:
+            return start.rules[0][1].pays_alone(log_probs.item(), depth)
         given, expanded = log_probs.numpy(), chosen.numpy()
         # Every rule is asked: each keeps the path probabilities of its rows.
         return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in start.rules])
@@ -204,7 +270,7 @@ class EagleDrafter(Drafter):
     def _coupling(self, batch: DraftBatch, lens: Tensor) -> Coupling | None:
         slots = batch.proposal_slots
         temperatures = batch.temperatures[slots]
-        if self.device.type == "cpu" and not bool((temperatures > 0).any()):
+        if not bool((temperatures > 0).any()):
             return None
         return Coupling(temperatures, batch.seeds[slots], lens)
 
@@ -215,13 +281,12 @@ class EagleDrafter(Drafter):
         logits, top_k = self.head.logits(hidden), self.speculation.draft_top_k
         return top_candidates(logits, self.head.draft_token_ids, top_k, coupling)
 
-    def _segment(
-        self, start: int, storage: Tensor, context: Tensor, visible: Tensor, tables: Tensor, batch: DraftBatch
-    ) -> AttentionSegment:
-        # Padding pairs of a decode may lie past the longest sequence: they count in the gathered context too.
-        longest = max(batch.max_committed_len + storage.shape[1], 1)
+    def _segment(self, start: int, storage: Tensor, context: Tensor, tables: Tensor, longest: int) -> AttentionSegment:
+        """Causal rows behind a context; `longest` bounds the keys they see."""
         tables = tables[:, : min(-(-longest // self.block_size), tables.shape[1])]
-        return build_segment(start, storage, context, visible, tables, self.block_size, (0,), self.dtype)
+        if self._fixed_shapes:
+            return AttentionSegment(start, *storage.shape, tables, {}, num_context=context, positions=storage)
+        return build_segment(start, storage, context, None, tables, self.block_size, (0,), self.dtype)
 
     def _kv_slots(self, tables: Tensor, storage: Tensor) -> Tensor:
         blocks = tables.gather(1, (storage // self.block_size).clamp_max(tables.shape[1] - 1))
@@ -259,7 +324,7 @@ class _Workspace:
         num_blocks = max(-(-(batch.max_committed_len - 1) // block_size), 1)
         tables = batch.block_tables[batch.proposal_slots, :num_blocks]
         # The context of one chain ends where its drafted pairs begin: nothing has to be masked.
-        self.alone = len(lens) == 1 and top_k == 1 and lens.device.type == "cpu"
+        self.alone = len(lens) == 1 and top_k == 1
         self.num_context = int(lens[0]) - 1 if self.alone else num_blocks * block_size
         num_reqs, num_keys = len(lens), self.num_context + levels * top_k
         self.keys, self.values = (part.new_empty(num_reqs, num_keys, *part.shape[2:]) for part in cache)
@@ -305,10 +370,16 @@ class _Workspace:
 
 
 def _grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor of `shape` that begins with the rows of `old`; `old` itself where it is large enough."""
-    if old.dim() == len(shape) and old.shape[0] >= shape[0]:
+    """A zero tensor of `shape` beginning with the rows of `old`, where they are alike; `old` itself if large enough."""
+    same_rows = old.shape[1:] == shape[1:]
+    if same_rows and old.shape[0] >= shape[0]:
         return old
     new = torch.zeros(shape, dtype=dtype, device=device)
-    if old.dim() == len(shape):
+    if same_rows:
         new[: old.shape[0]] = old
     return new
+
+
+def _no_decodes(batch: DraftBatch) -> dict[str, Tensor]:
+    """The fields of a batch's decodes, without rows."""
+    return {name: part[:0] for name, part in batch._asdict().items() if name.startswith("decode_")}

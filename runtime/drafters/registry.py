@@ -70,6 +70,7 @@ def load_drafter(
         raise ValueError(f"drafter {str(name)!r} is neither 'ngram', 'none' nor a folder with an EAGLE head")
     from wingbeat.runtime.drafters.checkpoint import load_eagle_head
     from wingbeat.runtime.drafters.eagle import EagleDrafter
+    from wingbeat.runtime.graph_device import CudaGraphDevice
 
     head = load_eagle_head(
         name,
@@ -80,4 +81,5 @@ def load_drafter(
         dtype=dtype,
         device=device,
     )
-    return EagleDrafter(head, speculation)
+    graph_device = CudaGraphDevice(head.draft_token_ids.device) if head.draft_token_ids.is_cuda else None
+    return EagleDrafter(head, speculation, graph_device)

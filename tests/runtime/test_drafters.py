@@ -2,83 +2,13 @@
 
 import pytest
 import torch
+from draft_world import NUM_SLOTS, World, channel_spec
 from models import CHAIN, TREE, random_head, reference
 
 from wingbeat.kernels.sampling import gumbel_noise
-from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-
-VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 5
-BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
-
-
-def channel_spec(speculation, taps_size):
-    return ChannelSpec(
-        NUM_SLOTS,
-        speculation.num_nodes,
-        speculation.max_path,
-        64,
-        taps_size,
-        MAX_LEN,
-        BLOCKS_PER_SEQ,
-        BLOCK_SIZE,
-        1 + NUM_SLOTS * BLOCKS_PER_SEQ,
-    )
-
-
-class World:
-    """Ragged sequences with random taps, in shuffled slots and blocks; feeds a drafter as the engine would."""
-
-    def __init__(self, speculation, taps_size, lens, temperatures=(0.0,) * NUM_SLOTS):
-        generator = torch.Generator().manual_seed(sum(lens))
-        self.max_path, self.taps_size = speculation.max_path, taps_size
-        self.slots = torch.randperm(NUM_SLOTS, generator=generator)[: len(lens)].tolist()
-        blocks = torch.randperm(NUM_SLOTS * BLOCKS_PER_SEQ, generator=generator) + 1
-        self.tables = blocks.view(NUM_SLOTS, BLOCKS_PER_SEQ)
-        self.tokens = torch.randint(0, VOCAB, (NUM_SLOTS, MAX_LEN + 1), generator=generator)
-        self.taps = torch.randn(NUM_SLOTS, MAX_LEN + 1, taps_size, generator=generator)
-        self.temperatures = torch.tensor(temperatures)
-        self.seeds = torch.arange(NUM_SLOTS) + 1000
-        self.lens = torch.ones(NUM_SLOTS, dtype=torch.int64)
-        self.lens[self.slots] = torch.tensor(lens)
-
-    def batch(self, decodes=(), chunks=(), proposals=()):
-        """Decodes (slot, first position, number of pairs) and chunks likewise."""
-        decode_tokens = torch.full((len(decodes), self.max_path), 3)
-        decode_taps = torch.full((len(decodes), self.max_path, self.taps_size), 7.0)
-        for row, (slot, start, count) in enumerate(decodes):
-            decode_tokens[row, :count] = self.tokens[slot, start + 1 : start + count + 1]
-            decode_taps[row, :count] = self.taps[slot, start : start + count]
-        columns = torch.tensor(decodes, dtype=torch.int64).view(-1, 3).T
-        return DraftBatch(
-            *columns,
-            decode_tokens,
-            decode_taps,
-            *([chunk[field] for chunk in chunks] for field in range(3)),
-            torch.cat([self.tokens[slot, start + 1 : start + n + 1] for slot, start, n in chunks] or [columns[0]]),
-            torch.cat([self.taps[slot, start : start + n] for slot, start, n in chunks] or [decode_taps[:0, 0]]),
-            torch.tensor(proposals, dtype=torch.int64),
-            self.lens,
-            self.tables,
-            self.temperatures,
-            self.seeds,
-            self.tokens,
-            int(self.lens.max()),
-        )
-
-    def feed(self, drafter):
-        """Every pair, in three passes: half the prompt, the rest of it, then a decode of up to three pairs."""
-        halves = [(slot, int(self.lens[slot] - 1) // 2) for slot in self.slots]
-        drafter.commit(self.batch(chunks=[(slot, 0, half) for slot, half in halves if half]))
-        ends = {slot: max(half, int(self.lens[slot]) - 1 - min(self.max_path, 3)) for slot, half in halves}
-        drafter.commit(
-            self.batch(chunks=[(slot, half, ends[slot] - half) for slot, half in halves if ends[slot] > half])
-        )
-        decodes = [(slot, ends[slot], int(self.lens[slot]) - 1 - ends[slot]) for slot in self.slots]
-        drafter.commit(self.batch(decodes=decodes))
 
 
 def causal(query, key, value):

@@ -1,0 +1,82 @@
+"""Sequences for tests of drafters, without a verifier: ragged, with random tokens and taps."""
+
+import torch
+
+from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.draft_worker import HOST_COLUMNS
+from wingbeat.runtime.drafters.base import DraftBatch
+
+VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9
+BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
+
+
+def channel_spec(speculation, taps_size):
+    return ChannelSpec(
+        NUM_SLOTS,
+        speculation.num_nodes,
+        speculation.max_path,
+        64,
+        taps_size,
+        MAX_LEN,
+        BLOCKS_PER_SEQ,
+        BLOCK_SIZE,
+        1 + NUM_SLOTS * BLOCKS_PER_SEQ,
+    )
+
+
+class World:
+    """Ragged sequences with random taps, in shuffled slots and blocks; feeds a drafter as the engine would."""
+
+    def __init__(self, speculation, taps_size, lens, temperatures=(0.0,) * NUM_SLOTS):
+        generator = torch.Generator().manual_seed(sum(lens))
+        self.max_path, self.taps_size = speculation.max_path, taps_size
+        self.slots = torch.randperm(NUM_SLOTS, generator=generator)[: len(lens)].tolist()
+        blocks = torch.randperm(NUM_SLOTS * BLOCKS_PER_SEQ, generator=generator) + 1
+        self.tables = blocks.view(NUM_SLOTS, BLOCKS_PER_SEQ)
+        self.tokens = torch.randint(0, VOCAB, (NUM_SLOTS, MAX_LEN + 1), generator=generator)
+        self.taps = torch.randn(NUM_SLOTS, MAX_LEN + 1, taps_size, generator=generator)
+        self.temperatures = torch.tensor(temperatures)
+        self.seeds = torch.arange(NUM_SLOTS) + 1000
+        self.lens = torch.ones(NUM_SLOTS, dtype=torch.int64)
+        self.lens[self.slots] = torch.tensor(lens)
+
+    def batch(self, decodes=(), chunks=(), proposals=(), max_levels=None, device="cpu"):
+        """Decodes (slot, first position, number of pairs) and chunks likewise."""
+        decode_tokens = torch.full((len(decodes), self.max_path), 3)
+        decode_taps = torch.full((len(decodes), self.max_path, self.taps_size), 7.0)
+        for row, (slot, start, count) in enumerate(decodes):
+            decode_tokens[row, :count] = self.tokens[slot, start + 1 : start + count + 1]
+            decode_taps[row, :count] = self.taps[slot, start : start + count]
+        columns = torch.tensor(decodes, dtype=torch.int64).view(-1, 3).T
+        batch = DraftBatch(
+            *columns,
+            decode_tokens,
+            decode_taps,
+            *([chunk[field] for chunk in chunks] for field in range(3)),
+            torch.cat([self.tokens[slot, start + 1 : start + n + 1] for slot, start, n in chunks] or [columns[0]]),
+            torch.cat([self.taps[slot, start : start + n] for slot, start, n in chunks] or [decode_taps[:0, 0]]),
+            torch.tensor(proposals, dtype=torch.int64),
+            self.lens,
+            self.tables,
+            self.temperatures,
+            self.seeds,
+            self.tokens,
+            int(self.lens.max()),
+            max_levels,
+        )
+        on_host = (*HOST_COLUMNS, "chunk_slots", "chunk_positions", "chunk_lens", "max_committed_len", "max_levels")
+        moved = {k: v.to(device) for k, v in batch._asdict().items() if k not in on_host and k != "growth_rules"}
+        return batch._replace(**moved)
+
+    def feed(self, drafter, device="cpu"):
+        """Every pair, in three passes: half the prompt, the rest of it, then a decode of up to three pairs."""
+        halves = [(slot, int(self.lens[slot] - 1) // 2) for slot in self.slots]
+        drafter.commit(self.batch(chunks=[(slot, 0, half) for slot, half in halves if half], device=device))
+        ends = {slot: max(half, int(self.lens[slot]) - 1 - min(self.max_path, 3)) for slot, half in halves}
+        drafter.commit(
+            self.batch(
+                chunks=[(slot, half, ends[slot] - half) for slot, half in halves if ends[slot] > half], device=device
+            )
+        )
+        decodes = [(slot, ends[slot], int(self.lens[slot]) - 1 - ends[slot]) for slot in self.slots]
+        drafter.commit(self.batch(decodes=decodes, device=device))
