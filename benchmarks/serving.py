@@ -1,6 +1,6 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    python benchmarks/serving.py [--plain-app] [--overhead] [--compile] [--url URL]
+    python benchmarks/serving.py [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
@@ -22,6 +22,7 @@ from servers import App, wingbeat_apps
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.request import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -175,6 +176,7 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
         "max_model_len": MAX_MODEL_LEN,
         "enable_prefix_caching": False,
         "compile": args.compile,
+        "adaptive": not args.fixed,
     }
     configs = {"speculative": AppConfig(drafter=str(pair.drafter), **settings)}
     if args.plain_app:
@@ -232,7 +234,8 @@ def run(args: argparse.Namespace) -> Report:
         done, tables, more = run_loads(client, modes_of(apps), args, prompts, hop_s)
         figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}
         if args.overhead:
-            llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile)
+            shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
+            llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile, speculation=shape)
             bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
             overhead = measure_overhead(apps["speculative"], client, llm, bodies, prompts)
             tables.append(overhead.table())
@@ -247,6 +250,9 @@ def main() -> None:
     parser.add_argument("--url", help="measure this server in place of starting one")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
     parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")
+    parser.add_argument(
+        "--fixed", action="store_true", help="draft full chains in every round: rounds compare one by one"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--requests", type=int, help="per block; by default 8, or twice the concurrency")
     parser.add_argument("--max-tokens", type=int, default=128)

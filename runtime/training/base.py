@@ -16,7 +16,7 @@ from wingbeat.runtime.training.tokenizer import train_tokenizer
 class TrainBaseConfig(TrainingConfig):
     """Settings of `train_base`; the defaults are the demo verifier's."""
 
-    steps: int = Field(2200, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
+    steps: int = Field(1500, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
     batch_size: int = Field(8, gt=0, description="Sequences per step.")
     sequence_length: int = Field(512, gt=1, description="Tokens per training sequence.")
     final_fraction: float = Field(
@@ -25,14 +25,14 @@ class TrainBaseConfig(TrainingConfig):
         le=1,
         description="Last part of the run, in which sequences have the full context's length.",
     )
-    learning_rate: float = Field(6e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
+    learning_rate: float = Field(5e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
     warmup_steps: int = Field(100, ge=0, description="Steps over which the learning rate rises linearly.")
     vocab_size: int = Field(4096, ge=512, description="Entries of the tokenizer that is trained first.")
-    hidden_size: int = Field(256, gt=0, description="Width of the residual stream.")
-    intermediate_size: int = Field(704, gt=0, description="Width of the MLP.")
-    num_layers: int = Field(6, gt=0, description="Decoder layers.")
-    num_attention_heads: int = Field(8, gt=0, description="Query heads; they divide the hidden size.")
-    num_key_value_heads: int = Field(4, gt=0, description="Key and value heads; they divide the query heads.")
+    hidden_size: int = Field(160, gt=0, description="Width of the residual stream.")
+    intermediate_size: int = Field(320, gt=0, description="Width of the MLP.")
+    num_layers: int = Field(24, gt=0, description="Decoder layers.")
+    num_attention_heads: int = Field(5, gt=0, description="Query heads; they divide the hidden size.")
+    num_key_value_heads: int = Field(1, gt=0, description="Key and value heads; they divide the query heads.")
     max_position_embeddings: int = Field(2048, gt=1, description="Longest context, in tokens.")
 
     @model_validator(mode="after")
