@@ -75,7 +75,8 @@ class Outcome(NamedTuple):
     """
 
     header: Tensor
-    """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow; the rest is zero."""
+    """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow, a bound of the longest sequence (0
+    where its host cannot tell); the rest is zero."""
     decode_slots: Tensor
     """int64 [num_slots], the first num_decodes rows count."""
     decode_positions: Tensor

@@ -9,6 +9,7 @@ because what is published must be there; one in device memory does not.
 """
 
 import logging
+import time
 from enum import StrEnum
 
 import torch
@@ -65,6 +66,8 @@ class DraftSession:
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
+        self.ring_s = 0.0
+        """Seconds that the latest `publish` spent waking the drafter; 0 where it did not."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
 
@@ -169,6 +172,7 @@ class DraftSession:
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
+        self.ring_s = 0.0
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
             return
@@ -195,8 +199,11 @@ class DraftSession:
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
         for name, by_slot in self.slots.published.items():
             copy_into(getattr(outcome, name), by_slot)
-        _write(outcome.header[1:5], [len(rows), num_chunks, len(proposals), levels])
+        longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
+        _write(outcome.header[1:6], [len(rows), num_chunks, len(proposals), levels, longest])
+        started = time.perf_counter()
         self._round = self._end.publish_outcome()
+        self.ring_s = time.perf_counter() - started
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""

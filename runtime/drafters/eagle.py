@@ -57,7 +57,7 @@ class EagleDrafter(Drafter):
         # Dense masks are quick on the host alone.
         self._attend_segments = attend_in_blocks if self._fixed_shapes else attend_segments
         self._stages: EagleStages | None = None
-        self._room = (0, 0)
+        self._num_slots = self._num_blocks = 0
 
     @property
     def graph_stats(self) -> GraphStats | None:
@@ -76,10 +76,11 @@ class EagleDrafter(Drafter):
                 f"{self.speculation.num_nodes} and {self.speculation.max_path}"
             )
         if spec.block_size != self.block_size:
-            self._room = (0, 0)
+            self._num_blocks = 0
         self.block_size = spec.block_size
         # Room is never given back: a later verifier may fit into it, and then nothing moves.
-        num_slots, num_blocks = self._room = (max(num_slots, self._room[0]), max(num_blocks, self._room[1]))
+        num_slots = self._num_slots = max(num_slots, self._num_slots)
+        num_blocks = self._num_blocks = max(num_blocks, self._num_blocks)
         extra_slots = extra_blocks = 0
         if self._fixed_shapes:
             extra_slots, extra_blocks = 1, num_slots * private_blocks(self.speculation, self.block_size)
@@ -88,7 +89,7 @@ class EagleDrafter(Drafter):
         self._cache = tuple(_grown(old, shape, self.dtype, self.device) for old in self._cache)
         self._hidden = _grown(self._hidden, (num_slots + extra_slots, config.hidden_size), self.dtype, self.device)
         moved = any(old is not new for old, new in zip(before, (*self._cache, self._hidden), strict=True))
-        if self._fixed_shapes and (moved or self._stages is None or self._stages.spec != spec):
+        if self._fixed_shapes and (moved or self._stages is None or not self._stages.fit(spec)):
             self._stages = None  # its graphs' memory is free for the next ones
             kv = DraftKV(*self._cache, self._hidden, first_private=num_blocks)
             self._stages = EagleStages(self.head, self.speculation, spec, kv, self._graph_device)

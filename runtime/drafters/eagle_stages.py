@@ -161,6 +161,11 @@ class EagleStages:
         """What was captured, what failed, and how often each stage ran."""
         return self._pool.stats
 
+    def fit(self, spec: ChannelSpec) -> bool:
+        """Whether the stages serve a channel of this shape too, as far as its slots and blocks have room."""
+        mine = self.spec
+        return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
+
     def commit(self, batch: DraftBatch) -> None:
         """Draft KV and hidden states of the decodes, of which there is one at least."""
         count = len(batch.decode_slots)

@@ -4,6 +4,7 @@ A captured stage is replayed on the CPU by a device that remembers the function 
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_room_for_another_verifier_keeps_what_is_stored():
         world.feed(each)
     spec, num_captures = channel_spec(TREE, world.taps_size), device.num_captures
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
-    drafter.resize(spec, 1, 1)
+    drafter.resize(replace(spec, num_slots=1, num_blocks=1), 1, 1)
     assert device.num_captures == num_captures
     drafter.resize(spec, spec.num_slots + 3, 2 * spec.num_blocks)
     assert device.num_captures > num_captures
@@ -192,10 +193,15 @@ def test_a_verifier_with_other_blocks_starts_afresh():
     """What lay in blocks of another size is of no use to anybody."""
     drafter = new_drafter(CHAIN, fixed_shapes=True)
     spec = channel_spec(CHAIN, drafter.head.fc.in_features)
-    other = type(spec)(**{**spec.__dict__, "block_size": 8, "max_blocks_per_seq": 12, "num_blocks": 20})
-    drafter.resize(other, 2, 20)
-    assert drafter._cache[0].shape[:2] == (21 + 1, 8)
-    assert drafter._hidden.shape[0] == NUM_SLOTS + 1
+    other = replace(spec, block_size=8, max_blocks_per_seq=12, num_blocks=30)
+    drafter.resize(other, 2, 30)
+    assert drafter._cache[0].shape[:2] == (30 + NUM_SLOTS, 8)
+    world, fresh = new_world(drafter), EagleDrafter(drafter.head, CHAIN)
+    fresh.resize(other, NUM_SLOTS, 30)
+    world.tables, slot = 1 + torch.arange(NUM_SLOTS * 12).view(NUM_SLOTS, 12) % 12, world.slots[0]
+    world.lens[slot] = 12
+    batch = world.batch(chunks=[(slot, 0, 11)], proposals=[slot])
+    assert_same(drafter.draft(batch), fresh.draft(batch))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,139 @@
+"""A drafter's whole pass for the 8B model: commit of the last round's path and every level of a chain or a tree."""
+
+from typing import NamedTuple
+
+import torch
+from _harness import Bench, Figure, Result, run
+from _model import BLOCK_SIZE, llama_config, shape_facts
+
+from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.graph_device import CudaGraphDevice
+
+CONTEXT = 1024
+BATCH_SIZES = (1, 8, 32)
+LEVEL_MS = 0.20
+"""Target of a level at batch 1, where reading the head's weights is most of it."""
+
+
+class Shape(NamedTuple):
+    """What is drafted."""
+
+    name: str
+    speculation: SpeculationConfig
+
+
+SHAPES = (
+    Shape("chain 7", SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)),
+    Shape("tree 7x8", SpeculationConfig(draft_steps=7, draft_top_k=8, verify_tree_size=64)),
+)
+
+
+def new_head(bench: Bench) -> EagleHead:
+    """An EAGLE-3 head of random weights, drawn on the device."""
+    target = llama_config(bench)
+    config = EagleHeadConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        target_hidden_size=target.hidden_size,
+        tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=64 if bench.quick else 32000,
+    )
+    with torch.device(bench.device):
+        head = EagleHead(config)
+    return head.to(bench.dtype)
+
+
+class Pass:
+    """A drafter and the batch of one round.
+
+    Args:
+        context: committed tokens of every sequence, of random content.
+        captured: replay CUDA graphs; else each operation is launched by itself.
+    """
+
+    def __init__(
+        self, bench: Bench, head: EagleHead, speculation: SpeculationConfig, num_reqs: int, context: int, captured: bool
+    ) -> None:
+        graph_device = CudaGraphDevice(bench.device) if captured else None
+        self.drafter = EagleDrafter(head, speculation, graph_device, fixed_shapes=True)
+        width = -(-(context + speculation.num_nodes) // BLOCK_SIZE)
+        spec = ChannelSpec(
+            num_slots=num_reqs,
+            num_nodes=speculation.num_nodes,
+            max_path=speculation.max_path,
+            max_prefill_tokens=1,
+            taps_size=head.fc.in_features,
+            max_model_len=context,
+            max_blocks_per_seq=width,
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + num_reqs * width,
+            taps_dtype=bench.dtype,
+        )
+        self.drafter.resize(spec, spec.num_slots, spec.num_blocks)
+        stats = self.drafter.graph_stats
+        if stats.failed:
+            raise RuntimeError(f"captures failed: {stats.failed}")
+        slots, device, num_tokens = torch.arange(num_reqs), bench.device, min(3, spec.max_path)
+        tables = 1 + torch.randperm(num_reqs * width, device=device).view(num_reqs, width)
+        vocab_size = head.config.vocab_size
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        self.batch = DraftBatch(
+            decode_slots=slots,
+            decode_positions=torch.full((num_reqs,), context - 1 - num_tokens, device=device),
+            decode_num_tokens=torch.full((num_reqs,), num_tokens, device=device),
+            decode_token_ids=torch.randint(vocab_size, (num_reqs, spec.max_path), device=device),
+            decode_taps=torch.randn(num_reqs, spec.max_path, spec.taps_size, dtype=bench.dtype, device=device),
+            chunk_slots=[],
+            chunk_positions=[],
+            chunk_lens=[],
+            chunk_next_token_ids=none,
+            chunk_taps=torch.zeros(0, spec.taps_size, dtype=bench.dtype, device=device),
+            proposal_slots=slots,
+            committed_lens=torch.full((num_reqs,), context, device=device),
+            block_tables=tables,
+            temperatures=torch.zeros(num_reqs, device=device),
+            seeds=torch.zeros(num_reqs, dtype=torch.int64, device=device),
+            token_ids=torch.randint(vocab_size, (num_reqs, context + 1), device=device),
+            max_committed_len=context,
+        )
+
+    @torch.inference_mode()
+    def __call__(self, depth: int) -> None:
+        """One pass of `depth` levels."""
+        self.drafter.draft(self.batch._replace(max_levels=depth))
+
+
+def measure(bench: Bench) -> Result:
+    """By shape and batch size; graphs on and off; a level's time is the slope over depths."""
+    on_gpu, context = bench.device.type == "cuda", 40 if bench.quick else CONTEXT
+    head, figures = new_head(bench), []
+    facts = shape_facts(llama_config(bench), bench.dtype) | {
+        "head": f"EAGLE-3, draft vocabulary {head.config.draft_vocab_size}",
+        "workload": f"{context} committed tokens a sequence, 3 of them new, greedy",
+    }
+    for name, speculation in SHAPES:
+        deepest = speculation.max_path - 1
+        for num_reqs in (1, 2) if bench.quick else BATCH_SIZES:
+            for captured in (True, False) if on_gpu else (False,):
+                one = Pass(bench, head, speculation, num_reqs, context, captured)
+                shallow, deep = (bench.median_ms(lambda d=depth, p=one: p(d)) for depth in (1, deepest))
+                label = f"{name}, batch {num_reqs}, {'graphs' if captured else 'eager'}"
+                figures.append(Figure(f"{label}: round", deep, "ms"))
+                level = max(deep - shallow, 0.0) / (deepest - 1)
+                target = LEVEL_MS if captured and num_reqs == 1 else None
+                figures.append(Figure(f"{label}: level", level, "ms", at_most=target))
+            # What was measured survives a part that is cut off.
+            bench.report(Result(facts, figures))
+    return Result(facts, figures)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)
