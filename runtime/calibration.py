@@ -20,6 +20,7 @@ import torch
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.kv_cache import KVCache
+from wingbeat.runtime.layer_compile import replay_ms
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.round_costs import CostTables
@@ -67,14 +68,20 @@ def cache_dir() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
 
 
-def verifier_times(loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig) -> VerifierTimes:
-    """Forward passes by batch size and drafted nodes, from the cache on disk where the same was measured before."""
-    path = cache_dir() / f"verifier-{_key(loaded, config)}.json"
+def verifier_times(
+    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, captured: bool = False
+) -> VerifierTimes:
+    """Forward passes by batch size and drafted nodes, from the cache on disk where the same was measured before.
+
+    Args:
+        captured: measure them as CUDA graphs.
+    """
+    path = cache_dir() / f"verifier-{_key(loaded, config, captured)}.json"
     kept = _read(path)
     if kept is not None:
         return kept
     started = time.perf_counter()
-    times = _measure_verifier(loaded, model, cache, config)
+    times = _measure_verifier(loaded, model, cache, config, captured)
     _write(path, times)
     logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
     return times
@@ -117,11 +124,17 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -
     outcome.header[1:5] = torch.tensor([num_reqs, 0, num_reqs, depth])
     started = time.perf_counter()
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
-    return None if reply is None else time.perf_counter() - started
+    if reply is None:
+        return None
+    if reply.token_ids.is_cuda:  # the answer says that the trees are enqueued, not that they are there
+        torch.cuda.synchronize(reply.token_ids.device)
+    return time.perf_counter() - started
 
 
 @torch.inference_mode()
-def _measure_verifier(loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig) -> VerifierTimes:
+def _measure_verifier(
+    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, captured: bool
+) -> VerifierTimes:
     batch_sizes = (*(size for size in _BATCH_SIZES if size < config.max_num_seqs), config.max_num_seqs)
     most = config.speculation.num_nodes - 1
     extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
@@ -131,6 +144,8 @@ def _measure_verifier(loaded: LoadedModel, model: VerifierModel, cache: KVCache,
 
     def forward_s(num_reqs: int, num_nodes: int, width: int) -> float:
         batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width)
+        if captured:
+            return replay_ms(lambda: model(batch), loaded.device, _REPEATS) / 1e3
         return _median_s(lambda: model(batch), loaded.device)
 
     for num_reqs in batch_sizes:
@@ -151,7 +166,7 @@ def _median_s(run: Callable[[], object], device: torch.device) -> float:
     return statistics.median(times[1:])
 
 
-def _key(loaded: LoadedModel, config: EngineConfig) -> str:
+def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
     device = loaded.device
     cuda = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     parts = (
@@ -161,6 +176,7 @@ def _key(loaded: LoadedModel, config: EngineConfig) -> str:
         os.cpu_count(),
         cuda,
         torch.__version__,
+        captured,
         str(loaded.dtype),
         loaded.model.config.to_json_string(use_diff=False),
         config.max_num_seqs,

@@ -218,7 +218,9 @@ class Engine:
                 flight.wait()
                 watch.lap("wait_s")
             self.drafting.publish(plan, flight)
-            watch.lap("publish_s")
+            # Where the drafter shares the core, ringing for it is waiting for it.
+            watch.lap("publish_s", draft_wait_s=self.drafting.ring_s)
+            waited_s += self.drafting.ring_s
         outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
         if self.adaptive is not None and launched and not plan.chunks:
             self.adaptive.observe(RoundTimes(waited_s, flight.forward_s, watch.total_s))
@@ -237,7 +239,9 @@ class Engine:
     def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
         """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
         speculation = self.config.speculation
-        verifier = verifier_times(self.loaded, self.model, self.cache, self.config)
+        captured = self.loaded.device.type == "cuda" and self.runner.graphs is not None
+        captured = captured and bool(self.runner.graphs.stats.captured)
+        verifier = verifier_times(self.loaded, self.model, self.cache, self.config, captured)
         drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
         if drafter is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")

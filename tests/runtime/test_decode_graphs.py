@@ -6,7 +6,6 @@ import pytest
 import torch
 from models import (
     CHAIN,
-    NUM_TOKENS,
     TREE,
     Run,
     eagle_drafter,
@@ -29,6 +28,11 @@ from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.request import SamplingParams
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
+SHORT = 48
+
+
+def first(ref, count=SHORT):
+    return [tokens[:count] for tokens in ref.continuations]
 
 
 @pytest.fixture
@@ -62,22 +66,26 @@ def replays(engine):
 def test_plain_rounds(captured, batch):
     ref = reference("llama")
     engine = captured(ref, engine_config(max_num_seqs=batch), None)
-    assert Run(engine, ref.prompts[:2], greedy_params()).finish() == ref.continuations[:2]
-    assert replays(engine)[0] > NUM_TOKENS - 4
+    assert Run(engine, ref.prompts[:2], greedy_params(SHORT)).finish() == first(ref)[:2]
+    assert replays(engine)[0] > SHORT - 4
     assert replays(engine)[1] == 0
     assert (Stage.BASE_DECODING, Bucket(batch, 1)) in engine.stats().graphs.captured
 
 
-@pytest.mark.parametrize("kind", ["right", "eagle", "ngram", "random", "malformed"])
-@pytest.mark.parametrize("model", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("llama", kind) for kind in ("right", "eagle", "ngram", "random", "malformed")]
+    + [("gemma3", "right"), ("mistral", "random")],
+)
 def test_trees(captured, model, kind):
     ref = reference(model)
     engine = captured(ref, engine_config(), drafter_of(kind, ref, "tree"))
-    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
+    assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     stats = engine.stats()
-    assert replays(engine)[1] > 10
+    assert replays(engine)[1] > 3
     assert stats.graphs.eager_runs.total() == 0
-    assert stats.speculation.num_accepted_tokens > 0 or kind == "malformed"
+    assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
+    assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
     # Only sampling looks at values on the CPU.
     assert len(stats.graphs.failed) == len(stats.graphs.captured) > 0
 
@@ -86,14 +94,14 @@ def test_trees(captured, model, kind):
 def test_chains(captured, kind):
     ref = reference("llama")
     engine = captured(ref, engine_config(CHAIN), drafter_of(kind, ref, "chain"))
-    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
-    assert replays(engine)[1] > 10
+    assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
+    assert replays(engine)[1] > 3
 
 
 def test_batches_that_shrink_run_in_smaller_buckets(captured):
     ref = reference("llama")
     engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"), RepeatingDevice())
-    lengths = [10, 20, 40, 60, 80, 90, 100, 128]
+    lengths = [5, 10, 15, 20, 25, 30, 40, 64]
     run = Run(engine, ref.prompts, [greedy_params(length) for length in lengths])
     assert run.finish() == [tokens[:length] for tokens, length in zip(ref.continuations, lengths, strict=True)]
     sizes = {bucket.num_reqs for stage, bucket in engine.stats().graphs.captured}
@@ -116,7 +124,7 @@ def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
     monkeypatch.setattr(decode_graphs, "MOST_ROWS", 40)
     ref = reference("llama")
     engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"))
-    assert Run(engine, ref.prompts, greedy_params(40)).finish() == [tokens[:40] for tokens in ref.continuations]
+    assert Run(engine, ref.prompts, greedy_params(40)).finish() == first(ref, 40)
     stats = engine.stats().graphs
     assert stats.eager_runs[Stage.BASE_VERIFICATION] > 0
     assert max(bucket.num_reqs * bucket.size for _, bucket in stats.captured) <= 40
@@ -128,7 +136,7 @@ def test_slots_change_hands(captured, overlap):
     ref = reference("llama")
     config = engine_config(max_num_seqs=3, max_model_len=128, num_kv_blocks=12, overlap=overlap)
     engine = captured(ref, config, drafter_of("eagle", ref, "tree"))
-    assert Run(engine, ref.prompts, greedy_params(48)).finish() == [tokens[:48] for tokens in ref.continuations]
+    assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     assert engine.stats().num_preemptions > 0
 
 
