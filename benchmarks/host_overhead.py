@@ -44,9 +44,15 @@ class InstantRunner:
 
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
+        self.graphs = None
         self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor, Download]] = {}
 
-    def launch(self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None) -> RoundInFlight:
+    def prepare_trees(self) -> None:
+        """Nothing to capture."""
+
+    def launch(
+        self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None, num_nodes: int | None = None
+    ) -> RoundInFlight:
         """A round that is over when it begins."""
         num_sampled = sum(chunk.samples for chunk in plan.chunks)
         key = (len(plan.decodes), num_sampled)

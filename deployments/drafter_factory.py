@@ -15,9 +15,14 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     """
     torch.set_num_threads(config.threads)
     target = TargetDescription.from_checkpoint(config.model_dir())
-    speculation = config.engine_config().speculation
+    engine_config = config.engine_config()
     drafter = load_drafter(
-        config.drafter_source(), target, speculation, getattr(torch, config.dtype), config.drafter_device()
+        config.drafter_source(),
+        target,
+        engine_config.speculation,
+        getattr(torch, config.dtype),
+        config.drafter_device(),
+        cuda_graphs=engine_config.cuda_graphs is not False,
     )
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")

@@ -9,7 +9,6 @@ import math
 import operator
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -94,10 +93,19 @@ class GraphStats:
 
     captured: list[tuple[Stage, Bucket]] = field(default_factory=list)
     failed: list[GraphFailure] = field(default_factory=list)
-    replays: Counter[Stage] = field(default_factory=Counter)
-    eager_runs: Counter[Stage] = field(default_factory=Counter)
+    # No Counters: dataclasses.asdict would count their items.
+    replays: dict[Stage, int] = field(default_factory=dict)
+    eager_runs: dict[Stage, int] = field(default_factory=dict)
     memory_bytes: int = 0
     """Device memory that the captures hold."""
+
+    def count_replay(self, stage: Stage) -> None:
+        """A graph ran."""
+        self.replays[stage] = self.replays.get(stage, 0) + 1
+
+    def count_eager_run(self, stage: Stage) -> None:
+        """A stage's function ran in place of a graph."""
+        self.eager_runs[stage] = self.eager_runs.get(stage, 0) + 1
 
 
 class GraphPool:
@@ -243,11 +251,11 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         captured, stats = self._graphs.get(bucket), self.pool.stats
         if captured is None:
             outputs = self.function(self.inputs(bucket))
-            stats.eager_runs[self.stage] += 1
+            stats.count_eager_run(self.stage)
         else:
             self.pool.device.replay(captured.graph)
             outputs = captured.outputs
-            stats.replays[self.stage] += 1
+            stats.count_replay(self.stage)
         return type(outputs)(*(None if part is None else part[:num_reqs] for part in outputs))
 
     @torch.inference_mode(mode=False)

@@ -104,7 +104,7 @@ class DecodeGraphs:
         inputs = RootInputs(slots) if trees is None else TreeInputs(slots, *trees)
         batches, num_reqs = self._batches.get(num_nodes, ()), len(slots)
         if not batches or num_reqs > batches[-1]:
-            self.pool.stats.eager_runs[_stage(num_nodes)] += 1
+            self.stats.count_eager_run(_stage(num_nodes))
             return self.function(slots, trees, num_nodes, sampled)
         bucket = Bucket(bucket_for(num_reqs, batches), num_nodes)
         # The inputs' memory is every bucket's: what was decided must not point into it.

@@ -98,7 +98,8 @@ class LLM:
         loaded = load_model(model, torch_dtype, torch.device(device))
         target = TargetDescription.from_checkpoint(model)
         engine_config = replace(engine_config, compile=compile or engine_config.compile)
-        built = load_drafter(drafter, target, engine_config.speculation, torch_dtype, device)
+        graphs = engine_config.cuda_graphs is not False
+        built = load_drafter(drafter, target, engine_config.speculation, torch_dtype, device, graphs)
         self.tokenizer = Tokenizer.find(model)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
 

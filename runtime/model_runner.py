@@ -166,8 +166,10 @@ class ModelRunner:
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
         self.graphs: DecodeGraphs | None = None
+        self._workspace_rows = 0
         if graph_device is not None:
-            self._workspace = sampling_workspace(MOST_ROWS, loaded.vocab_size, self.device)
+            self._workspace_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
+            self._workspace = sampling_workspace(self._workspace_rows, loaded.vocab_size, self.device)
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
@@ -360,7 +362,7 @@ class ModelRunner:
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor, any_filtered: bool) -> Tensor:
         """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
         state = self.slots
-        fits = self.graphs is not None and len(rows) <= MOST_ROWS
+        fits = len(rows) <= self._workspace_rows
         return choose_tokens(
             logits,
             state.temperatures[rows],

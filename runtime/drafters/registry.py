@@ -51,8 +51,12 @@ def load_drafter(
     speculation: SpeculationConfig,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    cuda_graphs: bool = True,
 ) -> Drafter | None:
     """Build the drafter that `name` means: "none", "ngram", or a folder with an EAGLE-3 head.
+
+    Args:
+        cuda_graphs: on CUDA, capture an EAGLE drafter's passes.
 
     Returns:
         None for "none".
@@ -81,5 +85,5 @@ def load_drafter(
         dtype=dtype,
         device=device,
     )
-    graph_device = CudaGraphDevice(head.draft_token_ids.device) if head.draft_token_ids.is_cuda else None
-    return EagleDrafter(head, speculation, graph_device)
+    captured = cuda_graphs and head.draft_token_ids.is_cuda
+    return EagleDrafter(head, speculation, CudaGraphDevice(head.draft_token_ids.device) if captured else None)

@@ -1,6 +1,7 @@
 """Rounds replayed as graphs write what eager rounds write, whatever the batch, the trees and the load."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def drafter_of(kind, ref, shape):
 
 def replays(engine):
     stats = engine.stats().graphs
-    return stats.replays[Stage.BASE_DECODING], stats.replays[Stage.BASE_VERIFICATION]
+    return stats.replays.get(Stage.BASE_DECODING, 0), stats.replays.get(Stage.BASE_VERIFICATION, 0)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -83,7 +84,7 @@ def test_trees(captured, model, kind):
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == first(ref)
     stats = engine.stats()
     assert replays(engine)[1] > 3
-    assert stats.graphs.eager_runs.total() == 0
+    assert not stats.graphs.eager_runs
     assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
     assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
     # Only sampling looks at values on the CPU.
@@ -118,6 +119,16 @@ def test_sampled_requests_write_what_they_write_alone(captured):
     mixed = Run(engine, ref.prompts[:5], [*params, greedy_params(40)]).finish()
     assert mixed == [*expected, ref.continuations[4][:40]]
     assert engine.stats().graphs.failed == []
+
+
+def test_the_statistics_can_be_sent(captured):
+    ref = reference("llama")
+    engine = captured(ref, engine_config(max_num_seqs=2), drafter_of("right", ref, "tree"))
+    Run(engine, ref.prompts[:1], greedy_params(20)).finish()
+    sent = json.loads(json.dumps(asdict(engine.stats())))["graphs"]
+    assert sent["replays"] == {str(stage): count for stage, count in engine.stats().graphs.replays.items()}
+    assert ["base_verification", [2, 16]] in sent["captured"]
+    assert sent["failed"][0][2].startswith("RuntimeError: nonzero")
 
 
 def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
