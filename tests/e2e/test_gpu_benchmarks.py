@@ -48,7 +48,8 @@ def suite():
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "losslessness", "plain_decode", "verify",
+        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "losslessness", "plain_decode",
+        "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
