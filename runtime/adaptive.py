@@ -99,7 +99,7 @@ class AdaptiveSpeculation:
         learns = learns_from(self._round)
         if self._chains and this.num_decodes == 1 and not learns and not self.policy.exploring:
             return self._cut_chain(trees, this)
-        host = _on_host(trees)
+        host = _on_host(trees, self.policy.max_depth)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
         path = path_probabilities(conditional, host.parents, levels_grown)
@@ -182,8 +182,10 @@ class AdaptiveSpeculation:
         return self.policy.stats()
 
 
-def _on_host(trees: TokenTree) -> _Trees:
-    parents, depths, scores = trees.parents.numpy(), trees.depths.numpy(), trees.scores.numpy()
+def _on_host(trees: TokenTree, max_depth: int) -> _Trees:
+    parents, scores = trees.parents.numpy(), trees.scores.numpy()
+    # Deeper than any path a round can emit: a drafter may send it, and it counts as the deepest there is.
+    depths = np.minimum(trees.depths.numpy(), max_depth)
     index = np.arange(parents.shape[1])
     real = (index < trees.num_valid.numpy()[:, None]) & (index > 0)
     up = np.maximum(parents, 0)

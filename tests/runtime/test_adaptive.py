@@ -87,6 +87,12 @@ def test_pruned_trees_hold_exactly_the_chosen_paths(seed):
         assert paths(pruned, row) == sorted(number.values())
 
 
+def test_nodes_deeper_than_any_path_are_harmless():
+    whole = tree_tensors([1], [[(5, node) for node in range(12)]], 16)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, running(1))
+    assert paths(pruned, 0) == paths(whole, 0)
+
+
 def test_nothing_worth_verifying_is_no_tree():
     whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
     assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2)) is None

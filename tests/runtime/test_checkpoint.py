@@ -86,7 +86,7 @@ def test_both_layouts_give_equal_outputs(head, folder, caplog):
     assert theirs.config == ours.config
     assert "SafeAILab layout, taps enter layers [2, 4, 5] (by default" in caplog.text
     tokens, features, positions = torch.arange(3), torch.randn(3, HIDDEN), torch.arange(3)
-    outputs = [h.logits(h(tokens, features, positions, lambda q, k, v: q)) for h in (ours, theirs)]
+    outputs = [h.logits(h(tokens, features, h.rotary(positions), lambda q, k, v: q)) for h in (ours, theirs)]
     assert torch.equal(*outputs)
 
 
