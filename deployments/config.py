@@ -20,6 +20,8 @@ _ENGINE_LIMITS = (
     "enable_prefix_caching",
     "drafter_timeout_s",
     "compile",
+    "overlap",
+    "cuda_graphs",
 )
 _ENGINE = EngineConfig()
 
@@ -94,6 +96,10 @@ class AppConfig(BaseModel):
         "GPU. 'auto' is cuda_ipc where both have one, shm elsewhere.",
     )
     compile: bool = Field(False, description="Run the models through torch.compile; longer start, faster rounds.")
+    overlap: bool | None = Field(
+        None, description="Run the host one round behind the device; by default on GPUs. False gives the same tokens."
+    )
+    cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
     threads: int = Field(1, ge=1, description="Torch CPU threads of the verifier, and of the drafter.")
     share_core: bool = Field(
         True,
@@ -143,6 +149,8 @@ class AppConfig(BaseModel):
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
         if self.device == "cuda" and self.has_drafter() and self.drafter != "ngram" and self.num_gpus_per_drafter == 0:
             raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
+        if self.cuda_graphs and self.resolved_device() == "cpu":
+            raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         if self.resolved_device() == "cpu" and self.num_gpus_per_drafter > 0:

@@ -44,6 +44,7 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'ngram', 'none' or a directory"),
         ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
         ({"verify_tree_size": 1}, "verify_tree_size is 1"),
+        ({"cuda_graphs": True}, "cuda_graphs is True"),
         ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2: leave it out"),
         ({"device": "cuda"}, "num_gpus_per_verifier is 0"),
         ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
