@@ -1,10 +1,17 @@
 """One Ray cluster for every test that needs one, whichever folder it is in."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+# Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
+# module of any folder may be what imports it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 TESTS = str(Path(__file__).parent)
 

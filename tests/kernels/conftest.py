@@ -1,13 +1,9 @@
-"""Without a GPU, Triton kernels run in Triton's interpreter, which is chosen where a kernel is decorated."""
+"""Memory that shows what a kernel leaves unwritten."""
 
-import os
 from typing import Any
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
