@@ -14,12 +14,20 @@ import torch
 from report import RESULTS, Report, Table, machine_facts, middle, spread
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from wingbeat.runtime.batch import ChannelSpec, Outcome, TokenTree, TreeReply, outcome_layout, reply_layout
+from wingbeat.runtime.batch import (
+    AcceptedPaths,
+    ChannelSpec,
+    Outcome,
+    TokenTree,
+    TreeReply,
+    outcome_layout,
+    reply_layout,
+)
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.model_loader import prepare_model
-from wingbeat.runtime.model_runner import AcceptedPaths, RoundInFlight
 from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.round_in_flight import RoundInFlight
 from wingbeat.runtime.scheduler import SchedulerOutput
 from wingbeat.runtime.slot_state import DecodeRows
 from wingbeat.runtime.transfer import Download

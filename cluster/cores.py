@@ -6,10 +6,13 @@ Claims are file locks, so a dead process claims nothing.
 """
 
 import fcntl
+import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import IO
+
+logger = logging.getLogger(__name__)
 
 
 class CoreClaim:
@@ -25,7 +28,7 @@ class CoreClaim:
 
 
 def claim_core(folder: Path | None = None) -> CoreClaim | None:
-    """Claim a core that no other pair holds, the last ones first; None where there is none to spare.
+    """Claim a core that no other pair holds, the last ones first; None where there is none to spare or to lock.
 
     One core always stays unclaimed, for everything that is not a pair.
 
@@ -33,6 +36,14 @@ def claim_core(folder: Path | None = None) -> CoreClaim | None:
         folder: of the lock files; shared by all pairs of a machine.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"wingbeat-cores-{os.getuid()}"
+    try:
+        return _claim_in(folder)
+    except OSError as error:  # a shared core is for speed alone: nothing must fail for want of it
+        logger.warning("no core is claimed, %s cannot hold the locks: %s", folder, error)
+        return None
+
+
+def _claim_in(folder: Path) -> CoreClaim | None:
     folder.mkdir(mode=0o700, exist_ok=True)
     for core in sorted(os.sched_getaffinity(0), reverse=True)[:-1]:
         lock = (folder / str(core)).open("w")

@@ -9,16 +9,15 @@ from torch import Tensor
 
 from wingbeat.runtime.acceptance import path_probabilities
 from wingbeat.runtime.batch import Outcome, TokenTree
-from wingbeat.runtime.model_runner import RoundResult
+from wingbeat.runtime.round_in_flight import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
 
 _LEARN_ALWAYS = 64
 _LEARN_EVERY = 4
 """Rounds: learning costs as much as deciding, and after the first few every fourth round says enough."""
-
-
 _HOPELESS = -50.0
+"""Log-probability of what no drafter can have meant."""
 
 
 class RoundTimes(NamedTuple):

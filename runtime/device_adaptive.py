@@ -9,7 +9,7 @@ from wingbeat.runtime.acceptance import path_probabilities
 from wingbeat.runtime.adaptive import AdaptiveSpeculation, Launched, RoundTimes, learns_from, mean_context
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.device_pruning import DevicePruner, unpack_evidence
-from wingbeat.runtime.model_runner import RoundResult
+from wingbeat.runtime.round_in_flight import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, Round, SpeculationPolicy
 

@@ -21,7 +21,7 @@ from wingbeat.runtime.block_manager import BlockManager
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.deferred_pairs import DeferredPairs
 from wingbeat.runtime.link import VerifierEnd
-from wingbeat.runtime.model_runner import RoundInFlight
+from wingbeat.runtime.round_in_flight import RoundInFlight
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import DecodeRows, SlotState

@@ -19,9 +19,10 @@ from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.model_runner import ModelRunner, RoundInFlight, RoundResult
+from wingbeat.runtime.model_runner import ModelRunner
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.round_costs import RoundCosts
+from wingbeat.runtime.round_in_flight import RoundInFlight, RoundResult
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.slot_state import SlotState
 from wingbeat.runtime.speculation_policy import PolicyStats, SpeculationPolicy

@@ -7,7 +7,6 @@ from the slot state, which the round before advances on the device, and the host
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,66 +28,12 @@ from wingbeat.runtime.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.layer_compile import faster_layers, replay_ms
 from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.round_in_flight import RoundInFlight, launched_round
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import DecodeRows, SlotState
-from wingbeat.runtime.transfer import Download, upload
+from wingbeat.runtime.transfer import upload
 from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
-
-
-class RoundResult(NamedTuple):
-    """What a round decided, on the host."""
-
-    token_ids: list[list[int]]
-    """The emitted tokens, by decode."""
-    num_valid: list[int]
-    """Nodes of the tree that was verified, by decode; 1 is a bare root."""
-    chunk_token_ids: list[list[int]]
-    """By chunk: the token its last row yields, or nothing."""
-    path_nodes: Tensor
-    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
-    evidence: Tensor | None = None
-    """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
-
-
-@dataclass
-class RoundInFlight:
-    """A launched round."""
-
-    plan: SchedulerOutput
-    epochs: list[int]
-    """By decode, then by chunk: a sequence whose epoch is another one by now has left, and its row is void."""
-    decodes: AcceptedPaths
-    sampled: Tensor
-    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
-    chunk_taps: Tensor | None
-    """[num_chunk_tokens, taps_size], chunks back to back."""
-    forward_s: float
-    """Host seconds in the verifier's forward pass; on an accelerator, for enqueueing it."""
-    download: Download
-    result: RoundResult | None = None
-    """What it decided, once the host knows."""
-
-    def wait(self) -> RoundResult:
-        """The tokens, once the device has decided them: the one wait of a round."""
-        if self.result is None:
-            self.result = self._result()
-        return self.result
-
-    def num_new_tokens(self, row: int) -> int:
-        """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
-        return 1 if self.result is None else len(self.result.token_ids[row])
-
-    def _result(self) -> RoundResult:
-        num_tokens, num_valid, token_ids, nodes, sampled, *evidence = self.download.wait()
-        left = iter(sampled.tolist())
-        return RoundResult(
-            token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
-            num_valid=num_valid.tolist(),
-            chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
-            path_nodes=nodes,
-            evidence=evidence[0] if evidence else None,
-        )
 
 
 class _Decodes(NamedTuple):
@@ -219,7 +164,7 @@ class ModelRunner:
         sampled = any(seq.request.params.temperature > 0 for seq in plan.decodes)
         started = time.perf_counter()
         accepted = self.graphs.run(slots, trees, 1 if trees is None else num_nodes, sampled)
-        return _in_flight(plan, accepted, slots[:0], None, time.perf_counter() - started)
+        return launched_round(plan, accepted, slots[:0], None, time.perf_counter() - started)
 
     def _decode_round(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, sampled: bool) -> AcceptedPaths:
         """A whole round at shapes that its arguments' shapes decide: what is captured.
@@ -395,7 +340,7 @@ class ModelRunner:
             self.slots.last_token_ids[slots] = sampled
         if evidence is not None:
             accepted = accepted._replace(evidence=evidence)
-        return _in_flight(plan, accepted, sampled, None if taps is None else taps[num_decode_rows:], forward_s)
+        return launched_round(plan, accepted, sampled, None if taps is None else taps[num_decode_rows:], forward_s)
 
     def _accept(self, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
@@ -470,23 +415,6 @@ def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice
     if not wanted:
         return None
     return CudaGraphDevice(device) if given is None else given
-
-
-def _in_flight(
-    plan: SchedulerOutput, accepted: AcceptedPaths, sampled: Tensor, chunk_taps: Tensor | None, forward_s: float
-) -> RoundInFlight:
-    parts = [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled]
-    if accepted.evidence is not None:
-        parts.append(accepted.evidence)
-    return RoundInFlight(
-        plan=plan,
-        epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
-        decodes=accepted,
-        sampled=sampled,
-        chunk_taps=chunk_taps,
-        forward_s=forward_s,
-        download=Download(parts),
-    )
 
 
 def _pack(real: Tensor) -> Packing | None:

@@ -34,6 +34,14 @@ def test_a_dead_process_holds_no_core(tmp_path):
     assert claim_core(tmp_path).core == CORES[-1]
 
 
+@needs_two
+def test_a_folder_that_cannot_be_made_costs_the_core_and_nothing_else(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.touch()
+    assert claim_core(file / "cores") is None
+    assert "no core is claimed" in caplog.text
+
+
 def test_pinning_moves_the_calling_thread_alone():
     seen = []
 

@@ -24,8 +24,8 @@ from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_loader import prepare_model
-from wingbeat.runtime.model_runner import RoundInFlight
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams
+from wingbeat.runtime.round_in_flight import RoundInFlight
 
 DRAFTERS = ["none", "right", "wrong", "ngram", "eagle"]
 SHORT = 48
