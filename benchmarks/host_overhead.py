@@ -24,6 +24,7 @@ from wingbeat.runtime.batch import (
     reply_layout,
 )
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.request import Request, SamplingParams
@@ -137,7 +138,7 @@ def new_engine(batch: int, overlap: bool, max_model_len: int) -> Engine:
             | {"num_kv_blocks": batch * limits.max_blocks_per_seq + 1, "max_num_batched_tokens": 64 * batch}
         )
     )
-    engine = Engine(loaded, limits, tap_layers=(1,))
+    engine = Engine(loaded, limits, DrafterNeeds((1,), keeps_context=True))
     engine.runner = InstantRunner(limits.speculation.max_path, engine.model.taps_size)
     engine.drafting.on_host = False
     engine.attach_drafter(InstantDrafter(engine.channel_spec))

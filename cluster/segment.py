@@ -29,7 +29,7 @@ UNFINISHED = ".unfinished"
 HEADER_BYTES = 4096
 JSON_START = 8 * NUM_WORDS
 MAGIC = int.from_bytes(b"wingbeat", "little")
-VERSION = 2
+VERSION = 3
 """Of the header and of the layout that follows from a spec; raise it with any change to either."""
 
 Details = dict[str, str | int | list[str]]
@@ -216,6 +216,8 @@ def _parse_header(text: bytes) -> SegmentHeader:
     fields = dict(json.loads(text))
     spec = dict(fields["spec"])
     dtype = getattr(torch, str(spec.pop("taps_dtype")), None)
-    if not isinstance(dtype, torch.dtype) or not all(type(value) is int and value >= 0 for value in spec.values()):
+    if not isinstance(dtype, torch.dtype) or not all(
+        type(value) in (int, bool) and value >= 0 for value in spec.values()
+    ):
         raise ValueError(f"unexpected fields {text[:200]!r}")
     return SegmentHeader(str(fields["kind"]), ChannelSpec(**spec, taps_dtype=dtype), dict(fields["details"]))

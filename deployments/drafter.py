@@ -13,6 +13,7 @@ from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.channels import attach_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.factories import load_factory
+from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.link import DrafterEnd
 
 logger = logging.getLogger(__name__)
@@ -63,9 +64,9 @@ class DrafterActor:
         """The operating system's id of this process."""
         return os.getpid()
 
-    def tap_layers(self) -> tuple[int, ...]:
-        """Layers of the verifier whose input this drafter needs."""
-        return tuple(self._worker.drafter.tap_layers)
+    def needs(self) -> DrafterNeeds:
+        """What this drafter needs of its verifier."""
+        return self._worker.drafter.needs
 
     def attach(self, name: str, incarnation: int) -> None:
         """Serve the channel `name` from now on.

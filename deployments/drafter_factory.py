@@ -4,7 +4,8 @@ import torch
 
 from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.draft_worker import DraftWorker
-from wingbeat.runtime.drafters.registry import TargetDescription, load_drafter
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
+from wingbeat.runtime.drafters.target import TargetDescription
 
 
 def build_draft_worker(config: AppConfig) -> DraftWorker:
@@ -16,14 +17,10 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     torch.set_num_threads(config.threads)
     target = TargetDescription.from_checkpoint(config.model_dir())
     engine_config = config.engine_config()
-    drafter = load_drafter(
-        config.drafter_source(),
-        target,
-        engine_config.speculation,
-        getattr(torch, config.dtype),
-        config.drafter_device(),
-        cuda_graphs=engine_config.cuda_graphs is not False,
+    options = DrafterOptions(
+        getattr(torch, config.dtype), config.drafter_device(), cuda_graphs=engine_config.cuda_graphs is not False
     )
+    drafter = load_drafter(config.drafter_source(), target, engine_config.speculation, options)
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     return DraftWorker(drafter)

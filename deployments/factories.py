@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import ServedEngine
 from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.drafters.base import DrafterNeeds
 
-TapLayers = Callable[[], tuple[int, ...]]
-"""Layers whose input the drafter needs; blocks until the drafter's process knows, raises if it cannot start."""
+AskNeeds = Callable[[], DrafterNeeds]
+"""What the drafter needs of the verifier; blocks until the drafter's process knows, raises if it cannot start."""
 
 
 class EngineSetup(NamedTuple):

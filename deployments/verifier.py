@@ -27,6 +27,7 @@ from wingbeat.deployments.engine_loop import EngineLoop
 from wingbeat.deployments.factories import EngineSetup, load_factory
 from wingbeat.deployments.wire import WireOutput, WireRequest
 from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.drafters.base import DrafterNeeds
 
 logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.5e-3
@@ -48,14 +49,14 @@ class RayDrafter:
         options = drafter_options(share)
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core)
 
-    def tap_layers(self) -> tuple[int, ...]:
-        """Layers of the verifier it needs; blocks until it is ready.
+    def needs(self) -> DrafterNeeds:
+        """What it needs of its verifier; blocks until it is ready.
 
         Raises:
             DrafterStartError: it cannot start; names the cause.
         """
         try:
-            return ray.get(self._actor.tap_layers.remote())
+            return ray.get(self._actor.needs.remote())
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
@@ -90,7 +91,7 @@ class Verifier:
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
         setup: EngineSetup = await asyncio.to_thread(
-            load_factory(config.engine_factory), config, drafter.tap_layers if drafter is not None else tuple
+            load_factory(config.engine_factory), config, drafter.needs if drafter is not None else DrafterNeeds
         )
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)

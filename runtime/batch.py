@@ -29,6 +29,8 @@ class ChannelSpec:
     num_blocks: int
     """Of the verifier's KV pool: the drafter's KV lives under the same block ids."""
     taps_dtype: torch.dtype = torch.float32
+    keeps_context: bool = True
+    """Whether the drafter keeps state per committed position, so that it is told of every one; see `DrafterNeeds`."""
 
 
 class TokenTree(NamedTuple):

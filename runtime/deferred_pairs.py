@@ -43,7 +43,8 @@ class DeferredPairs:
                 # The round itself is counted already: its root stands before the token it emits.
                 seq.deferred_from = seq.min_len - 2
         slots, column = paths.slots[index], upload([seq.num_deferred for seq in seqs], paths.slots.device)
-        self._taps[slots, column] = paths.taps[index, 0]
+        if paths.taps is not None:
+            self._taps[slots, column] = paths.taps[index, 0]
         self._token_ids[slots, column] = paths.token_ids[index, 0]
         for seq in seqs:
             seq.num_deferred += 1

@@ -19,6 +19,9 @@ from wingbeat.runtime.transfer import upload
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""
 
+SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
+"""Fields of a `DraftBatch` that an outcome has by slot."""
+
 
 @dataclass
 class _Attachment:
@@ -175,7 +178,7 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
     if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
         outcome = pending[0][1]
-        by_slot = {k: getattr(outcome, k) for k in ("committed_lens", "block_tables", "temperatures", "seeds")}
+        by_slot = {name: getattr(outcome, name) for name in SLOT_COLUMNS}
         longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
         if outcome.committed_lens.device != device:
             by_slot = _moved(by_slot, device)
@@ -245,6 +248,7 @@ def _by_slot(
     tables: dict[str, Tensor] = {}
     for attachment, outcome in pending:
         columns = {
+            "epochs": outcome.epochs,
             "committed_lens": outcome.committed_lens,
             "block_tables": outcome.block_tables + attachment.block_offset,
             "temperatures": outcome.temperatures,

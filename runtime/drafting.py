@@ -249,8 +249,8 @@ class DraftSession:
 
     @property
     def _stateless(self) -> bool:
-        """Whether the drafter needs no hidden states, so that there is no context to complete."""
-        return self._end.spec.taps_size == 0
+        """Whether the drafter keeps nothing per position, so that there is no context to complete."""
+        return not self._end.spec.keeps_context
 
     def _rows_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TreeReply:
         """A reply by decode instead of by slot, on the verifier's device."""
@@ -274,7 +274,8 @@ class DraftSession:
             num_sampled += chunk.samples
             if not seq.request.params.speculation or seq.draft_len != chunk.start:
                 continue
-            copy_into(outcome.chunk_taps[filled : filled + chunk.length], flight.chunk_taps[rows])
+            if flight.chunk_taps is not None:
+                copy_into(outcome.chunk_taps[filled : filled + chunk.length], flight.chunk_taps[rows])
             _write(outcome.chunk_next_token_ids[filled:], seq.token_ids[chunk.start + 1 : end + 1])
             filled += chunk.length
             if sampled is not None:

@@ -14,6 +14,7 @@ from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
 from wingbeat.runtime.cuda_graph import GraphStats
 from wingbeat.runtime.decode_graphs import node_buckets
 from wingbeat.runtime.device_adaptive import DeviceAdaptiveSpeculation
+from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafting import DrafterState, DraftSession
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
@@ -101,7 +102,7 @@ class Engine:
     Args:
         loaded: the verifier.
         config: limits; its max_model_len must not exceed the model's positions.
-        tap_layers: layers whose input the drafter needs; empty for drafters that need tokens only.
+        needs: of the drafter to come.
         graph_device: captures decode rounds in place of CUDA.
 
     Raises:
@@ -112,7 +113,7 @@ class Engine:
         self,
         loaded: LoadedModel,
         config: EngineConfig,
-        tap_layers: tuple[int, ...] = (),
+        needs: DrafterNeeds = DrafterNeeds(),
         graph_device: GraphDevice | None = None,
     ) -> None:
         if config.max_model_len > loaded.max_position_embeddings:
@@ -121,7 +122,8 @@ class Engine:
             )
         self.config = config
         self.loaded = loaded
-        self.model = VerifierModel(loaded, tap_layers)
+        self.model = VerifierModel(loaded, needs.tap_layers)
+        self.needs = needs
         self.cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
@@ -153,6 +155,7 @@ class Engine:
             block_size=self.config.block_size,
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
+            keeps_context=self.needs.keeps_context,
         )
 
     def add_request(self, request: Request) -> None:

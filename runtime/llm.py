@@ -10,8 +10,9 @@ import torch
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.draft_worker import DraftWorker
-from wingbeat.runtime.drafters.base import Drafter
-from wingbeat.runtime.drafters.registry import TargetDescription, load_drafter
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
+from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.link import DrafterEnd, VerifierEnd
@@ -50,7 +51,7 @@ def build_engine(
         channel_factory: `ChannelSpec -> LocalChannel`; not called where there is no drafter.
         graph_device: as for `Engine`.
     """
-    engine = Engine(loaded, config, drafter.tap_layers if drafter else (), graph_device)
+    engine = Engine(loaded, config, drafter.needs if drafter else DrafterNeeds(), graph_device)
     if drafter is not None:
         connect(engine, drafter, channel_factory)
     return engine
@@ -98,8 +99,8 @@ class LLM:
         loaded = load_model(model, torch_dtype, torch.device(device))
         target = TargetDescription.from_checkpoint(model)
         engine_config = replace(engine_config, compile=compile or engine_config.compile)
-        graphs = engine_config.cuda_graphs is not False
-        built = load_drafter(drafter, target, engine_config.speculation, torch_dtype, device, graphs)
+        options = DrafterOptions(torch_dtype, device, cuda_graphs=engine_config.cuda_graphs is not False)
+        built = load_drafter(drafter, target, engine_config.speculation, options)
         self.tokenizer = Tokenizer.find(model)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
 

@@ -29,6 +29,8 @@ class LoadedModel:
     model: PreTrainedModel
     name: str
     layers: list[LayerAttention]
+    decoder: nn.Module
+    """Owns the layers; its output is the final norm's."""
     decoder_layers: nn.ModuleList
     hidden_size: int
     vocab_size: int
@@ -127,11 +129,13 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
         # Chunked attention (Llama 4) equals full attention up to one chunk; our masks know windows, not chunks.
         limit = min(limit, chunk)
     model.set_attn_implementation(ATTENTION_NAME)
+    decoder_layers = _decoder_layers(model, len(layers))
     return LoadedModel(
         model=model,
         name=name,
         layers=layers,
-        decoder_layers=_decoder_layers(model, len(layers)),
+        decoder=next(module for module in model.modules() if decoder_layers in list(module.children())),
+        decoder_layers=decoder_layers,
         hidden_size=hidden_size,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_position_embeddings=limit,

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.attention import METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.model_loader import LoadedModel
@@ -34,12 +35,13 @@ class VerifierModel(nn.Module):
     """A loaded causal LM with pre-hooks on the tapped layers (EAGLE-3 section 3.1).
 
     Args:
-        tap_layers: layers whose *input* is tapped; empty taps nothing.
+        tap_layers: layers whose *input* is tapped, ascending; the number of layers stands for what enters the output
+            head, the final norm's result. Empty taps nothing.
     """
 
     def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
-        bad = [layer for layer in tap_layers if not 0 <= layer < len(loaded.layers)]
+        bad = [layer for layer in tap_layers if not 0 <= layer <= len(loaded.layers)]
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
@@ -47,11 +49,18 @@ class VerifierModel(nn.Module):
         self.taps_size = len(tap_layers) * loaded.hidden_size
         self._taps: list[Tensor] = []
         self._hooks = [
-            loaded.decoder_layers[layer].register_forward_pre_hook(self._tap, with_kwargs=True) for layer in tap_layers
+            loaded.decoder_layers[layer].register_forward_pre_hook(self._tap, with_kwargs=True)
+            for layer in tap_layers
+            if layer < len(loaded.layers)
         ]
+        if len(loaded.layers) in tap_layers:
+            self._hooks.append(loaded.decoder.register_forward_hook(self._tap_output))
 
     def _tap(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self._taps.append(args[0] if args else kwargs["hidden_states"])
+
+    def _tap_output(self, module: nn.Module, args: tuple, output: BaseModelOutputWithPast) -> None:
+        self._taps.append(output.last_hidden_state)
 
     def remove_taps(self) -> None:
         """Detach the hooks from the model, which outlives this object where several share it."""

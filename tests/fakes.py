@@ -8,6 +8,7 @@ from typing import NamedTuple
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.factories import EngineSetup
+from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 
@@ -92,7 +93,7 @@ class FakeEngine:
         self.drafter_state = "none"
 
 
-def build_fake_engine(config: AppConfig, tap_layers: Callable[[], tuple[int, ...]]) -> EngineSetup:
+def build_fake_engine(config: AppConfig, ask_needs: Callable[[], DrafterNeeds]) -> EngineSetup:
     """Engine factory for `AppConfig.engine_factory`: slow enough that a test can act in mid-stream."""
     info = ModelInfo(config.model_name(), config.max_model_len, VOCAB_SIZE, (), "none")
     return EngineSetup(FakeEngine(round_s=0.01, max_model_len=config.max_model_len), info, None)

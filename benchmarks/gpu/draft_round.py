@@ -97,6 +97,7 @@ class Pass:
             chunk_next_token_ids=none,
             chunk_taps=torch.zeros(0, spec.taps_size, dtype=bench.dtype, device=device),
             proposal_slots=slots,
+            epochs=torch.zeros(num_reqs, dtype=torch.int64, device=device),
             committed_lens=torch.full((num_reqs,), context, device=device),
             block_tables=tables,
             temperatures=torch.zeros(num_reqs, device=device),

@@ -10,6 +10,16 @@ from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 
 
+class DrafterNeeds(NamedTuple):
+    """What a drafter must be given by the verifier it drafts for; the verifier is built to it."""
+
+    tap_layers: tuple[int, ...] = ()
+    """Layers whose *input* is tapped, ascending; the number of layers stands for the output of the final norm."""
+    keeps_context: bool = False
+    """It keeps state per committed position: chunks and decodes are sent, and what it lacks is replayed. Without taps
+    their taps have width 0. Otherwise the token history in the channel is all it reads."""
+
+
 class DraftBatch(NamedTuple):
     """One pass over every attached verifier: their outcomes side by side, slots and blocks made unique.
 
@@ -36,8 +46,10 @@ class DraftBatch(NamedTuple):
     """[num_chunk_tokens, taps_size]"""
     proposal_slots: Tensor
     """int64 [num_proposals], on the host: sequences that want a tree."""
+    epochs: Tensor
+    """int64 [num_slots] by slot, as the next five: changes whenever a slot gets another sequence or loses its state."""
     committed_lens: Tensor
-    """int64 [num_slots] by slot, as the next four."""
+    """int64 [num_slots]"""
     block_tables: Tensor
     """int64 [num_slots, max_blocks_per_seq]"""
     temperatures: Tensor
@@ -63,8 +75,8 @@ class Drafter(ABC):
 
     device: torch.device = torch.device("cpu")
     """Where it drafts; batches are moved there."""
-    tap_layers: tuple[int, ...] = ()
-    """Layers of the verifier whose input is needed; empty where tokens suffice."""
+    needs: DrafterNeeds = DrafterNeeds()
+    """Of its verifier; tokens suffice by default."""
 
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:

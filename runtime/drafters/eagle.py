@@ -18,7 +18,7 @@ from wingbeat.runtime.attention import AttentionSegment, attend_in_blocks, atten
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cuda_graph import GraphStats
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.eagle_head import Attend, EagleHead
 from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private_blocks
 from wingbeat.runtime.graph_device import GraphDevice
@@ -44,7 +44,7 @@ class EagleDrafter(Drafter):
     ) -> None:
         self.head = head.eval().requires_grad_(False)
         self.speculation = speculation
-        self.tap_layers = head.config.tap_layers
+        self.needs = DrafterNeeds(head.config.tap_layers, keeps_context=True)
         self.device = head.draft_token_ids.device
         self.dtype = head.fc.weight.dtype
         self.scaling = head.config.head_dim**-0.5

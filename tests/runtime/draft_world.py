@@ -56,6 +56,7 @@ class World:
             torch.cat([self.tokens[slot, start + 1 : start + n + 1] for slot, start, n in chunks] or [columns[0]]),
             torch.cat([self.taps[slot, start : start + n] for slot, start, n in chunks] or [decode_taps[:0, 0]]),
             torch.tensor(proposals, dtype=torch.int64),
+            torch.zeros_like(self.lens),
             self.lens,
             self.tables,
             self.temperatures,

@@ -12,6 +12,7 @@ from scripted import ScriptedDrafter, malform, random_tree, right_chain, right_t
 
 from wingbeat.runtime import calibration
 from wingbeat.runtime.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafting import well_formed
 from wingbeat.runtime.request import Request, SamplingParams
@@ -149,7 +150,7 @@ class CountingDrafter(ScriptedDrafter):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.tap_layers = (1,)
+        self.needs = DrafterNeeds((1,), keeps_context=True)
         self.counts = False
         self.num_passes = self.num_chunk_tokens = 0
         self.ends = {}

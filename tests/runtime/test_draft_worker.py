@@ -50,7 +50,7 @@ class Verifier:
     """An engine, its channel and its requests."""
 
     def __init__(self, loaded, config, worker, name, prompts):
-        self.engine = Engine(loaded, config, worker.drafter.tap_layers)
+        self.engine = Engine(loaded, config, worker.drafter.needs)
         self.channel = InProcessChannel(self.engine.channel_spec)
         worker.attach(name, self.channel.drafter_end)
         self.channel.pump = worker.run_once
@@ -118,7 +118,7 @@ def test_channels_that_do_not_fit_are_refused_and_forgotten():
     ref = reference("llama")
     drafter = eagle_drafter(ref.loaded, TREE)
     worker = DraftWorker(drafter)
-    engine = Engine(ref.loaded, engine_config(TREE), drafter.tap_layers)
+    engine = Engine(ref.loaded, engine_config(TREE), drafter.needs)
     engine.model.remove_taps()
     spec = engine.channel_spec
     with pytest.raises(ValueError, match="taps of size 64"):
@@ -140,7 +140,7 @@ def test_rounds_without_proposals_are_answered():
     """The answer frees the round's buffers, also where nobody asks for a tree."""
     ref = reference("llama")
     worker = DraftWorker(told(ref))
-    engine = Engine(ref.loaded, engine_config(max_num_batched_tokens=4), ())
+    engine = Engine(ref.loaded, engine_config(max_num_batched_tokens=4))
     channel = InProcessChannel(engine.channel_spec)
     worker.attach("a", channel.drafter_end)
     channel.pump = worker.run_once

@@ -8,7 +8,7 @@ from scripted import right_tree, tree_tensors
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.draft_worker import DraftWorker
-from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine import Engine
 
 TAPS = (1, 3)
@@ -31,7 +31,7 @@ def dense_taps(ref):
 class ContextDrafter(Drafter):
     """Keeps the pairs it is given where an EAGLE head keeps its KV, and checks them all before it proposes."""
 
-    tap_layers = TAPS
+    needs = DrafterNeeds(TAPS, keeps_context=True)
 
     def __init__(self, ref, taps):
         self.ref, self.true_taps = ref, taps
@@ -92,7 +92,7 @@ class Rig:
 
     def __init__(self, ref, drafter, end_of=lambda end: end, **limits):
         self.ref = ref
-        self.engine = Engine(ref.loaded, engine_config(TREE, **limits), drafter.tap_layers)
+        self.engine = Engine(ref.loaded, engine_config(TREE, **limits), drafter.needs)
         self.channel = InProcessChannel(self.engine.channel_spec)
         self.incarnation = 1
         self.attach(drafter, self.channel.drafter_end, end_of)
