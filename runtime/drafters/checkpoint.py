@@ -15,7 +15,10 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from wingbeat.runtime.drafters.conventions import candidates, state, stated
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.drafters.target import TargetDescription
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +48,14 @@ def load_eagle_head(
     target_lm_head: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    norm_output: bool | None = None,
+    convention: HeadConvention | None = None,
 ) -> EagleHead:
     """Read an EAGLE-3 head, in evaluation mode, from a folder or a hub name.
 
     Args:
         target_embedding: [target_vocab_size, target_hidden_size], used (not copied) when the file has no embedding.
         target_lm_head: [target_vocab_size, hidden_size], used when the file has no lm_head and drafts every token.
-        norm_output: overrides the config's field; files written before its meaning changed need that.
+        convention: how to read it where the files leave that open, one of `head_conventions`; None takes the first.
 
     Raises:
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
@@ -61,7 +64,8 @@ def load_eagle_head(
     raw = _read_config(folder)
     tensors = _read_tensors(folder)
     _refuse_other_families(raw, tensors)
-    config = _head_config(raw, tensors, target_hidden_size, target_num_layers, norm_output)
+    convention = convention or _conventions(raw, target_num_layers)[0]
+    config = _head_config(raw, tensors, target_hidden_size, convention)
     if config.vocab_size != target_vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
     with torch.device("meta"):
@@ -182,24 +186,38 @@ def _aux_layer_ids(raw: Mapping[str, Any]) -> list[int] | None:
     return (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
 
 
-def _tap_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    ids = _aux_layer_ids(raw)
-    # SpecForge counts the output of a layer; here taps are counted by the layer they enter.
-    taps = tuple(i + 1 for i in ids) if ids is not None else (2, num_layers // 2, num_layers - 3)
-    if list(taps) != sorted(set(taps)) or not taps or taps[0] < 0 or taps[-1] >= num_layers:
+def head_conventions(path: str | Path, target: TargetDescription) -> tuple[HeadConvention, ...]:
+    """Readings of a head that its files leave open, the likeliest first; one where nothing is ambiguous.
+
+    Raises:
+        CheckpointError: an unsupported family or a bad config.
+    """
+    return _conventions(_read_config(_folder(path)), target.num_layers)
+
+
+def _conventions(raw: Mapping[str, Any], num_layers: int) -> tuple[HeadConvention, ...]:
+    given = stated(raw)
+    if given is not None:
+        return (given,)
+    ids, norm_output = _aux_layer_ids(raw), raw.get("norm_output")
+    found = candidates(
+        num_layers,
+        ids,
+        ids_name_outputs=True,
+        norm_output=(False,) if norm_output is None else (bool(norm_output), not norm_output),
+        norm_before_residual=(bool(raw.get("norm_before_residual", False)),),
+    )
+    if not found:
         source = "eagle_aux_hidden_state_layer_ids" if ids is not None else "no eagle_aux_hidden_state_layer_ids:"
-        raise CheckpointError(
-            f"{source} means taps at the input of layers {taps}, not ascending in 0..{num_layers - 1}"
-        )
-    return taps
+        raise CheckpointError(f"{source} {ids or ''} names no layers ascending in 0..{num_layers - 1}")
+    return found
 
 
 def _head_config(
     raw: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     target_hidden_size: int,
-    target_num_layers: int,
-    norm_output: bool | None,
+    convention: HeadConvention,
 ) -> EagleHeadConfig:
     stated = raw.get("target_hidden_size") or target_hidden_size
     if stated != target_hidden_size:
@@ -213,14 +231,12 @@ def _head_config(
             num_key_value_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             target_hidden_size=target_hidden_size,
-            tap_layers=_tap_layers(raw, target_num_layers),
             vocab_size=raw["vocab_size"],
             draft_vocab_size=raw.get("draft_vocab_size") or raw["vocab_size"],
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope_parameters=_rope_parameters(raw),
             max_position_embeddings=raw.get("max_position_embeddings", 2048),
-            norm_before_residual=bool(raw.get("norm_before_residual", False)),
-            norm_output=bool(raw.get("norm_output", False)) if norm_output is None else norm_output,
+            **convention._asdict(),
             fc_norm=bool(raw.get("fc_norm", False)) or "fc_norm.0.weight" in tensors,
             attention_bias=bool(raw.get("attention_bias", False)),
         )
@@ -331,4 +347,5 @@ def _raw_config(config: EagleHeadConfig) -> dict[str, Any]:
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.tap_layers],
         },
+        **state(HeadConvention(config.tap_layers, config.norm_output, config.norm_before_residual)),
     }

@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE-3 head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
+"""Drafting with an EAGLE head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
 
 Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
 live in the paged pool and come from the verifier's taps only; drafted pairs live in a workspace thrown away after each
@@ -19,14 +19,14 @@ from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cuda_graph import GraphStats
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.eagle_head import Attend, EagleHead
+from wingbeat.runtime.drafters.draft_head import Attend, DraftHead
 from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private_blocks
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.transfer import upload
 
 
 class EagleDrafter(Drafter):
-    """An EAGLE-3 head and its KV.
+    """A draft head and its KV.
 
     Args:
         head: weights, on the device to draft on.
@@ -37,17 +37,17 @@ class EagleDrafter(Drafter):
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         speculation: SpeculationConfig,
         graph_device: GraphDevice | None = None,
         fixed_shapes: bool = False,
     ) -> None:
         self.head = head.eval().requires_grad_(False)
         self.speculation = speculation
-        self.needs = DrafterNeeds(head.config.tap_layers, keeps_context=True)
-        self.device = head.draft_token_ids.device
-        self.dtype = head.fc.weight.dtype
-        self.scaling = head.config.head_dim**-0.5
+        self.needs = DrafterNeeds(head.tap_layers, keeps_context=True)
+        self.device = head.device
+        self.dtype = head.dtype
+        self.scaling = head.scaling
         self.block_size = 0
         self._hidden = torch.zeros(0)
         self._cache = (torch.zeros(0), torch.zeros(0))
@@ -66,10 +66,9 @@ class EagleDrafter(Drafter):
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
-        config = self.head.config
-        taps_size = config.num_taps * config.target_hidden_size
-        if spec.taps_size != taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {taps_size}")
+        head = self.head
+        if spec.taps_size != head.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {head.taps_size}")
         if (spec.num_nodes, spec.max_path) != (self.speculation.num_nodes, self.speculation.max_path):
             raise ValueError(
                 f"the channel carries trees of {spec.num_nodes} nodes and paths of {spec.max_path}: this drafter grows "
@@ -84,10 +83,10 @@ class EagleDrafter(Drafter):
         extra_slots = extra_blocks = 0
         if self._fixed_shapes:
             extra_slots, extra_blocks = 1, num_slots * private_blocks(self.speculation, self.block_size)
-        shape = (num_blocks + extra_blocks, spec.block_size, config.num_key_value_heads, config.head_dim)
+        shape = (num_blocks + extra_blocks, spec.block_size, head.num_key_value_heads, head.head_dim)
         before = (*self._cache, self._hidden)
         self._cache = tuple(_grown(old, shape, self.dtype, self.device) for old in self._cache)
-        self._hidden = _grown(self._hidden, (num_slots + extra_slots, config.hidden_size), self.dtype, self.device)
+        self._hidden = _grown(self._hidden, (num_slots + extra_slots, head.hidden_size), self.dtype, self.device)
         moved = any(old is not new for old, new in zip(before, (*self._cache, self._hidden), strict=True))
         if self._fixed_shapes and (moved or self._stages is None or not self._stages.fit(spec)):
             self._stages = None  # its graphs' memory is free for the next ones

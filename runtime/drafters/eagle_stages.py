@@ -18,7 +18,7 @@ from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, GraphStats, Stage, batch_buckets, bucket_for
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.eagle_head import Attend, EagleHead
+from wingbeat.runtime.drafters.draft_head import Attend, DraftHead
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.transfer import upload
 
@@ -108,7 +108,7 @@ class EagleStages:
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         speculation: SpeculationConfig,
         spec: ChannelSpec,
         kv: DraftKV,
@@ -119,7 +119,7 @@ class EagleStages:
         self.spec = spec
         self.kv = kv
         self.device = kv.hidden.device
-        self.scaling = head.config.head_dim**-0.5
+        self.scaling = head.scaling
         self.num_private = private_blocks(speculation, spec.block_size)
         self.spare_slot = kv.hidden.shape[0] - 1
         self.max_depth = speculation.max_path - 1
@@ -209,7 +209,7 @@ class EagleStages:
     def _padding_decode(self, max_path: int) -> DecodeRows:
         """A row without tokens: its KV is dropped, its hidden state goes to the spare slot."""
         none = torch.zeros(1, dtype=torch.int64, device=self.device)
-        taps = torch.zeros(1, max_path, self.head.fc.in_features, dtype=self.kv.hidden.dtype, device=self.device)
+        taps = torch.zeros(1, max_path, self.head.taps_size, dtype=self.kv.hidden.dtype, device=self.device)
         return DecodeRows(none + self.spare_slot, none, none, none.new_zeros(1, max_path), taps)
 
     def _padding_proposal(self, depth: int) -> ProposalRows:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from wingbeat.runtime.drafters.checkpoint import CheckpointError, load_eagle_head, save_eagle_head
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 
 HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
@@ -74,7 +75,8 @@ def test_what_is_saved_is_loaded(head, folder):
 def test_both_layouts_give_equal_outputs(head, folder, caplog):
     ours = load(folder)
     # SafeAILab: no eagle_config (taps by default), no embedding of its own, v4 rope fields, torch file, old buffers.
-    edit_config(folder, drop=("eagle_config", "rope_parameters", "target_hidden_size"), rope_theta=10000.0)
+    dropped = ("eagle_config", "rope_parameters", "target_hidden_size", "wingbeat_convention")
+    edit_config(folder, drop=dropped, rope_theta=10000.0)
     tensors = load_file(folder / "model.safetensors")
     embedding = tensors.pop("embed_tokens.weight").float()
     tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
@@ -128,9 +130,9 @@ def test_an_absent_output_matrix_is_the_targets_when_every_token_is_drafted(fold
     assert torch.equal(loaded.draft_token_ids, torch.arange(VOCAB))
 
 
-def test_norm_output_can_be_overridden(folder):
+def test_a_convention_can_be_overridden(folder):
     assert not load(folder).config.norm_output
-    assert load(folder, norm_output=True).config.norm_output
+    assert load(folder, convention=HeadConvention((1, 3, 4), norm_output=True)).config.norm_output
 
 
 @pytest.mark.parametrize("name", [Q_PROJ, "fc.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "d2t"])
@@ -178,7 +180,7 @@ def test_a_broken_token_map_is_refused(folder, change, message):
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_by_field(folder, fields, message):
-    edit_config(folder, **fields)
+    edit_config(folder, drop=("wingbeat_convention",), **fields)
     with pytest.raises(CheckpointError, match=message):
         load(folder)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 
 HIDDEN, TARGET_HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, DRAFT_VOCAB = 24, 20, 6, 2, 8, 50, 17
@@ -170,3 +171,19 @@ def test_scaled_rope_slows_low_frequencies_only():
 def test_impossible_configs_are_refused_by_field(changes, message):
     with pytest.raises(ValueError, match=message):
         make_head(**changes)
+
+
+def test_one_set_of_weights_can_be_read_two_ways():
+    head = make_head()
+    convention = head.convention._replace(norm_output=True, norm_before_residual=True, tap_layers=(0, 2, 4))
+    other = head.with_convention(convention)
+    assert other.convention == convention
+    assert head.convention == HeadConvention((1, 3, 5))
+    assert other.fc.weight is head.fc.weight
+    taps, tokens = torch.randn(2, 3 * TARGET_HIDDEN), torch.arange(2)
+    same = make_head(norm_output=True, norm_before_residual=True, tap_layers=(0, 2, 4))
+    outputs = [h(tokens, h.fuse(taps), h.rotary(tokens), lambda q, k, v: q) for h in (other, same)]
+    assert torch.equal(*outputs)
+    assert torch.equal(other.feedback(outputs[0]), same.feedback(outputs[1]))
+    with pytest.raises(ValueError, match="reads 3 taps"):
+        head.with_convention(HeadConvention((1, 2)))

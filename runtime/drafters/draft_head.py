@@ -1,0 +1,119 @@
+"""What a draft head is to its drafter: shapes, and the steps from taps and tokens to logits and the next features.
+
+The drafter owns keys, values and trees; a head owns weights and mathematics. Heads of other checkpoints' families fit
+in by implementing this contract.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(query [..., T, Hq, D], key [..., T, Hkv, D], value [..., T, Hkv, D]) -> [..., T, Hq, D]; RoPE is already applied."""
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and signed sines [..., T, 1, D] of positions."""
+
+
+class HeadConvention(NamedTuple):
+    """What a checkpoint's tensors do not show: read one way or the other, they fit and run."""
+
+    tap_layers: tuple[int, ...]
+    """Layers of the target whose *input* is tapped, ascending; the number of layers stands for the output of the final
+    norm."""
+    norm_output: bool = False
+    """EAGLE-3.1: the normed hidden state is fed back."""
+    norm_before_residual: bool = False
+    """The residual is hidden_norm(features) instead of the features."""
+
+
+class DraftHead(nn.Module, ABC):
+    """A head over one layer of keys and values. Dimension words: T tokens, H hidden_size, D head_dim."""
+
+    draft_token_ids: Tensor
+    """int64 [draft_vocab_size]: the target id of each draft id."""
+    hidden_size: int
+    """Width of features and of hidden states."""
+    num_key_value_heads: int
+    head_dim: int
+    taps_size: int
+    """Width of the taps of one position."""
+    max_position_embeddings: int
+    """Positions it was trained for, as far as its checkpoint says; further ones run, with worse drafts."""
+
+    @property
+    @abstractmethod
+    def convention(self) -> HeadConvention:
+        """How its weights are read."""
+
+    @abstractmethod
+    def _set_convention(self, convention: HeadConvention) -> None:
+        """Read the weights otherwise.
+
+        Raises:
+            ValueError: the weights cannot be read so; the message names the field.
+        """
+
+    def with_convention(self, convention: HeadConvention) -> Self:
+        """The same weights, shared, read another way.
+
+        Raises:
+            ValueError: the weights cannot be read so.
+        """
+        other = copy.copy(self)
+        other._set_convention(convention)
+        return other
+
+    @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """Layers of the target it reads; see `HeadConvention`."""
+        return self.convention.tap_layers
+
+    @property
+    def scaling(self) -> float:
+        """Factor on the products of queries and keys."""
+        return self.head_dim**-0.5
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of taps, features, keys and values."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it drafts."""
+        return self.draft_token_ids.device
+
+    @abstractmethod
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Taps [..., taps_size] of the target, low layer first -> features [..., H]."""
+
+    @abstractmethod
+    def rotary(self, position_ids: Tensor) -> Rotary:
+        """Rotary factors of positions int64 [..., T], for `forward`."""
+
+    @abstractmethod
+    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """One pass over known or drafted tokens.
+
+        Args:
+            token_ids: int64 [..., T], target ids; the token *after* the one whose features it is paired with.
+            features: [..., T, H], from `fuse` (known tokens) or `feedback` (drafted tokens).
+            rotary: of the positions of the features' tokens.
+            attend: attention over the caller's keys and values and these.
+
+        Returns:
+            hidden [..., T, H], for `logits` and `feedback`.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""
+
+    @abstractmethod
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """Hidden [..., H] of `forward` -> features [..., H] of the next drafted token."""
