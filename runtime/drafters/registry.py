@@ -8,6 +8,7 @@ import torch
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.target import TargetDescription
 
 
@@ -19,6 +20,8 @@ class DrafterOptions:
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
     """On CUDA, capture the passes of kinds that have fixed shapes."""
+    convention: HeadConvention | None = None
+    """How to read an EAGLE head whose files leave that open; None takes the likeliest reading."""
 
 
 Builder = Callable[[str, TargetDescription, SpeculationConfig, DrafterOptions], Drafter]
@@ -44,6 +47,7 @@ def _eagle(source: str, target: TargetDescription, speculation: SpeculationConfi
         target_embedding=target.embedding(),
         dtype=options.dtype,
         device=options.device,
+        convention=options.convention,
     )
     captured = options.cuda_graphs and head.draft_token_ids.is_cuda
     return EagleDrafter(head, speculation, CudaGraphDevice(head.draft_token_ids.device) if captured else None)
