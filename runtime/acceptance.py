@@ -6,6 +6,7 @@ the host's, in numpy; a device may look the tables up (`conditional_on_device`).
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -201,6 +202,17 @@ class AcceptanceTracker:
             part[slots] = keep * part[slots] + (1.0 - keep) * _REQUEST_PRIOR
 
 
+@dataclass
+class _Chain:
+    """What a growth rule keeps of one request's chain."""
+
+    table: list[float]
+    """Acceptance by bin of confidence."""
+    factor: float
+    path: float = 1.0
+    """P(all tokens so far are accepted)."""
+
+
 class GrowthRule:
     """The drafter's part: whether to grow another level, by the verifier's tables.
 
@@ -222,20 +234,29 @@ class GrowthRule:
     ) -> None:
         self._path = np.ones((len(sampled), 1))
         self._min_reach = min_reach
-        self._table = table[sampled.astype(np.int64)]
+        self._all_tables = table
+        self._sampled = sampled
         self._depth_factors = depth_factors
         self._factors = request_factors
-        if len(sampled) == 1:
-            self._lone_path = 1.0
-            self._lone_table: list[float] = self._table[0].tolist()
-            self._lone_factors: list[float] = (depth_factors * request_factors[0]).tolist()
-            self._lone_reach: list[float] = min_reach.tolist()
+        self._chains: list[_Chain] | None = None
 
-    def pays_alone(self, log_prob: float, depth: int) -> bool:
-        """`pays` of a single chain, in plain numbers."""
-        given = self._lone_table[bisect_left(_EDGE_LIST, log_prob)] * self._lone_factors[depth]
-        self._lone_path *= min(max(given, _FLOOR), _CEILING)
-        return self._lone_path > self._lone_reach[depth]
+    def pays_for_chains(self, log_probs: list[float], depth: int) -> bool:
+        """`pays` of chains, in plain numbers: arrays of a handful would cost several times what they compute.
+
+        Args:
+            log_probs: of each request's token at `depth`, given its parent.
+        """
+        if self._chains is None:
+            tables, factors = self._all_tables.tolist(), self._factors.tolist()
+            self._chains = [
+                _Chain(tables[kind], factor) for kind, factor in zip(self._sampled.tolist(), factors, strict=True)
+            ]
+        by_depth, reach = float(self._depth_factors[depth]), 0.0
+        for chain, log_prob in zip(self._chains, log_probs, strict=True):
+            given = chain.table[bisect_left(_EDGE_LIST, log_prob)] * chain.factor * by_depth
+            chain.path *= min(max(given, _FLOOR), _CEILING)
+            reach += chain.path
+        return reach > self._min_reach[depth]
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray, depth: int) -> bool:
         """Whether level `depth` + 1 is worth its time.
@@ -247,7 +268,8 @@ class GrowthRule:
         num_reqs = len(log_probs)
         bins = confidence_bins(log_probs).reshape(num_reqs, -1)
         factors = self._factors * self._depth_factors[depth]
-        conditional = np.clip(np.take_along_axis(self._table, bins, 1) * factors[:, None], _FLOOR, _CEILING)
+        by_confidence = self._all_tables[self._sampled.astype(np.int64)[:, None], bins]
+        conditional = np.clip(by_confidence * factors[:, None], _FLOOR, _CEILING)
         path = (self._path[:, :, None] * conditional.reshape(log_probs.shape)).reshape(num_reqs, -1)
         self._path = np.take_along_axis(path, chosen, 1)
         return float(self._path.sum()) > self._min_reach[depth]

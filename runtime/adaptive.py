@@ -16,6 +16,8 @@ from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, S
 _LEARN_ALWAYS = 64
 _LEARN_EVERY = 4
 """Rounds: learning costs as much as deciding, and after the first few every fourth round says enough."""
+_FEW = 16
+"""Sequences up to which plain numbers are quicker than arrays of them."""
 _HOPELESS = -50.0
 """Log-probability of what no drafter can have meant."""
 
@@ -96,8 +98,8 @@ class AdaptiveSpeculation:
     def _choose(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
         self._round += 1
         learns = learns_from(self._round)
-        if self._chains and this.num_decodes == 1 and not learns and not self.policy.exploring:
-            return self._cut_chain(trees, this)
+        if self._chains and this.num_decodes <= _FEW and not learns:
+            return self._cut_chains(trees, this)
         host = _on_host(trees, self.policy.max_depth)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
@@ -112,18 +114,19 @@ class AdaptiveSpeculation:
         pruned, verified = _keep(trees, host, kept)
         return pruned, this._replace(trees=verified, num_extra=int(verified.real.sum()))
 
-    def _cut_chain(self, tree: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
-        """`_choose` for a lone sequence's chain in a round that nothing is learned from."""
-        num_valid = int(tree.num_valid)
-        scores = tree.scores[0].tolist()[:num_valid]
-        count = self.policy.cut_chain(scores, bool(this.sampled[0]), int(this.slots[0]))
-        this = this._replace(num_drafting=1, levels_grown=num_valid - 1, num_extra=count)
-        if not count:
+    def _cut_chains(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
+        """`_choose` for a few chains in a round that nothing is learned from."""
+        drafted = [num_valid - 1 for num_valid in trees.num_valid.tolist()]
+        scores = [row[: count + 1] for row, count in zip(trees.scores.tolist(), drafted, strict=True)]
+        kept = self.policy.cut_chains(scores, this.sampled.tolist(), this.slots.tolist(), this.context)
+        with_tree = sum(count > 0 for count in drafted)
+        this = this._replace(num_drafting=with_tree, levels_grown=max(drafted), num_extra=sum(kept))
+        if not this.num_extra:
             return None, this
-        if count < num_valid - 1:
-            kept = slice(count + 1)
-            tree = TokenTree(*(field[:, kept] for field in tree[:-1]), tree.num_valid.clamp_max(count + 1))
-        return tree, this
+        if kept != drafted:
+            width = 1 + max(kept)
+            trees = TokenTree(*(field[:, :width] for field in trees[:-1]), torch.tensor(kept) + 1)
+        return trees, this
 
     def learn(self, result: RoundResult, live: list[bool]) -> None:
         """Take in what the oldest round not learned from accepted.

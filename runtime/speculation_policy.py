@@ -107,8 +107,8 @@ class SpeculationPolicy:
         self._token_s = 0.0
         """What a token is worth: seconds per token of the best choice."""
         self._speedup = 1.0
-        self._chain_costs = [0.0] * (max_depth + 1)
-        """Of verifying 0, 1, .. nodes of a lone sequence, in tokens."""
+        self._node_costs: dict[int, list[float]] = {}
+        """[num_reqs][n]: of verifying n drafted nodes in all, in tokens, as of the latest plan."""
         self._plan = DraftPlan(0, np.zeros(max_depth + 1, dtype=np.float32), "no plan yet")
         self._asked, self._age = (0, 0), 0
 
@@ -150,8 +150,7 @@ class SpeculationPolicy:
         self._limit = levels
         self._token_s = float(1.0 / rates[best])
         self._speedup = float(rates[best] / rates[0])
-        if num_reqs == 1:
-            self._chain_costs = (self.costs.verify_up_to_s(1, self.max_depth, mean_context) / self._token_s).tolist()
+        self._node_costs.clear()
         self._count(reason)
         self._plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context), reason)
         return self._plan
@@ -214,18 +213,40 @@ class SpeculationPolicy:
         now = np.concatenate([[0.0], np.cumsum(best_first.mean(axis=0))])
         self._gain += _SMOOTHING * (np.pad(now, (0, len(self._gain) - len(now)), mode="edge") - self._gain)
 
-    def cut_chain(self, scores: list[float], sampled: bool, slot: int) -> int:
-        """`choose_nodes` for a lone sequence's chain: how many drafted nodes to verify.
+    def cut_chains(
+        self, scores: list[list[float]], sampled: list[bool], slots: list[int], mean_context: float
+    ) -> list[int]:
+        """`choose_nodes` for chains, in plain numbers: how many drafted nodes of each to verify.
 
         Args:
-            scores: cumulative log-probabilities, the root's first.
+            scores: by sequence, cumulative log-probabilities of its valid nodes, the root's first.
+            sampled: by sequence, whether its temperature is above 0.
+            slots: by sequence.
         """
-        best, gain, most = 0, 0.0, -self._chain_costs[0]
-        for count, probability in enumerate(self.tracker.chain_path(scores, sampled, slot)[1:], start=1):
-            gain += probability
-            if gain - self._chain_costs[count] > most:
-                best, most = count, gain - self._chain_costs[count]
-        return best
+        if self._exploring or not self._token_s:
+            return [len(chain) - 1 for chain in scores]
+        costs = self._costs_of_nodes(len(scores), mean_context)
+        likeliest = sorted(
+            (-probability, row)
+            for row, chain in enumerate(scores)
+            if len(chain) > 1
+            for probability in self.tracker.chain_path(chain, sampled[row], slots[row])[1:]
+        )
+        best, gain, most = 0, 0.0, -costs[0]
+        for count, (probability, _) in enumerate(likeliest, start=1):
+            gain -= probability
+            if gain - costs[count] > most:
+                best, most = count, gain - costs[count]
+        kept = [0] * len(scores)
+        for _, row in likeliest[:best]:
+            kept[row] += 1
+        return kept
+
+    def _costs_of_nodes(self, num_reqs: int, mean_context: float) -> list[float]:
+        if num_reqs not in self._node_costs:
+            seconds = self.costs.verify_up_to_s(num_reqs, num_reqs * (self.num_nodes - 1), mean_context)
+            self._node_costs[num_reqs] = (seconds / self._token_s).tolist()
+        return self._node_costs[num_reqs]
 
     @property
     def exploring(self) -> bool:

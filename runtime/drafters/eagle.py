@@ -261,8 +261,9 @@ class EagleDrafter(Drafter):
         """Whether any verifier's rule wants a level below `depth`."""
         if not start.rules:
             return True
-        if log_probs.numel() == 1:
-            return start.rules[0][1].pays_alone(log_probs.item(), depth)
+        if log_probs.numel() == len(log_probs):
+            chains = log_probs.flatten().tolist()
+            return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in start.rules])
         given, expanded = log_probs.numpy(), chosen.numpy()
         # Every rule is asked: each keeps the path probabilities of its rows.
         return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in start.rules])

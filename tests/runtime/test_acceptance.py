@@ -113,19 +113,21 @@ def test_growth_of_a_tree_follows_the_chosen_nodes():
     assert not rule.pays(np.array([[[good, bad], [good, bad]]]), np.array([[2, 3]]), 2)
 
 
-def test_the_rule_of_a_lone_chain_is_the_rule():
+@pytest.mark.parametrize("num_reqs", [1, 4])
+def test_the_rule_for_chains_is_the_rule(num_reqs):
     chance = np.random.default_rng(5)
     table = chance.random((2, NUM_BINS)).astype(np.float32)
     depth_factors = chance.uniform(0.5, 1.2, MAX_DEPTH + 1).astype(np.float32)
     answers = set()
     for _ in range(40):
-        reach = chance.uniform(0, 0.4, MAX_DEPTH + 1).astype(np.float32)
-        rest = (table, depth_factors, chance.uniform(0.5, 1.2, 1).astype(np.float32), chance.random(1) < 0.5)
-        alone, general = GrowthRule(reach, *rest), GrowthRule(reach, *rest)
+        reach = chance.uniform(0, 0.4 * num_reqs, MAX_DEPTH + 1).astype(np.float32)
+        factors = chance.uniform(0.5, 1.2, num_reqs).astype(np.float32)
+        rest = (table, depth_factors, factors, chance.random(num_reqs) < 0.5)
+        chains, general = GrowthRule(reach, *rest), GrowthRule(reach, *rest)
         for depth in range(1, MAX_DEPTH):
-            log_prob = float(np.log(chance.random()))
-            answer = general.pays(np.full((1, 1, 1), log_prob), np.zeros((1, 1), np.int64), depth)
-            assert alone.pays_alone(log_prob, depth) == answer
+            log_probs = np.log(chance.random(num_reqs))
+            answer = general.pays(log_probs[:, None, None], np.zeros((num_reqs, 1), np.int64), depth)
+            assert chains.pays_for_chains(log_probs.tolist(), depth) == answer
             answers.add(answer)
     assert answers == {True, False}
 

@@ -123,19 +123,25 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
     assert value[count] == pytest.approx(max(value))
 
 
+@pytest.mark.parametrize("num_reqs", [1, 3])
 @pytest.mark.parametrize("node_s", [0.0, 0.1, 0.6, 3.0])
-def test_a_lone_chain_is_cut_where_choose_nodes_cuts_it(node_s):
+def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs):
     subject = policy(node_s=node_s)
-    show_chains(subject, 0.8)
-    subject.plan(1, 1, 100.0)
+    show_chains(subject, 0.8, num_trees=num_reqs)
+    subject.plan(num_reqs, num_reqs, 100.0)
     chance = np.random.default_rng(1)
-    parents = np.arange(DEPTH + 1)[None] - 1
+    parents = np.tile(np.arange(DEPTH + 1) - 1, (num_reqs, 1))
+    slots = np.arange(num_reqs)
     for _ in range(20):
-        scores = np.append(0.0, np.log(chance.uniform(0.01, 0.9, DEPTH)).cumsum())
-        log_probs = np.append(0.0, np.diff(scores))[None]
-        given = subject.conditional(log_probs, parents + 1, np.array([False]), np.array([0]))
-        kept = subject.choose_nodes(path_probabilities(given, parents, DEPTH), parents >= 0, 1, 100.0)
-        assert subject.cut_chain(scores.tolist(), False, 0) == kept.sum()
+        lens = chance.integers(1, DEPTH + 2, num_reqs)
+        scores = np.pad(np.log(chance.uniform(0.01, 0.9, (num_reqs, DEPTH))).cumsum(axis=1), ((0, 0), (1, 0)))
+        log_probs = np.diff(scores, prepend=0.0)
+        sampled = chance.random(num_reqs) < 0.5
+        real = (parents >= 0) & (np.arange(DEPTH + 1) < lens[:, None])
+        given = subject.conditional(log_probs, parents + 1, sampled, slots)
+        kept = subject.choose_nodes(path_probabilities(given, parents, DEPTH), real, num_reqs, 100.0)
+        chains = [row[:count].tolist() for row, count in zip(scores, lens, strict=True)]
+        assert subject.cut_chains(chains, sampled.tolist(), slots.tolist(), 100.0) == kept.sum(axis=1).tolist()
 
 
 def test_dearer_levels_ask_for_more_reach():
