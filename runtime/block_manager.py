@@ -44,6 +44,10 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._start()
+
+    def _start(self) -> None:
+        num_blocks = self.num_blocks
         self.query_tokens = 0
         """Tokens of all prompts given to `match_prefix`."""
         self.hit_tokens = 0
@@ -179,6 +183,15 @@ class BlockManager:
             raise ValueError(f"num_positions is {num_positions}: a block holds {self.block_size}")
         self._draft_filled[block_id] = max(self.draft_filled(block_id, incarnation), num_positions)
         self._draft_incarnations[block_id] = incarnation
+
+    def forget(self) -> None:
+        """Be as new: nothing cached, nothing counted.
+
+        Raises:
+            IntegrityError: a block is live.
+        """
+        _require(not any(self._ref_counts), "the cache cannot be forgotten while blocks are live")
+        self._start()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
         """Compare the bookkeeping with itself and with every block table in use.

@@ -294,6 +294,21 @@ class Engine:
         ]
         return self.scheduler.update(decodes, chunks)
 
+    def forget(self) -> None:
+        """Be as before the first request, for an engine that was only tried: no prefix is cached, every figure is zero.
+
+        Raises:
+            IntegrityError: requests are unfinished.
+        """
+        self.block_manager.forget()
+        self.scheduler.num_preemptions = 0
+        self.speculation = SpeculationMetrics(forced_acceptance=self.config.forced_acceptance is not None)
+        self.phases = PhaseTimes()
+        self._num_replayed_tokens = 0
+        if self.runner.graphs is not None:
+            self.runner.graphs.stats.replays.clear()
+            self.runner.graphs.stats.eager_runs.clear()
+
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
         return EngineStats(

@@ -11,13 +11,14 @@ from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.draft_worker import DraftWorker
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
+from wingbeat.runtime.drafters.registry import DrafterOptions, kind_of, load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.link import DrafterEnd, VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel, load_model
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.self_test import TESTED_KINDS, SelfTest, check_drafter
 from wingbeat.runtime.tokenizer import Tokenizer
 
 
@@ -75,10 +76,14 @@ class LLM:
         drafter: folder of an EAGLE head, "ngram" or "none".
         channel_factory: makes the in-process channel, `wingbeat.cluster.channel.InProcessChannel`.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
+        allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
     """
+
+    self_test: SelfTest | None = None
+    """Of the drafter; None for kinds without weights, and where a benchmark draws acceptance itself."""
 
     def __init__(
         self,
@@ -91,6 +96,7 @@ class LLM:
         device: str = "auto",
         threads: int = 1,
         compile: bool = False,
+        allow_bad_drafter: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         if device == "auto":
@@ -103,6 +109,8 @@ class LLM:
         built = load_drafter(drafter, target, engine_config.speculation, options)
         self.tokenizer = Tokenizer.find(model)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
+        if built is not None and kind_of(drafter) in TESTED_KINDS and engine_config.forced_acceptance is None:
+            self.self_test = check_drafter(self.engine, self.tokenizer, Path(drafter).name, allow_bad_drafter)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
         """Run prompts together; yields (index of the prompt, its new tokens) round by round."""
