@@ -172,7 +172,7 @@ def attend_segments(
     workspace: Tensor | None = None,
 ) -> Tensor:
     """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out."""
-    if query.is_cuda:
+    if query.is_cuda or segments[0].num_context is not None:
         return attend_in_blocks(
             query,
             key_cache,

@@ -53,7 +53,15 @@ def _eagle(source: str, target: TargetDescription, speculation: SpeculationConfi
     return EagleDrafter(head, speculation, CudaGraphDevice(head.draft_token_ids.device) if captured else None)
 
 
-KINDS: dict[str, Builder] = {"eagle": _eagle, "ngram": _ngram}
+def _draft_model(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    from wingbeat.runtime.drafters.draft_model import build_draft_model
+
+    return build_draft_model(source, target, speculation, options)
+
+
+KINDS: dict[str, Builder] = {"draft_model": _draft_model, "eagle": _eagle, "ngram": _ngram}
 """By name; what a user gives is resolved to one of them by `kind_of`."""
 
 

@@ -1,0 +1,264 @@
+"""Drafting with an independent model: any causal LM of the verifier's vocabulary, run over its own paged KV.
+
+The KV of token j is stored at index j of the sequence's block table. A pair (position i, token i + 1) of the verifier
+tells the drafter that token i is settled: tokens up to the last but one are committed, and the last one, the root, is
+run at the head of each draft, because its block need not exist yet. So a chunk begins with the token at its own first
+position: where a shared prefix ends, nobody else has run it.
+
+Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees as EAGLE-2 grows them.
+"""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
+from wingbeat.runtime.drafters.growth import Growth, Level
+from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.drafters.vocabulary import check_same_vocabulary
+from wingbeat.runtime.model_loader import LoadedModel, load_model
+from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
+
+logger = logging.getLogger(__name__)
+
+
+class ModelDrafter(Drafter):
+    """A draft model and its KV.
+
+    Args:
+        loaded: the model, on the device to draft on.
+        speculation: shape of the trees.
+        vocab_size: of the verifier; rows of the model's output beyond it are padding and never drafted.
+        fixed_shapes: run what other devices run on the CPU too.
+    """
+
+    needs = DrafterNeeds(tap_layers=(), keeps_context=True)
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        speculation: SpeculationConfig,
+        vocab_size: int | None = None,
+        fixed_shapes: bool = False,
+    ) -> None:
+        self.model = VerifierModel(loaded)
+        self.speculation = speculation
+        self.device = loaded.device
+        self.max_position = loaded.max_position_embeddings - 1
+        self.name = loaded.name
+        size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
+        self.growth = Growth(speculation, torch.arange(size, device=self.device))
+        # The root, and every expanded node.
+        num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
+        self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes)
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        if spec.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: a draft model takes none")
+        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
+        if spec.max_model_len > self.max_position + 1:
+            logger.warning(
+                "draft model %s knows %d positions and the verifier's sequences have up to %d: acceptance falls there",
+                self.name,
+                self.max_position + 1,
+                spec.max_model_len,
+            )
+        self.pool.resize(spec, num_slots, num_blocks)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Run the decided tokens; see `Drafter.commit`."""
+        if batch.chunk_slots or batch.decode_slots.numel():
+            self._advance(batch, batch.decode_slots.tolist(), [])
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Run the roots and grow a tree from each; see `Drafter.propose`."""
+        start = self._advance(_without_commits(batch), [], batch.proposal_slots.tolist())
+        return self._grow(batch, start)
+
+    def draft(self, batch: DraftBatch) -> TokenTree | None:
+        """Decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
+        proposals = batch.proposal_slots.tolist()
+        if not proposals:
+            self.commit(batch)
+            return None
+        return self._grow(batch, self._advance(batch, batch.decode_slots.tolist(), proposals))
+
+    def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Start | None":
+        """One pass of the model over chunks, decodes and roots; every layer stores all keys before it reads any.
+
+        Args:
+            decodes: slots whose accepted tokens are run.
+            proposals: slots whose roots are run, with the accepted tokens before them where there are such.
+        """
+        rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
+        begin = 0 if rows is None else len(rows.pass_rows.token_ids)
+        parts = [] if rows is None else [rows.pass_rows]
+        parts += self._chunks(batch, begin)
+        token_ids, positions, kv_slots = (torch.cat([part[i] for part in parts]) for i in range(3))
+        wanted = rows.roots if rows is not None else token_ids[:0]
+        logits = self._forward(token_ids, positions, kv_slots, [part.segment for part in parts], wanted)
+        if not proposals:
+            return None
+        count = len(proposals)
+        return _Start(
+            upload(proposals, self.device),
+            rows.last_token_ids[:count],
+            rows.lens[:count],
+            rows.tables[:count],
+            logits[:, None],
+        )
+
+    def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
+        """One row of tokens per slot: proposals in their order, then decodes that nobody proposes for."""
+        proposed, decode_of = set(proposals), {slot: index for index, slot in enumerate(decodes)}
+        slots = proposals + [slot for slot in decodes if slot not in proposed]
+        # Slots without a decode borrow the row of any: its tokens do not count there.
+        slot_ids, decode, decoding, rooted = upload(
+            [
+                slots,
+                [decode_of.get(slot, 0) for slot in slots],
+                [slot in decode_of for slot in slots],
+                [slot in proposed for slot in slots],
+            ],
+            self.device,
+        )
+        lens = batch.committed_lens[slot_ids]
+        num_accepted = torch.zeros_like(lens)
+        width = 1
+        if decodes:
+            num_accepted = batch.decode_num_tokens[decode] * decoding
+            width += batch.decode_token_ids.shape[1]
+        starts = lens - 1 - num_accepted
+        steps = torch.arange(width, device=self.device)
+        storage = starts[:, None] + steps
+        counted = steps < (num_accepted + rooted)[:, None]
+        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        known = storage.clamp(0, batch.token_ids.shape[1] - 1)
+        token_ids = torch.where(counted, batch.token_ids[slot_ids[:, None], known], 0)
+        tables = self.pool.tables(batch.block_tables[slot_ids], lens - 1, batch.max_committed_len - 1)
+        segment = self.pool.causal_segment(0, storage, starts, tables)
+        kv_slots = self.pool.kv_slots(tables, storage, counted)
+        last = torch.arange(len(slots), device=self.device) * width + num_accepted
+        pass_rows = _PassRows(token_ids.flatten(), storage.flatten(), kv_slots.flatten(), segment)
+        return _Rows(pass_rows, last[: len(proposals)], token_ids.flatten()[last], lens, tables)
+
+    def _chunks(self, batch: DraftBatch, begin: int) -> list["_PassRows"]:
+        """One segment per chunk."""
+        parts = []
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            storage = torch.arange(start, start + length, device=self.device)[None]
+            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
+            context = torch.full((1,), start, device=self.device)
+            segment = self.pool.causal_segment(begin, storage, context, tables)
+            token_ids = batch.token_ids[slot, start : start + length]
+            parts.append(_PassRows(token_ids, storage[0], self.pool.kv_slots(tables, storage)[0], segment))
+            begin += length
+        return parts
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_slots: Tensor,
+        segments: list[AttentionSegment],
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """Logits [num_wanted, vocab_size] of a flattened batch."""
+        metadata = AttentionMetadata(self.pool.caches, kv_slots, segments)
+        # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
+        positions = positions.clamp(0, self.max_position)
+        logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits
+        return logits[:, : len(self.growth.draft_token_ids)]
+
+    def _grow(self, batch: DraftBatch, start: "_Start") -> TokenTree:
+        num_reqs = len(start.lens)
+        width = self.growth.top_k
+        nodes = torch.arange(max(self.growth.max_depth - 1, 1) * width, device=self.device)
+        storage = start.lens[:, None] + nodes
+        depths = start.lens[:, None] + nodes // width
+        kv_slots = self.pool.kv_slots(start.tables, storage)
+
+        def expand(level: Level) -> Tensor:
+            now = slice((level.depth - 1) * width, level.depth * width)
+            if level.visible is None:
+                segment = self.pool.causal_segment(0, storage[:, now], start.lens + level.depth - 1, start.tables)
+            else:
+                segment = self.pool.tree_segment(depths[:, : now.stop], level.visible, start.lens, start.tables)
+            flat = (level.token_ids.flatten(), depths[:, now].flatten(), kv_slots[:, now].flatten())
+            return self._forward(*flat, [segment], None).view(num_reqs, width, -1)
+
+        return self.growth.grow(batch, start.slots, start.root_token_ids, start.logits, expand)
+
+
+class _PassRows(NamedTuple):
+    """Rows of one segment of a pass."""
+
+    token_ids: Tensor
+    """int64 [num_rows], as the next two."""
+    positions: Tensor
+    kv_slots: Tensor
+    segment: AttentionSegment
+
+
+class _Rows(NamedTuple):
+    """Decodes and roots of a pass, by slot; proposals first."""
+
+    pass_rows: _PassRows
+    roots: Tensor
+    """int64 [num_proposals]: flattened rows of the roots."""
+    last_token_ids: Tensor
+    """int64 [num_reqs]"""
+    lens: Tensor
+    """int64 [num_reqs]: committed tokens."""
+    tables: Tensor
+    """int64 [num_reqs, num_table_blocks], private blocks included."""
+
+
+class _Start(NamedTuple):
+    """Where the trees of one pass begin; fields as in `_Rows`, of the proposals alone."""
+
+    slots: Tensor
+    root_token_ids: Tensor
+    lens: Tensor
+    tables: Tensor
+    logits: Tensor
+    """[num_proposals, 1, vocab_size] of what follows the roots."""
+
+
+def _without_commits(batch: DraftBatch) -> DraftBatch:
+    """A batch of proposals alone."""
+    empty = {name: part[:0] for name, part in batch._asdict().items() if name.startswith("decode_")}
+    return batch._replace(**empty, chunk_slots=[], chunk_positions=[], chunk_lens=[])
+
+
+def build_draft_model(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> ModelDrafter:
+    """Load a causal LM as the drafter of a verifier.
+
+    Args:
+        source: folder of the draft model.
+
+    Raises:
+        FileNotFoundError: it is no checkpoint folder.
+        VocabularyError: it numbers its tokens otherwise than the verifier.
+        UnsupportedModelError: its architecture cannot be run over a paged cache.
+    """
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
+    draft_vocab_size = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().vocab_size
+    check_same_vocabulary(folder, draft_vocab_size, target.path, target.vocab_size)
+    loaded = load_model(folder, options.dtype, torch.device(options.device))
+    return ModelDrafter(loaded, speculation, target.vocab_size)

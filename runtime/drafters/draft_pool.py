@@ -1,0 +1,144 @@
+"""The paged KV of a drafter that runs transformers' layers: committed rows under the verifier's blocks, drafts apart.
+
+Drafted row n of a sequence is stored at index num_context + n of its table: what does not fit behind the committed rows
+of its last block lies in private blocks, which one pass alone writes and reads. So nothing that another sequence may
+share, and nothing that the verifier reserves, is ever touched by a draft.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wingbeat.kernels.attention import context_mask
+from wingbeat.kernels.tree import pack_mask
+from wingbeat.runtime.attention import AttentionSegment, LayerAttention, build_segment
+from wingbeat.runtime.batch import ChannelSpec
+
+
+class DraftPool:
+    """Keys and values by layer, and whatever else is kept per row.
+
+    Args:
+        layers: attention shapes of the drafter's layers.
+        num_drafted: most rows a sequence drafts in one pass.
+        fixed_shapes: make the segments of other devices on the CPU too.
+        extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
+    """
+
+    def __init__(
+        self,
+        layers: list[LayerAttention],
+        num_drafted: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        fixed_shapes: bool = False,
+        extra_sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.layers = layers
+        self.num_drafted = num_drafted
+        self.dtype = dtype
+        self.device = device
+        self.fixed_shapes = fixed_shapes or device.type != "cpu"
+        self.windows = tuple(sorted({layer.sliding_window or 0 for layer in layers}))
+        self.block_size = 0
+        self.num_private = 0
+        self.num_slots = self.num_blocks = 0
+        self.caches: list[tuple[Tensor, Tensor]] = [(torch.zeros(0), torch.zeros(0)) for _ in layers]
+        self.extras: list[Tensor] = [torch.zeros(0) for _ in extra_sizes]
+        self._extra_sizes = extra_sizes
+        self._private = torch.zeros(0, 0, dtype=torch.int64)
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """Make room, keeping what is stored; room is never given back: a later verifier may fit into it."""
+        if spec.block_size != self.block_size:
+            self.num_blocks = 0
+        self.block_size = spec.block_size
+        self.num_private = -(-self.num_drafted // spec.block_size)
+        self.num_slots, self.num_blocks = max(num_slots, self.num_slots), max(num_blocks, self.num_blocks)
+        rows = (self.num_blocks + self.num_slots * self.num_private, spec.block_size)
+        self.caches = [
+            tuple(
+                grown(old, (*rows, layer.num_kv_heads, size), self.dtype, self.device)
+                for old, size in zip(pair, (layer.key_dim, layer.value_dim), strict=True)
+            )
+            for pair, layer in zip(self.caches, self.layers, strict=True)
+        ]
+        self.extras = [
+            grown(old, (*rows, size), self.dtype, self.device)
+            for old, size in zip(self.extras, self._extra_sizes, strict=True)
+        ]
+        private = torch.arange(self.num_blocks, rows[0], device=self.device)
+        self._private = private.view(self.num_slots, self.num_private)
+
+    def tables(self, block_tables: Tensor, num_context: Tensor, longest: int) -> Tensor:
+        """Block tables with private blocks behind each context.
+
+        Args:
+            block_tables: int64 [num_reqs, max_blocks_per_seq], num_reqs at most num_slots.
+            num_context: int64 [num_reqs]: rows that are committed.
+            longest: at least the longest context.
+
+        Returns:
+            int64 [num_reqs, blocks of the longest context and the private ones].
+        """
+        num_blocks = min(-(-longest // self.block_size), block_tables.shape[1])
+        tables = F.pad(block_tables[:, :num_blocks], (0, self.num_private))
+        full = ((num_context + self.block_size - 1) // self.block_size).clamp(0, num_blocks)
+        columns = full[:, None] + torch.arange(self.num_private, device=self.device)
+        return tables.scatter_(1, columns, self._private[: len(tables)])
+
+    def kv_slots(self, tables: Tensor, rows: Tensor, counted: Tensor | None = None) -> Tensor:
+        """Addresses int64 [num_reqs, num_rows] of rows of each sequence; what does not count goes to block 0."""
+        index = (rows // self.block_size).clamp(0, tables.shape[1] - 1)
+        slots = tables.gather(1, index) * self.block_size + rows % self.block_size
+        return slots if counted is None else torch.where(counted, slots, 0)
+
+    def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
+        """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
+        if self.fixed_shapes:
+            return AttentionSegment(start, *rows.shape, tables, {}, num_context=num_context, positions=rows)
+        return build_segment(start, rows, num_context, None, tables, self.block_size, self.windows, self.dtype)
+
+    def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
+        """Nodes of a tree that are the last of its nodes so far.
+
+        Args:
+            rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, as stored.
+            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees.
+        """
+        num_reqs, num_query = visible.shape[:2]
+        if self.fixed_shapes:
+            words = pack_mask(visible)
+            return AttentionSegment(
+                0, num_reqs, num_query, tables, {}, num_context=num_context, positions=rows, mask_words=words
+            )
+        num_keys = tables.shape[1] * self.block_size
+        masks = {
+            window: context_mask(rows, num_context, visible, num_keys, window or None, self.dtype)
+            for window in self.windows
+        }
+        return AttentionSegment(0, num_reqs, num_query, tables, masks)
+
+
+def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero tensor of `shape` beginning with the rows of `old`, where they are alike; `old` itself if large enough."""
+    same_rows = old.shape[1:] == shape[1:]
+    if same_rows and old.shape[0] >= shape[0]:
+        return old
+    new = torch.zeros(shape, dtype=dtype, device=device)
+    if same_rows:
+        new[: old.shape[0]] = old
+    return new
+
+
+def check_tree_shape(spec: ChannelSpec, num_nodes: int, max_path: int) -> None:
+    """Refuse a channel made for other trees.
+
+    Raises:
+        ValueError: its nodes or paths are not those that this drafter grows.
+    """
+    if (spec.num_nodes, spec.max_path) != (num_nodes, max_path):
+        raise ValueError(
+            f"the channel carries trees of {spec.num_nodes} nodes and paths of {spec.max_path}: this drafter grows "
+            f"{num_nodes} and {max_path}"
+        )

@@ -1,0 +1,52 @@
+"""Whether a draft model writes in the verifier's vocabulary: ids are drafted, so the same id must be the same token."""
+
+import logging
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_FILE = "tokenizer.json"
+_NUM_NAMED = 3
+
+
+class VocabularyError(ValueError):
+    """Two checkpoints number their tokens differently; the message says where."""
+
+
+def check_same_vocabulary(draft: Path, draft_vocab_size: int, target: Path, target_vocab_size: int) -> None:
+    """Compare the tokenizers of two checkpoint folders, or the sizes where there are none.
+
+    Output matrices may differ in size where both tokenizers are there and equal: the larger one is padded.
+
+    Raises:
+        VocabularyError: a token has two ids or is unknown to one side, or nothing is known and the sizes differ.
+    """
+    if not ((draft / _FILE).is_file() and (target / _FILE).is_file()):
+        without = ", ".join(str(folder) for folder in (draft, target) if not (folder / _FILE).is_file())
+        if draft_vocab_size != target_vocab_size:
+            raise VocabularyError(
+                f"the draft model {draft} has another vocabulary than the verifier {target}: {draft_vocab_size} and "
+                f"{target_vocab_size} tokens, and no {_FILE} in {without} that would show the difference to be padding"
+            )
+        logger.warning("no %s in %s: only the sizes of the vocabularies were compared", _FILE, without)
+        return
+    theirs, ours = (Tokenizer.from_file(str(folder / _FILE)).get_vocab() for folder in (draft, target))
+    if theirs == ours:
+        return
+    differing = sorted(
+        (token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)),
+        key=lambda token: (ours.get(token, target_vocab_size), token),
+    )
+    named = ", ".join(
+        f"{token!r} is {_id(theirs, token)} there and {_id(ours, token)} here" for token in differing[:_NUM_NAMED]
+    )
+    raise VocabularyError(
+        f"the draft model {draft} has another vocabulary than the verifier {target}: {len(theirs)} and {len(ours)} "
+        f"tokens, of which {len(differing)} differ ({named})"
+    )
+
+
+def _id(vocabulary: dict[str, int], token: str) -> str:
+    return str(vocabulary[token]) if token in vocabulary else "no token"

@@ -1,0 +1,50 @@
+"""EAGLE-2 growth in plain Python over full contexts: what drafters that run transformers' layers are compared with."""
+
+import torch
+
+from wingbeat.kernels.sampling import gumbel_noise
+
+
+def slow_tree(tokens, logits_of, speculation, temperature=0.0, seed=0, max_levels=None):
+    """(token, parent, depth, score) by node of the tree over a sequence.
+
+    Args:
+        tokens: of the sequence; the last one is the root.
+        logits_of: path of drafted tokens -> float logits [vocab_size] of what follows it.
+    """
+    length = len(tokens)
+
+    def children(path):
+        scores = logits_of(path).double()
+        if temperature > 0:
+            ids = torch.arange(len(scores))
+            noise = gumbel_noise(torch.tensor([seed]), torch.tensor([length + len(path)]), ids)
+            scores = scores / temperature + noise[0].double()
+        best = scores.log_softmax(-1).topk(speculation.draft_top_k)
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    # An entry is (token, parent entry, depth, score, path).
+    table = [(tokens[-1], -1, 0, 0.0, [])]
+    frontier = [0]
+    for _ in range(min(speculation.max_path - 1, max_levels or 99)):
+        added = []
+        for entry in frontier:
+            _, _, depth, score, path = table[entry]
+            for token, log_prob in children(path):
+                added.append(len(table))
+                table.append((token, entry, depth + 1, score + log_prob, [*path, token]))
+        frontier = sorted(added, key=lambda entry: (-table[entry][3], entry))[: speculation.draft_top_k]
+    best = sorted(range(1, len(table)), key=lambda entry: (-table[entry][3], entry))
+    kept = [0, *sorted(best[: speculation.num_nodes - 1])]
+    number = {entry: index for index, entry in enumerate(kept)}
+    return [(table[entry][0], number.get(table[entry][1], -1), *table[entry][2:4]) for entry in kept]
+
+
+def assert_tree(tree, row, expected, tolerance=2e-3):
+    """A row of a drafted tree is the slow one."""
+    count = int(tree.num_valid[row])
+    assert count == len(expected)
+    columns = list(zip(*expected, strict=True))
+    for name, column in zip(("token_ids", "parents", "depths"), columns, strict=False):
+        assert getattr(tree, name)[row, :count].tolist() == list(column), name
+    torch.testing.assert_close(tree.scores[row, :count], torch.tensor(columns[3]), atol=tolerance, rtol=1e-3)
