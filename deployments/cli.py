@@ -17,6 +17,8 @@ USAGE_ERROR = 2
 # Typer brings its own copy of click or uses the installed one, depending on its version.
 ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+_READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -69,6 +71,7 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
     _add_train(app)
+    _add_extract(app)
     return app
 
 
@@ -106,8 +109,26 @@ def _add_train(app: typer.Typer) -> None:
         """Train a base model, or a drafter for one."""
         _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
 
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command("train", context_settings=settings)(train)
+    app.command("train", context_settings=_READS_LATER)(train)
+
+
+def _add_extract(app: typer.Typer) -> None:
+    """`extract` reads its own arguments later, as `train` does."""
+
+    def extract(context: typer.Context) -> None:
+        """Capture a verifier's hidden states, for training a drafter."""
+        from wingbeat.deployments.extract import extract_command
+        from wingbeat.runtime.capture.extract import ExtractConfig
+
+        def run(config: ExtractConfig) -> None:
+            """Capture a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            extract_command(config)
+
+        own = _new_app("Capture a verifier's hidden states.")
+        own.command()(model_command(ExtractConfig, run))
+        own(context.args, prog_name="wingbeat extract", standalone_mode=False)
+
+    app.command("extract", context_settings=_READS_LATER)(extract)
 
 
 def _train_app() -> typer.Typer:

@@ -24,7 +24,7 @@ from wingbeat.runtime.capture.format import (
 
 
 class CaptureFull(Exception):
-    """The next shard would not fit; the message says into what, and what to do."""
+    """The next shard would not fit; the message says into what."""
 
 
 class CaptureWriter:
@@ -74,7 +74,7 @@ class CaptureWriter:
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
         if used + needed > self.max_bytes:
             raise CaptureFull(
-                f"{self.folder} holds {used} bytes and the next shard has {needed}: more than {self.max_bytes} allow"
+                f"{self.folder} holds {used} bytes and the next shard has up to {needed}: max_bytes is {self.max_bytes}"
             )
         free = shutil.disk_usage(self.folder).free
         if needed > free:
