@@ -8,6 +8,7 @@ import torch
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.target import TargetDescription
 
@@ -61,21 +62,51 @@ def _draft_model(
     return build_draft_model(source, target, speculation, options)
 
 
-KINDS: dict[str, Builder] = {"draft_model": _draft_model, "eagle": _eagle, "ngram": _ngram}
+def _suffix(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
+    from wingbeat.runtime.drafters.suffix import SuffixDrafter
+
+    return SuffixDrafter(speculation)
+
+
+def _user(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
+    from wingbeat.runtime.drafters.user import load_user_drafter
+
+    return load_user_drafter(source, target, speculation, options)
+
+
+KINDS: dict[str, Builder] = {
+    "draft_model": _draft_model,
+    "eagle": _eagle,
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "user": _user,
+}
 """By name; what a user gives is resolved to one of them by `kind_of`."""
 
 
-def kind_of(source: str | Path) -> str:
-    """The kind that a name or a folder means.
+def kind_of(source: str | Path, model: Path | None = None) -> str:
+    """The key of KINDS that a name, a folder or an import path means, or "none".
+
+    Args:
+        model: as for `parse_drafter`; what `auto` means depends on it.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is nothing of the kind, or nothing that this version can load.
+        CheckpointError: a folder's files cannot be read.
     """
-    if str(source) in KINDS and str(source) != "eagle":
-        return str(source)
-    if Path(source).is_dir():
-        return "eagle"
-    raise ValueError(f"drafter {str(source)!r} is neither 'ngram', 'none' nor a folder with an EAGLE head")
+    choice = parse_drafter(source, model)
+    kind = _kind_of_folder(Path(choice.source)) if choice.kind == CHECKPOINT else choice.kind
+    if kind not in KINDS and kind != "none":
+        raise ValueError(f"drafter is {str(source)!r}: there is no drafter of the kind {kind!r}")
+    return kind
+
+
+def _kind_of_folder(folder: Path) -> str:
+    """Heads and whole models are told apart by the names of their tensors; their configs can look alike."""
+    from wingbeat.runtime.drafters.checkpoint_files import read_config, read_shapes
+    from wingbeat.runtime.drafters.layouts import holds_head
+
+    return "eagle" if holds_head(read_config(folder), read_shapes(folder)) else "draft_model"
 
 
 def load_drafter(
@@ -84,11 +115,12 @@ def load_drafter(
     speculation: SpeculationConfig,
     options: DrafterOptions = DrafterOptions(),
 ) -> Drafter | None:
-    """Build the drafter that `source` means; None for "none".
+    """Build the drafter that `source` means, see `parse_drafter`; None for "none".
 
     Raises:
-        ValueError: the name is neither a known kind nor a folder, or the checkpoint cannot be used.
+        ValueError: it names no drafter, or the drafter cannot be built; one line that says why.
     """
-    if str(source) == "none":
+    kind = kind_of(source, target.path)
+    if kind == "none":
         return None
-    return KINDS[kind_of(source)](str(source), target, speculation, options)
+    return KINDS[kind](str(parse_drafter(source, target.path).source), target, speculation, options)

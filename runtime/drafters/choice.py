@@ -1,0 +1,107 @@
+"""What the word a user gives for a drafter means: the one place that decides it. Loads no model and no torch."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from wingbeat.runtime.demo import demo_pair
+
+NAMES = ("auto", "none", "ngram", "suffix", "mtp")
+ALLOWED = (
+    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, or your own class as "
+    "'module.path.ClassName'"
+)
+CHECKPOINT, USER = "checkpoint", "user"
+"""Kinds that are not called by a name: a folder, whose content tells an EAGLE head from a draft model, and a class."""
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+class DrafterChoice(NamedTuple):
+    """A drafter as it was asked for, `auto` resolved."""
+
+    kind: str
+    """A name of NAMES but `auto`, or CHECKPOINT or USER."""
+    source: str | Path
+    """What `wingbeat.runtime.drafters.registry.load_drafter` takes."""
+    label: str
+    """One word for people to read."""
+
+    @property
+    def drafts(self) -> bool:
+        """False where everything is decoded plainly."""
+        return self.kind != "none"
+
+    @property
+    def can_use_gpu(self) -> bool:
+        """Whether a GPU is of use: what looks tokens up stays on the CPU whatever share of a GPU it has."""
+        return self.kind in (CHECKPOINT, USER, "mtp")
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it has to have a GPU beside a verifier that has one: it runs a model."""
+        return self.kind in (CHECKPOINT, "mtp")
+
+
+def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
+    """Tell which drafter is meant.
+
+    Args:
+        drafter: one of NAMES, a folder, or the import path of a class. `auto` is the demo pair's head where no model is
+            given, the model's own multi-token prediction where its checkpoint has it, and prompt lookup for all others.
+        model: the verifier's folder; None is the demo pair's.
+
+    Raises:
+        ValueError: it is nothing of the kind; says what is allowed.
+        FileNotFoundError: the demo pair is asked for and this installation comes without it.
+    """
+    text = str(drafter)
+    if text == "auto":
+        if model is None:
+            return DrafterChoice(CHECKPOINT, demo_pair().drafter, "demo")
+        text = "mtp" if holds_mtp(model) else "ngram"
+    if text in NAMES:
+        return DrafterChoice(text, text, text)
+    folder = Path(text)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"drafter is {text!r}: the folder has no config.json; it must be {ALLOWED}")
+        return DrafterChoice(CHECKPOINT, folder, folder.resolve().name)
+    if _IMPORT_PATH.fullmatch(text):
+        return DrafterChoice(USER, text, text.rpartition(".")[2])
+    raise ValueError(f"drafter is {text!r}: must be {ALLOWED}")
+
+
+def holds_mtp(model: Path) -> bool:
+    """Whether a verifier's checkpoint has multi-token-prediction layers behind its own, as DeepSeek-V3's have."""
+    config = _read_json(model / "config.json")
+    config = config.get("text_config") or config
+    if not config.get("num_nextn_predict_layers"):
+        return False
+    # Many copies keep the field and leave the layers out.
+    projection = f".layers.{config.get('num_hidden_layers')}.eh_proj.weight"
+    return any(name.endswith(projection) for name in _tensor_names(model))
+
+
+def _tensor_names(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return list(_read_json(index).get("weight_map", {}))
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                names += tensors.keys()
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+    return names
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    return fields if isinstance(fields, dict) else {}
