@@ -2,12 +2,21 @@
 
 import json
 import logging
+import os
+import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from wingbeat.runtime.drafters.checkpoint import CheckpointError, load_eagle_head, save_eagle_head
+from wingbeat.runtime.drafters.checkpoint import (
+    CheckpointError,
+    UnsupportedCheckpointError,
+    is_head_folder,
+    load_eagle_head,
+    save_eagle_head,
+)
+from wingbeat.runtime.drafters.checkpoint_files import DamagedCheckpointError, UnsafeCheckpointError
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 
@@ -76,7 +85,7 @@ def test_both_layouts_give_equal_outputs(head, folder, caplog):
     ours = load(folder)
     # SafeAILab: no eagle_config (taps by default), no embedding of its own, v4 rope fields, torch file, old buffers.
     dropped = ("eagle_config", "rope_parameters", "target_hidden_size", "wingbeat_convention")
-    edit_config(folder, drop=dropped, rope_theta=10000.0)
+    edit_config(folder, drop=dropped, rope_theta=10000.0, architectures=["LlamaForCausalLM"])
     tensors = load_file(folder / "model.safetensors")
     embedding = tensors.pop("embed_tokens.weight").float()
     tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
@@ -86,7 +95,7 @@ def test_both_layouts_give_equal_outputs(head, folder, caplog):
         theirs = load(folder, target_embedding=embedding)
     assert same_head(ours, theirs)
     assert theirs.config == ours.config
-    assert "SafeAILab layout, taps enter layers [2, 4, 5] (by default" in caplog.text
+    assert "EAGLE-3 in SafeAILab layout, taps enter layers [2, 4, 5] (by default" in caplog.text
     tokens, features, positions = torch.arange(3), torch.randn(3, HIDDEN), torch.arange(3)
     outputs = [h.logits(h(tokens, features, h.rotary(positions), lambda q, k, v: q)) for h in (ours, theirs)]
     assert torch.equal(*outputs)
@@ -205,18 +214,44 @@ def rename(old: str, new: str):
         ({"architectures": ["LlamaForCausalLMEagle4"]}, None, "EAGLE-4"),
         ({}, rename("lm_head", "efficient_lm_head"), "EAGLE-4"),
         ({"architectures": ["DFlashDraftModel"]}, None, "DFlash"),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, None, "MLA"),
+        ({"dflash_config": {"mask_token_id": 3}}, None, "DFlash"),
+        ({"architectures": ["DominoDraftModel"], "dflash_config": {}}, None, "Domino"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {}}, None, "DSpark"),
+        ({"architectures": ["PEagleDraftModel"]}, None, "P-EAGLE"),
         ({"eagle_config": {"parallel_draft_step": 4}}, None, "P-EAGLE"),
-        ({"speculators_model_type": "eagle3"}, None, "speculators"),
-        ({}, rename("midlayer", "layers.0"), "ModelOpt"),
-        ({}, lambda t: (rename("midlayer.", "layers.0.")(t), t.pop("layers.0.hidden_norm.weight")), "EAGLE-1/2"),
+        ({"speculators_model_type": "peagle"}, None, "P-EAGLE"),
+        ({"speculators_model_type": "mlp"}, None, "the speculators kind 'mlp'"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, None, "an EAGLE-3 head with MLA attention"),
+        ({}, rename("midlayer.self_attn.q_proj", "midlayer.self_attn.q_a_proj"), "an EAGLE-3 head with MLA attention"),
+        ({}, rename("midlayer.mlp", "midlayer.mlp.experts.0"), "a head with a mixture of experts"),
+        ({}, rename("midlayer.mlp", "layers.1.mlp"), "a head of several decoder layers"),
+        ({}, rename("lm_head.weight", "lm_head.weight_scale"), "a quantised head"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, None, "an EAGLE-3 head over one hidden state"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, None, "ModelOpt's head with eagle_config.use_mtp_layernorm"),
+        ({"medusa_num_heads": 4}, None, "Medusa"),
     ],
 )
 def test_other_families_are_refused_by_name(folder, fields, edit, family):
     edit_config(folder, **fields)
     if edit is not None:
         edit_tensors(folder, edit)
-    with pytest.raises(CheckpointError, match=f"{family}.* not supported"):
+    with pytest.raises(UnsupportedCheckpointError, match=f"^{re.escape(family)}.* is not supported"):
+        load(folder)
+    assert is_head_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters='by layer type' is not supported"),
+    ],
+)
+def test_a_body_that_is_not_computed_is_refused_by_field(folder, fields, message):
+    edit_config(folder, **fields)
+    with pytest.raises(UnsupportedCheckpointError, match=re.escape(message)):
         load(folder)
 
 
@@ -229,3 +264,57 @@ def test_a_folder_without_weights_or_config_is_refused(folder):
         load(folder)
     with pytest.raises(CheckpointError, match="not a folder"):
         load(folder / "absent")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_a_truncated_file_is_named(folder, name):
+    if name.endswith(".bin"):
+        torch.save(load_file(folder / "model.safetensors"), folder / name)
+        (folder / "model.safetensors").unlink()
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DamagedCheckpointError, match=re.escape(name)):
+        load(folder)
+
+
+class Payload:
+    """Unpickled by a careless reader, it would leave a file behind."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_code_in_a_pickle_is_never_run(folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors | {"extra": Payload(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UnsafeCheckpointError, match=r"pytorch_model\.bin holds code beside weights"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_of_something_else_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    for content, message in (([1, 2], "holds a list"), ({"step": 3}, "step is a int")):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+
+def test_an_absent_shard_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"fc.weight": "model-1.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is not there"):
+        load(folder)
+
+
+def test_a_whole_language_model_is_no_head(folder):
+    edit_config(folder, drop=("eagle_config", "architectures"))
+    edit_tensors(folder, lambda tensors: [tensors.update({f"model.{k}": tensors.pop(k)}) for k in list(tensors)])
+    assert not is_head_folder(folder)
+    with pytest.raises(CheckpointError, match="no EAGLE head"):
+        load(folder)

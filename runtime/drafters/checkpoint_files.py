@@ -1,0 +1,150 @@
+"""The files of a drafter's checkpoint: config.json and tensors, whole or in shards, safetensors or PyTorch's own.
+
+Knows nothing of what the tensors mean. Nothing in a file is run: pickles are read as weights only.
+"""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
+_SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
+
+Value = TypeVar("Value")
+
+
+class CheckpointError(ValueError):
+    """A drafter checkpoint cannot be read; the message names the file, the tensor or the config field."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A file ends early or is not what its name says."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """A file holds code instead of weights alone."""
+
+
+def find_folder(path: str | Path) -> Path:
+    """A folder itself, or the local copy of a hub name.
+
+    Raises:
+        CheckpointError: the path is no folder.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if Path(path).is_absolute() or str(path).startswith("."):
+        raise CheckpointError(f"{path} is not a folder")
+    return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of config.json.
+
+    Raises:
+        CheckpointError: there is none, or it is no JSON object.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{folder} has no config.json")
+    return _read_json(file)
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor, without reading the values where the format allows that.
+
+    Raises:
+        CheckpointError: as for `read_tensors`.
+    """
+    return _read(folder, _safetensors_shapes, lambda file: {k: tuple(v.shape) for k, v in _torch_tensors(file).items()})
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor, on the host.
+
+    Raises:
+        CheckpointError: there are none, or a shard is absent.
+        DamagedCheckpointError: a file is truncated.
+        UnsafeCheckpointError: a file holds code.
+    """
+    return _read(folder, load_file, _torch_tensors)
+
+
+def _read(
+    folder: Path,
+    read_safetensors: Callable[[Path], dict[str, Value]],
+    read_torch: Callable[[Path], dict[str, Value]],
+) -> dict[str, Value]:
+    for name, read in ((SAFETENSORS, read_safetensors), (TORCH_FILE, read_torch)):
+        files = _files(folder, name)
+        if files:
+            found: dict[str, Value] = {}
+            for file in files:
+                found |= _guarded(read, file)
+            # Frequencies are computed from the config; old files carry them as buffers.
+            return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
+    raise CheckpointError(f"{folder} has neither {SAFETENSORS} nor {TORCH_FILE}, whole or in shards")
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """The file of that name or the shards that stand for it; none where the checkpoint has another format."""
+    index = folder / f"{name}.index.json"
+    if not index.is_file():
+        return [folder / name] if (folder / name).is_file() else []
+    shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent or not shards:
+        raise CheckpointError(f"{index}: {', '.join(absent) or 'no shard'} is not there")
+    return [folder / shard for shard in shards]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(file.read_text())
+    except ValueError as error:
+        raise DamagedCheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise DamagedCheckpointError(f"{file} holds no JSON object")
+    return fields
+
+
+def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, Value]:
+    try:
+        return read(file)
+    except pickle.UnpicklingError as error:
+        # A pickle that asks for anything but tensors is told apart from one that ends early by PyTorch's message alone.
+        if any(sign in str(error) for sign in _SIGNS_OF_CODE):
+            raise UnsafeCheckpointError(
+                f"{file} holds code beside weights, which is never run: convert it to safetensors where it is trusted"
+            ) from error
+        raise _damaged(file, error) from error
+    except (SafetensorError, EOFError, RuntimeError, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> DamagedCheckpointError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DamagedCheckpointError(f"{file} is truncated or damaged ({file.stat().st_size} bytes): {reason}")
+
+
+def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _torch_tensors(file: Path) -> dict[str, Tensor]:
+    found = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} holds a {type(found).__name__}, not tensors by name")
+    for name, value in found.items():
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{file}: {name} is a {type(value).__name__}, not a tensor")
+    return found
