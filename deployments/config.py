@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
 from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 
 _ENGINE_LIMITS = (
     "max_num_seqs",
@@ -38,8 +39,12 @@ class AppConfig(BaseModel):
     model: Path | None = Field(None, description="Directory of the verifier's checkpoint; none serves the demo pair.")
     drafter: str = Field(
         "auto",
-        description="Directory of an EAGLE head, 'ngram' (prompt lookup), 'none' (plain decoding), or 'auto': the demo "
-        "pair's head for the demo model, 'none' for any other.",
+        description="Directory of an EAGLE head or of a draft model, 'mtp' (the model's own multi-token prediction), "
+        "'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import path of a class, or 'auto': "
+        "the demo pair's head for the demo model, 'mtp' where the model's checkpoint has it, 'ngram' for any other.",
+    )
+    allow_bad_drafter: bool = Field(
+        False, description="Serve a drafter that fails its self-test at the start, with a warning."
     )
     served_model_name: str | None = Field(
         None, description="Name clients pass as `model`; none uses the directory's name."
@@ -147,7 +152,7 @@ class AppConfig(BaseModel):
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
-        if self.device == "cuda" and self.has_drafter() and self.drafter != "ngram" and self.num_gpus_per_drafter == 0:
+        if self.device == "cuda" and self._choice().needs_gpu and self.num_gpus_per_drafter == 0:
             raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
         if self.cuda_graphs and self.resolved_device() == "cpu":
             raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
@@ -168,10 +173,10 @@ class AppConfig(BaseModel):
     def _check_paths(self) -> None:
         if self.model is not None and not (self.model / "config.json").is_file():
             raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
-        if self.drafter not in ("auto", "ngram", "none") and not (Path(self.drafter) / "config.json").is_file():
-            raise ValueError(
-                f"drafter is {self.drafter!r}: must be 'auto', 'ngram', 'none' or a directory with a config.json"
-            )
+        self._choice()
+
+    def _choice(self) -> DrafterChoice:
+        return parse_drafter(self.drafter, self.model)
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.
@@ -194,9 +199,9 @@ class AppConfig(BaseModel):
         return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_drafter()
 
     def drafter_device(self) -> str:
-        """`cpu` or `cuda`; prompt lookup runs on the CPU whatever share it has."""
-        on_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0 and self.drafter != "ngram"
-        return "cuda" if on_gpu else "cpu"
+        """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
+        has_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0
+        return "cuda" if has_gpu and self._choice().can_use_gpu else "cpu"
 
     def channel_kind(self) -> ChannelKind:
         """Kind of channel between verifier and drafter.
@@ -208,7 +213,12 @@ class AppConfig(BaseModel):
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""
-        return self.drafter != "none" and not (self.drafter == "auto" and self.model is not None)
+        return self._choice().drafts
+
+    def has_own_drafter(self) -> bool:
+        """Whether there is a drafter that Wingbeat itself builds, and so knows the kind of."""
+        default = type(self).model_fields["drafter_factory"].default
+        return self.has_drafter() and self.drafter_factory == default
 
     def model_dir(self) -> Path:
         """The verifier's checkpoint.
@@ -219,20 +229,12 @@ class AppConfig(BaseModel):
         return demo_pair().verifier if self.model is None else self.model
 
     def drafter_source(self) -> str | Path:
-        """'ngram', 'none', or the directory of the EAGLE head; raises as `model_dir`."""
-        if not self.has_drafter():
-            return "none"
-        if self.drafter == "auto":
-            return demo_pair().drafter
-        return self.drafter if self.drafter == "ngram" else Path(self.drafter)
+        """What `load_drafter` takes, `auto` resolved."""
+        return self._choice().source
 
     def drafter_name(self) -> str:
         """One word for people to read."""
-        if not self.has_drafter():
-            return "none"
-        if self.drafter == "auto":
-            return "demo"
-        return self.drafter if self.drafter == "ngram" else Path(self.drafter).resolve().name
+        return self._choice().label
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

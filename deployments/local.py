@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from wingbeat.deployments.model_options import UserError
 from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
 from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import parse_drafter
 
 if TYPE_CHECKING:
     from wingbeat.runtime.llm import LLM
@@ -28,8 +29,10 @@ class LocalConfig(BaseModel):
     model: Path | None = Field(None, description="Folder of a Hugging Face checkpoint; without it the demo pair.")
     drafter: str = Field(
         "auto",
-        description="Folder of an EAGLE head, ngram, none, or auto: the demo's head for the demo, none for others.",
+        description="Folder of an EAGLE head or a draft model, mtp, suffix, ngram, none, the import path of a class, "
+        "or auto: the demo's head for the demo, else mtp where the model's checkpoint has it, else ngram.",
     )
+    allow_bad_drafter: bool = Field(False, description="Use a drafter that fails its self-test, with a warning.")
     draft_steps: int | None = Field(
         None, ge=1, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )
@@ -58,20 +61,16 @@ class LocalConfig(BaseModel):
     def _check_folders(self) -> Self:
         if self.model is not None and not (self.model / "config.json").is_file():
             raise ValueError(f"--model {self.model}: no config.json there; give a Hugging Face checkpoint's folder")
-        if self.drafter not in ("auto", "ngram", "none") and not Path(self.drafter).is_dir():
-            raise ValueError(f"--drafter {self.drafter}: give the folder of an EAGLE head, or ngram, none or auto")
+        parse_drafter(self.drafter, self.model)
         return self
 
     def folders(self) -> tuple[Path, str | Path]:
-        """The verifier's folder, and the drafter's or its kind.
+        """The verifier's folder, and what `load_drafter` takes, `auto` resolved.
 
         Raises:
             FileNotFoundError: the demo is asked for and not there.
         """
-        drafter: str | Path = self.drafter
-        if drafter == "auto":
-            drafter = demo_pair().drafter if self.model is None else "none"
-        return self.model or demo_pair().verifier, drafter
+        return self.model or demo_pair().verifier, parse_drafter(self.drafter, self.model).source
 
     def _resolved_device(self) -> str:
         import torch
@@ -127,6 +126,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
             dtype=config.dtype,
             device=config.device,
             threads=config.threads,
+            allow_bad_drafter=config.allow_bad_drafter,
             **options,
         )
     except (ValueError, OSError) as error:

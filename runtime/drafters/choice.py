@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.demo import DEMO_FOLDER
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
@@ -55,12 +55,11 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
 
     Raises:
         ValueError: it is nothing of the kind; says what is allowed.
-        FileNotFoundError: the demo pair is asked for and this installation comes without it.
     """
     text = str(drafter)
     if text == "auto":
         if model is None:
-            return DrafterChoice(CHECKPOINT, demo_pair().drafter, "demo")
+            return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
         text = "mtp" if holds_mtp(model) else "ngram"
     if text in NAMES:
         return DrafterChoice(text, text, text)

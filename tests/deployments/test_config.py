@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.local import LocalConfig
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
@@ -41,7 +42,7 @@ def test_strings_of_the_command_line_become_typed_values():
     ("values", "message"),
     [
         ({"model": "/no/such/model"}, "model is '/no/such/model': must be a directory with a config.json"),
-        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'ngram', 'none' or a directory"),
+        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none', 'ngram', 'suffix', 'mtp', the folder"),
         ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
         ({"verify_tree_size": 1}, "verify_tree_size is 1"),
         ({"cuda_graphs": True}, "cuda_graphs is True"),
@@ -72,11 +73,46 @@ def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(values: dict,
         ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, "cuda_ipc"),
         ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "channel": "shm"}, "shm"),
         ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 0.5, "drafter": "ngram"}, "shm"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 0.5, "drafter": "suffix"}, "shm"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 0.5, "drafter": "mtp"}, "cuda_ipc"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 0.5, "drafter": "some.module.Class"}, "cuda_ipc"),
     ],
-    ids=["cpu", "one-gpu", "two-gpus", "asked-for", "prompt-lookup"],
+    ids=["cpu", "one-gpu", "two-gpus", "asked-for", "prompt-lookup", "suffix", "mtp", "user"],
 )
 def test_rounds_go_through_gpu_memory_where_both_sides_have_a_gpu(values: dict, kind: str):
     assert AppConfig.model_validate(values).channel_kind() == kind
+
+
+@pytest.mark.parametrize(
+    ("drafter", "refused"),
+    [("mtp", True), ("ngram", False), ("suffix", False), ("none", False), ("some.module.Class", False)],
+)
+def test_only_a_drafter_that_runs_a_model_must_have_a_gpu_where_the_verifier_has_one(drafter: str, refused: bool):
+    values = {"device": "cuda", "num_gpus_per_verifier": 1, "drafter": drafter}
+    if refused:
+        with pytest.raises(ValidationError, match="num_gpus_per_drafter is 0"):
+            AppConfig.model_validate(values)
+    else:
+        assert AppConfig.model_validate(values).drafter_device() == "cpu"
+
+
+def test_auto_means_prompt_lookup_for_a_model_without_a_head(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    config = AppConfig(model=tmp_path)
+    assert (config.drafter_source(), config.drafter_name(), config.has_drafter()) == ("ngram", "ngram", True)
+    assert LocalConfig(model=tmp_path).folders() == (tmp_path, "ngram")
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "none", "some.module.Class"])
+def test_server_and_command_line_take_the_same_drafters(drafter: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    assert AppConfig(model=tmp_path, drafter=drafter).drafter_source() == drafter
+    assert LocalConfig(model=tmp_path, drafter=drafter).folders() == (tmp_path, drafter)
+
+
+def test_the_command_line_refuses_what_the_server_refuses():
+    with pytest.raises(ValidationError, match="drafter is 'eagel': must be 'auto', 'none'"):
+        LocalConfig(drafter="eagel")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
