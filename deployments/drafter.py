@@ -14,6 +14,7 @@ from wingbeat.deployments.channels import attach_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.factories import load_factory
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.link import DrafterEnd
 
 logger = logging.getLogger(__name__)
@@ -44,18 +45,21 @@ class DrafterActor:
 
     Args:
         core: CPU core its thread shares with the verifier's; None leaves it free.
+        convention: how to read a head whose files leave that open, where it is settled already.
 
     Raises:
         Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
     """
 
-    def __init__(self, config: AppConfig, core: int | None = None) -> None:
+    def __init__(self, config: AppConfig, core: int | None = None, convention: HeadConvention | None = None) -> None:
         if config.num_gpus_per_drafter > 0:
             claim_devices()
         torch.set_num_threads(config.threads)
         self._config = config
         self._core = core
         self._worker: Worker = load_factory(config.drafter_factory)(config)
+        if convention is not None:
+            self._worker.drafter.read_as(convention)
         self._lock = threading.Lock()
         self._attached = threading.Event()
         threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True).start()
@@ -64,8 +68,17 @@ class DrafterActor:
         """The operating system's id of this process."""
         return os.getpid()
 
-    def needs(self) -> DrafterNeeds:
-        """What this drafter needs of its verifier."""
+    def needs(self, convention: HeadConvention | None = None) -> DrafterNeeds:
+        """What this drafter needs of its verifier.
+
+        Args:
+            convention: settles how its head is read, before it is attached anywhere.
+
+        Raises:
+            ValueError: its head cannot be read so.
+        """
+        if convention is not None:
+            self._worker.drafter.read_as(convention)
         return self._worker.drafter.needs
 
     def attach(self, name: str, incarnation: int) -> None:

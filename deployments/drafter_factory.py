@@ -23,4 +23,5 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     drafter = load_drafter(config.drafter_source(), target, engine_config.speculation, options)
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
+    drafter.warn_of_long_context(config.max_model_len)
     return DraftWorker(drafter)

@@ -3,10 +3,17 @@
 import torch
 
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.drafter_supervisor import DrafterStartError
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.factories import AskNeeds, EngineSetup
+from wingbeat.runtime.convention_choice import choose_convention
+from wingbeat.runtime.drafters.draft_head import HeadConvention
+from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.model_loader import load_model
+from wingbeat.runtime.model_loader import LoadedModel, load_model
+from wingbeat.runtime.self_test import TESTED_KINDS, SelfTest, check_drafter
+from wingbeat.runtime.tokenizer import Tokenizer
 
 
 def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
@@ -14,11 +21,15 @@ def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
 
     Raises:
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
+        DrafterStartError: the drafter's checkpoint cannot be read.
     """
     torch.set_num_threads(config.threads)
     device = torch.device(config.resolved_device())
     loaded = load_model(config.model_dir(), getattr(torch, config.dtype), device)
-    engine = Engine(loaded, config.engine_config(), ask_needs())
+    tried = config.has_own_drafter() and kind_of(config.drafter_source()) in TESTED_KINDS
+    tokenizer = Tokenizer.find(config.model_dir()) if tried else None
+    needs = ask_needs(_convention(config, loaded, tokenizer) if tried else None)
+    engine = Engine(loaded, config.engine_config(), needs)
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=config.max_model_len,
@@ -26,4 +37,18 @@ def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         drafter=config.drafter_name(),
     )
-    return EngineSetup(engine, info, engine.channel_spec if config.has_drafter() else None)
+
+    def check(engine: Engine) -> SelfTest:
+        return check_drafter(engine, tokenizer, config.drafter_name(), config.allow_bad_drafter)
+
+    return EngineSetup(engine, info, engine.channel_spec if config.has_drafter() else None, check if tried else None)
+
+
+def _convention(config: AppConfig, loaded: LoadedModel, tokenizer: Tokenizer | None) -> HeadConvention | None:
+    """How the drafter is to read its head, where its files leave that open."""
+    target = TargetDescription.from_checkpoint(config.model_dir())
+    try:
+        choice = choose_convention(config.drafter_source(), target, loaded, tokenizer)
+    except ValueError as error:
+        raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+    return None if choice is None else choice.best.convention

@@ -2,15 +2,25 @@
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import ServedEngine
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 
-AskNeeds = Callable[[], DrafterNeeds]
-"""What the drafter needs of the verifier; blocks until the drafter's process knows, raises if it cannot start."""
+
+class AskNeeds(Protocol):
+    """The way to a drafter that is starting in a process of its own."""
+
+    def __call__(self, convention: HeadConvention | None = None) -> DrafterNeeds:
+        """What it needs of the verifier; blocks until it knows, raises if it cannot start.
+
+        Args:
+            convention: how it shall read its head; None where its files say that.
+        """
+        ...
 
 
 class EngineSetup(NamedTuple):
@@ -20,6 +30,8 @@ class EngineSetup(NamedTuple):
     info: ModelInfo
     channel_spec: ChannelSpec | None
     """Of the channel its drafter attaches to; None where there is no drafter."""
+    check_drafter: Callable[[Any], object] | None = None
+    """Called with the idle engine, in its thread, once the first drafter is attached; raises where it is unfit."""
 
 
 def load_factory(path: str) -> Callable[..., Any]:

@@ -26,8 +26,8 @@ from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import EngineLoop
 from wingbeat.deployments.factories import EngineSetup, load_factory
 from wingbeat.deployments.wire import WireOutput, WireRequest
-from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.draft_head import HeadConvention
 
 logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.5e-3
@@ -44,19 +44,25 @@ class WrongEngine(RuntimeError):
 class RayDrafter:
     """One drafter actor in the second bundle of this replica's placement group."""
 
-    def __init__(self, config: AppConfig, core: int | None) -> None:
+    def __init__(self, config: AppConfig, core: int | None, convention: HeadConvention | None = None) -> None:
         share = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter)
         options = drafter_options(share)
-        self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core)
+        self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
+        self.convention = convention
+        """How it was told to read its head; its successors are told the same."""
 
-    def needs(self) -> DrafterNeeds:
+    def needs(self, convention: HeadConvention | None = None) -> DrafterNeeds:
         """What it needs of its verifier; blocks until it is ready.
+
+        Args:
+            convention: how it shall read its head; None where its files say that.
 
         Raises:
             DrafterStartError: it cannot start; names the cause.
         """
+        self.convention = convention
         try:
-            return ray.get(self._actor.needs.remote())
+            return ray.get(self._actor.needs.remote(convention))
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
@@ -71,6 +77,11 @@ class RayDrafter:
     def kill(self) -> None:
         """End it without waiting."""
         ray.kill(self._actor, no_restart=True)
+
+
+def _no_needs(convention: HeadConvention | None = None) -> DrafterNeeds:
+    """`RayDrafter.needs` where there is no drafter."""
+    return DrafterNeeds()
 
 
 class Verifier:
@@ -91,7 +102,7 @@ class Verifier:
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
         setup: EngineSetup = await asyncio.to_thread(
-            load_factory(config.engine_factory), config, drafter.needs if drafter is not None else DrafterNeeds
+            load_factory(config.engine_factory), config, drafter.needs if drafter is not None else _no_needs
         )
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
@@ -100,7 +111,7 @@ class Verifier:
             core = self._core.core
             await asyncio.wrap_future(self._loop.call(lambda engine: pin_thread(core)))
         if drafter is not None and setup.channel_spec is not None:
-            await self._start_drafter(config, setup.channel_spec, drafter)
+            await self._start_drafter(config, setup, drafter)
         self._spawn(self._expire_clients())
 
     async def describe(self) -> dict[str, Any]:
@@ -192,14 +203,17 @@ class Verifier:
         if self._core is not None:
             self._core.release()
 
-    async def _start_drafter(self, config: AppConfig, spec: ChannelSpec, drafter: RayDrafter) -> None:
+    async def _start_drafter(self, config: AppConfig, setup: EngineSetup, drafter: RayDrafter) -> None:
         name = f"{self._engine_id}.{os.getpid()}"
-        self._channel = create_channel(config, name, spec)
+        self._channel = create_channel(config, name, setup.channel_spec)
         end = self._channel.verifier_end
+        convention = drafter.convention
         self._supervisor = DrafterSupervisor(
-            self._loop, name, end, lambda: RayDrafter(config, self._core and self._core.core)
+            self._loop, name, end, lambda: RayDrafter(config, self._core and self._core.core, convention)
         )
         await self._supervisor.start(drafter)
+        if setup.check_drafter is not None:
+            await asyncio.wrap_future(self._loop.call(setup.check_drafter))
         self._spawn(self._supervisor.run())
 
     def _spawn(self, coroutine: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.convention_choice import ConventionChoice, choose_convention
 from wingbeat.runtime.draft_worker import DraftWorker
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.registry import DrafterOptions, kind_of, load_drafter
@@ -82,6 +83,8 @@ class LLM:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
     """
 
+    convention_choice: ConventionChoice | None = None
+    """How an EAGLE head was found to be read; None where its files say that, and for other kinds."""
     self_test: SelfTest | None = None
     """Of the drafter; None for kinds without weights, and where a benchmark draws acceptance itself."""
 
@@ -106,8 +109,13 @@ class LLM:
         target = TargetDescription.from_checkpoint(model)
         engine_config = replace(engine_config, compile=compile or engine_config.compile)
         options = DrafterOptions(torch_dtype, device, cuda_graphs=engine_config.cuda_graphs is not False)
-        built = load_drafter(drafter, target, engine_config.speculation, options)
         self.tokenizer = Tokenizer.find(model)
+        built = load_drafter(drafter, target, engine_config.speculation, options)
+        if built is not None:
+            built.warn_of_long_context(engine_config.max_model_len)
+            self.convention_choice = choose_convention(drafter, target, loaded, self.tokenizer)
+        if self.convention_choice is not None:
+            built.read_as(self.convention_choice.best.convention)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
         if built is not None and kind_of(drafter) in TESTED_KINDS and engine_config.forced_acceptance is None:
             self.self_test = check_drafter(self.engine, self.tokenizer, Path(drafter).name, allow_bad_drafter)

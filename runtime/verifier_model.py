@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from wingbeat.runtime.attention import METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.model_loader import LoadedModel
 
 
@@ -66,6 +66,17 @@ class VerifierModel(nn.Module):
         """Detach the hooks from the model, which outlives this object where several share it."""
         for hook in self._hooks:
             hook.remove()
+
+    @torch.inference_mode()
+    def observe(self, token_ids: Tensor) -> Tensor:
+        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache."""
+        self._taps = []
+        self.model.set_attn_implementation("eager")
+        try:
+            self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
+        finally:
+            self.model.set_attn_implementation(ATTENTION_NAME)
+        return torch.cat(self._taps, dim=-1)
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; KV is written into the caches of `batch.attention`."""

@@ -1,5 +1,6 @@
 """What a drafter is: it learns what was decided, and proposes what may come next."""
 
+import logging
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.drafters.draft_head import HeadConvention
+
+logger = logging.getLogger(__name__)
 
 
 class DrafterNeeds(NamedTuple):
@@ -77,6 +81,25 @@ class Drafter(ABC):
     """Where it drafts; batches are moved there."""
     needs: DrafterNeeds = DrafterNeeds()
     """Of its verifier; tokens suffice by default."""
+    trained_positions: int | None = None
+    """Longest context its weights were trained for, in tokens; None where there is no such limit."""
+
+    def read_as(self, convention: HeadConvention) -> None:
+        """Read the weights another way, before the first `resize`; for kinds whose checkpoints leave that open.
+
+        Raises:
+            ValueError: there is nothing to choose, or these weights cannot be read so.
+        """
+        raise ValueError(f"{type(self).__name__} has no conventions to choose from")
+
+    def warn_of_long_context(self, max_model_len: int) -> None:
+        """Log what contexts beyond the trained ones cost: EAGLE-3 heads trained on 2k fall from 2.3 to 1.1 at 20k."""
+        if self.trained_positions is not None and max_model_len > self.trained_positions:
+            logger.warning(
+                "max_model_len is %d: the drafter was trained for %d positions, and few drafts beyond them are right",
+                max_model_len,
+                self.trained_positions,
+            )
 
     @abstractmethod
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:

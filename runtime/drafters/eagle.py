@@ -19,7 +19,7 @@ from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cuda_graph import GraphStats
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.draft_head import Attend, DraftHead
+from wingbeat.runtime.drafters.draft_head import Attend, DraftHead, HeadConvention
 from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private_blocks
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.transfer import upload
@@ -45,6 +45,7 @@ class EagleDrafter(Drafter):
         self.head = head.eval().requires_grad_(False)
         self.speculation = speculation
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True)
+        self.trained_positions = head.max_position_embeddings
         self.device = head.device
         self.dtype = head.dtype
         self.scaling = head.scaling
@@ -63,6 +64,11 @@ class EagleDrafter(Drafter):
     def graph_stats(self) -> GraphStats | None:
         """Of the stages; None before the first verifier is attached, and where decodes and trees have no stages."""
         return None if self._stages is None else self._stages.stats
+
+    def read_as(self, convention: HeadConvention) -> None:
+        """See `Drafter.read_as`."""
+        self.head = self.head.with_convention(convention)
+        self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
