@@ -189,16 +189,17 @@ def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1  # block 0 is the padding's
 
 
-def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny_model: Path):
+def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny_model: Path, tmp_path: Path):
     from ray import serve
 
     from wingbeat.deployments.launch import APP_NAME, StartError, launch
 
+    (tmp_path / "config.json").write_text("{}")
     try:
         with pytest.raises(
             StartError, match=r"^DrafterStartError: the drafter cannot start: CheckpointError: .+"
         ) as caught:
-            launch(AppConfig(model=tiny_model, drafter=str(tiny_model), max_model_len=512))
+            launch(AppConfig(model=tiny_model, drafter=str(tmp_path), max_model_len=512))
         assert "\n" not in str(caught.value)
     finally:
         serve.delete(APP_NAME)
