@@ -215,10 +215,10 @@ class AppConfig(BaseModel):
         """False where every request decodes plainly and no drafter process exists."""
         return self._choice().drafts
 
-    def has_own_drafter(self) -> bool:
-        """Whether there is a drafter that Wingbeat itself builds, and so knows the kind of."""
+    def tests_drafter(self) -> bool:
+        """Whether the drafter is tried at the start: one with weights, unless a factory of the user's own builds it."""
         default = type(self).model_fields["drafter_factory"].default
-        return self.has_drafter() and self.drafter_factory == default
+        return self._choice().has_weights and self.drafter_factory == default
 
     def model_dir(self) -> Path:
         """The verifier's checkpoint.

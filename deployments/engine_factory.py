@@ -8,11 +8,10 @@ from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.factories import AskNeeds, EngineSetup
 from wingbeat.runtime.convention_choice import choose_convention
 from wingbeat.runtime.drafters.draft_head import HeadConvention
-from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.model_loader import LoadedModel, load_model
-from wingbeat.runtime.self_test import TESTED_KINDS, SelfTest, check_drafter
+from wingbeat.runtime.self_test import SelfTest, check_drafter
 from wingbeat.runtime.tokenizer import Tokenizer
 
 
@@ -26,7 +25,7 @@ def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     torch.set_num_threads(config.threads)
     device = torch.device(config.resolved_device())
     loaded = load_model(config.model_dir(), getattr(torch, config.dtype), device)
-    tried = config.has_own_drafter() and kind_of(config.drafter_source()) in TESTED_KINDS
+    tried = config.tests_drafter()
     tokenizer = Tokenizer.find(config.model_dir()) if tried else None
     needs = ask_needs(_convention(config, loaded, tokenizer) if tried else None)
     engine = Engine(loaded, config.engine_config(), needs)

@@ -100,7 +100,7 @@ def choose_convention(
     Raises:
         CheckpointError: the head cannot be read at all.
     """
-    if kind_of(source) != "eagle":
+    if kind_of(source, target.path) != "eagle":
         return None
     candidates = head_conventions(source, target)
     if len(candidates) == 1:

@@ -12,14 +12,15 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.convention_choice import ConventionChoice, choose_convention
 from wingbeat.runtime.draft_worker import DraftWorker
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.registry import DrafterOptions, kind_of, load_drafter
+from wingbeat.runtime.drafters.choice import parse_drafter
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.link import DrafterEnd, VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel, load_model
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
-from wingbeat.runtime.self_test import TESTED_KINDS, SelfTest, check_drafter
+from wingbeat.runtime.self_test import SelfTest, check_drafter
 from wingbeat.runtime.tokenizer import Tokenizer
 
 
@@ -110,15 +111,16 @@ class LLM:
         engine_config = replace(engine_config, compile=compile or engine_config.compile)
         options = DrafterOptions(torch_dtype, device, cuda_graphs=engine_config.cuda_graphs is not False)
         self.tokenizer = Tokenizer.find(model)
-        built = load_drafter(drafter, target, engine_config.speculation, options)
+        choice = parse_drafter(drafter, target.path)
+        built = load_drafter(choice.source, target, engine_config.speculation, options)
         if built is not None:
             built.warn_of_long_context(engine_config.max_model_len)
-            self.convention_choice = choose_convention(drafter, target, loaded, self.tokenizer)
-        if self.convention_choice is not None:
-            built.read_as(self.convention_choice.best.convention)
+            self.convention_choice = choose_convention(choice.source, target, loaded, self.tokenizer)
+            if self.convention_choice is not None:
+                built.read_as(self.convention_choice.best.convention)
         self.engine = build_engine(loaded, engine_config, built, channel_factory)
-        if built is not None and kind_of(drafter) in TESTED_KINDS and engine_config.forced_acceptance is None:
-            self.self_test = check_drafter(self.engine, self.tokenizer, Path(drafter).name, allow_bad_drafter)
+        if choice.has_weights and engine_config.forced_acceptance is None:
+            self.self_test = check_drafter(self.engine, self.tokenizer, choice.label, allow_bad_drafter)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
         """Run prompts together; yields (index of the prompt, its new tokens) round by round."""

@@ -17,8 +17,6 @@ from wingbeat.runtime.trial_prompts import trial_prompts
 
 logger = logging.getLogger(__name__)
 
-TESTED_KINDS = ("eagle", "mtp", "draft_model")
-"""Kinds that have weights, which may be another verifier's or be read in the wrong convention."""
 NUM_TEXTS = 32
 LEAST_ACCEPTANCE = 0.3
 """Of first drafted tokens. Published heads reach 0.7 and more; one whose taps are a layer off reaches a tenth."""

@@ -35,14 +35,19 @@ class DrafterChoice(NamedTuple):
         return self.kind != "none"
 
     @property
+    def has_weights(self) -> bool:
+        """Whether it runs a model, whose weights may be another verifier's."""
+        return self.kind in (CHECKPOINT, "mtp")
+
+    @property
     def can_use_gpu(self) -> bool:
         """Whether a GPU is of use: what looks tokens up stays on the CPU whatever share of a GPU it has."""
-        return self.kind in (CHECKPOINT, USER, "mtp")
+        return self.has_weights or self.kind == USER
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether it has to have a GPU beside a verifier that has one: it runs a model."""
-        return self.kind in (CHECKPOINT, "mtp")
+        """Whether it has to have a GPU beside a verifier that has one."""
+        return self.has_weights
 
 
 def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
