@@ -45,24 +45,34 @@ def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
 
 
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
-    """Every prompt once, `concurrency` at a time."""
+    """As many tokens as all prompts have once, from requests that go round and round, `concurrency` at a time.
+
+    It ends while every sequence is still running: the last ones of a block that is played to its end would run alone,
+    and their load is another row's.
+    """
     engine, params = llm.engine, greedy(max_tokens, speculation)
-    waiting = iter(enumerate(prompts))
+    waiting = enumerate(itertools.cycle(prompts))
+    running: set[str] = set()
     num_tokens, total = 0, SpeculationMetrics()
     started = time.perf_counter()
 
     def add(count: int) -> None:
         for index, prompt in itertools.islice(waiting, count):
+            running.add(str(index))
             engine.add_request(Request(str(index), tuple(prompt), params))
 
     add(concurrency)
-    while engine.has_unfinished_requests():
+    while num_tokens < len(prompts) * max_tokens:
         for output in engine.step():
             num_tokens += len(output.token_ids)
             if output.finish_reason is not None:
+                running.remove(output.request_id)
                 total.add(output.metrics)
                 add(1)
-    return Block(num_tokens / (time.perf_counter() - started), total)
+    elapsed_s = time.perf_counter() - started
+    for request_id in running:
+        engine.abort_request(request_id)
+    return Block(num_tokens / elapsed_s, total)
 
 
 def measure(

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.acceptance import path_probabilities
+from wingbeat.runtime.attention import worth_packing
 from wingbeat.runtime.batch import Outcome, TokenTree
 from wingbeat.runtime.round_in_flight import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
 
 _LEARN_ALWAYS = 64
-_LEARN_EVERY = 4
-"""Rounds: learning costs as much as deciding, and after the first few every fourth round says enough."""
+_LEARN_EVERY = 8
+"""Rounds: learning costs as much as deciding, and after the first few every eighth round says enough."""
 _FEW = 16
 """Sequences up to which plain numbers are quicker than arrays of them."""
 _HOPELESS = -50.0
@@ -54,7 +55,8 @@ class Launched(NamedTuple):
     num_drafting: int = 0
     levels_grown: int = 0
     num_extra: int = 0
-    """Drafted nodes that were verified."""
+    """Rows beside the roots: drafted nodes that were verified, and their padding where they were not packed."""
+    packed: bool = False
 
 
 class AdaptiveSpeculation:
@@ -97,36 +99,43 @@ class AdaptiveSpeculation:
 
     def _choose(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
         self._round += 1
-        learns = learns_from(self._round)
-        if self._chains and this.num_decodes <= _FEW and not learns:
+        learns, few_chains = learns_from(self._round), self._chains and this.num_decodes <= _FEW
+        if few_chains and not learns:
             return self._cut_chains(trees, this)
         host = _on_host(trees, self.policy.max_depth)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
         path = path_probabilities(conditional, host.parents, levels_grown)
         with_tree = host.real.any(axis=1)
-        kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
+        if few_chains:
+            lengths = np.array(self._lengths(trees, this))
+            kept = host.real & (np.arange(host.real.shape[1]) <= lengths[:, None])
+        else:
+            kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
         if learns:
             self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
         this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
         if not kept.any():
             return None, this
         pruned, verified = _keep(trees, host, kept)
-        return pruned, this._replace(trees=verified, num_extra=int(verified.real.sum()))
+        return pruned, _with_rows(this._replace(trees=verified), pruned, int(verified.real.sum()))
+
+    def _lengths(self, trees: TokenTree, this: Launched) -> list[int]:
+        """How much of each chain to verify."""
+        nodes = zip(trees.scores.tolist(), trees.num_valid.tolist(), strict=True)
+        scores = [row[:num_valid] for row, num_valid in nodes]
+        return self.policy.cut_chains(scores, this.sampled.tolist(), this.slots.tolist(), this.context)
 
     def _cut_chains(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
         """`_choose` for a few chains in a round that nothing is learned from."""
-        drafted = [num_valid - 1 for num_valid in trees.num_valid.tolist()]
-        scores = [row[: count + 1] for row, count in zip(trees.scores.tolist(), drafted, strict=True)]
-        kept = self.policy.cut_chains(scores, this.sampled.tolist(), this.slots.tolist(), this.context)
-        with_tree = sum(count > 0 for count in drafted)
-        this = this._replace(num_drafting=with_tree, levels_grown=max(drafted), num_extra=sum(kept))
-        if not this.num_extra:
+        drafted, kept = (trees.num_valid - 1).tolist(), self._lengths(trees, this)
+        this = this._replace(num_drafting=sum(count > 0 for count in drafted), levels_grown=max(drafted))
+        if not any(kept):
             return None, this
         if kept != drafted:
             width = 1 + max(kept)
             trees = TokenTree(*(field[:, :width] for field in trees[:-1]), torch.tensor(kept) + 1)
-        return trees, this
+        return trees, _with_rows(this, trees, sum(kept))
 
     def learn(self, result: RoundResult, live: list[bool]) -> None:
         """Take in what the oldest round not learned from accepted.
@@ -152,7 +161,7 @@ class AdaptiveSpeculation:
         costs = self.policy.costs
         if this.num_drafting:
             costs.observe_draft(times.draft_wait_s, this.num_drafting, this.levels_grown)
-        costs.observe_verify(times.forward_s, this.num_decodes, this.num_extra, this.context)
+        costs.observe_verify(times.forward_s, this.num_decodes, this.num_extra, this.context, this.packed)
         costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(this.num_drafting))
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
@@ -182,6 +191,13 @@ class AdaptiveSpeculation:
     def stats(self) -> PolicyStats:
         """Decisions so far."""
         return self.policy.stats()
+
+
+def _with_rows(this: Launched, trees: TokenTree, num_kept: int) -> Launched:
+    """The round with the rows that verifying these trees takes."""
+    num_padded = trees.token_ids.numel()
+    packed = worth_packing(this.num_decodes + num_kept, num_padded)
+    return this._replace(num_extra=num_kept if packed else num_padded - this.num_decodes, packed=packed)
 
 
 def _on_host(trees: TokenTree, max_depth: int) -> _Trees:

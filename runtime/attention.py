@@ -49,6 +49,11 @@ class Packing(NamedTuple):
     """int64 [num_rows]: index of each row among the padded nodes."""
 
 
+def worth_packing(num_rows: int, num_padded: int) -> bool:
+    """Whether trees of unequal sizes are packed: taking them apart in every layer costs as much as a few rows."""
+    return 8 * num_rows < 7 * num_padded
+
+
 class AttentionMetadata(NamedTuple):
     """What the attention function needs beside q, k and v; travels as a keyword of the model's forward."""
 

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from wingbeat.kernels.kv_cache import move_kv
 from wingbeat.kernels.sampling import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
-from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment
+from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment, worth_packing
 from wingbeat.runtime.batch import AcceptedPaths, TokenTree
 from wingbeat.runtime.compiled_decode import CompiledDecode
 from wingbeat.runtime.config import EngineConfig
@@ -418,9 +418,9 @@ def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice
 
 
 def _pack(real: Tensor) -> Packing | None:
-    """Where the real nodes [num_reqs, num_nodes] lie side by side; None where all are real."""
+    """Where the real nodes [num_reqs, num_nodes] lie side by side; None where padding is too little to be taken out."""
     flat = real.flatten()
-    if bool(flat.all()):
+    if not worth_packing(int(flat.sum()), len(flat)):
         return None
     return Packing((flat.cumsum(0) - 1).clamp_min(0), flat.nonzero()[:, 0])
 

@@ -60,12 +60,15 @@ class RoundCosts:
     """Predicts rounds from tables, corrected by the rounds seen.
 
     A tree round runs beside the drafter, on warm or on contended cores, so plain and tree rounds have scales of their
-    own.
+    own. They scale what a round costs at least: what one more node or level adds is as measured, for a core that has to
+    fetch its weights again pays for that once.
     """
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
         self.plain_scale = self.tree_scale = self.draft_scale = 1.0
+        self.packing_s = 0.0
+        """Added to a tree round by trees of unequal sizes, which have to be packed."""
         self.plain_host_s = self.tree_host_s = 0.0
         self._by_batch: dict[int, _BatchCosts] = {}
 
@@ -75,43 +78,51 @@ class RoundCosts:
         What stands at 0 is a plain round.
         """
         batch = self._batch(num_reqs)
-        context_s = batch.context_s * mean_context
-        return np.where(
-            np.asarray(num_extra) > 0,
-            self.tree_scale * (batch.verify(num_extra) + context_s),
-            self.plain_scale * (batch.plain_s + context_s),
-        )
+        least = batch.plain_s + batch.context_s * mean_context
+        trees = self.tree_scale * least + batch.verify(num_extra) - batch.plain_s
+        return np.where(np.asarray(num_extra) > 0, trees, self.plain_scale * least)
 
     def verify_up_to_s(self, num_reqs: int, most_extra: int, mean_context: float) -> np.ndarray:
         """`verify_s` of 0, 1, .. `most_extra` drafted nodes: float64 [most_extra + 1]."""
         batch = self._batch(num_reqs)
-        context_s = batch.context_s * mean_context
-        seconds = self.tree_scale * (batch.dense(most_extra) + context_s)
-        seconds[0] = self.plain_scale * (batch.plain_s + context_s)
+        least = batch.plain_s + batch.context_s * mean_context
+        seconds = batch.dense(most_extra) + (self.tree_scale * least - batch.plain_s)
+        seconds[0] = self.plain_scale * least
         return seconds
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
         batch = self._batch(num_reqs)
-        return self.draft_scale * (batch.draft_base_s + batch.draft_level_s * np.asarray(levels))
+        return self.draft_scale * batch.draft_base_s + batch.draft_level_s * np.asarray(levels)
 
     def level_s(self, num_reqs: int) -> float:
         """Time of one more level."""
-        return self.draft_scale * self._batch(num_reqs).draft_level_s
+        return self._batch(num_reqs).draft_level_s
 
-    def observe_verify(self, seconds: float, num_reqs: int, num_extra: int, mean_context: float) -> None:
-        """Correct the prediction by a round that really ran."""
+    def observe_verify(
+        self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, packed: bool = False
+    ) -> None:
+        """Correct the prediction by a round that really ran.
+
+        Args:
+            num_extra: rows beside the roots, padding included where trees were not packed.
+        """
         batch = self._batch(num_reqs)
-        context_s = batch.context_s * mean_context
-        if num_extra:
-            self.tree_scale = _corrected(self.tree_scale, seconds / (batch.dense(num_extra)[-1] + context_s))
+        least = batch.plain_s + batch.context_s * mean_context
+        added = float(batch.dense(num_extra)[-1]) - batch.plain_s
+        if not num_extra:
+            self.plain_scale = _corrected(self.plain_scale, seconds / least)
+        elif packed:
+            # One round of many times the usual length is an interruption, not a cost.
+            beyond = min(seconds - self.tree_scale * least - added, least)
+            self.packing_s = max(self.packing_s + _STEP * (beyond - self.packing_s), 0.0)
         else:
-            self.plain_scale = _corrected(self.plain_scale, seconds / (batch.plain_s + context_s))
+            self.tree_scale = _corrected(self.tree_scale, (seconds - added) / least)
 
     def observe_draft(self, seconds: float, num_reqs: int, levels: float) -> None:
         """Correct the prediction by a wait that really was."""
         batch = self._batch(num_reqs)
-        self.draft_scale = _corrected(self.draft_scale, seconds / (batch.draft_base_s + batch.draft_level_s * levels))
+        self.draft_scale = _corrected(self.draft_scale, (seconds - batch.draft_level_s * levels) / batch.draft_base_s)
 
     def observe_host(self, seconds: float, with_tree: bool) -> None:
         """Note what a round spent outside of models."""

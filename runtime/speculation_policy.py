@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.acceptance import AcceptanceTracker
+from wingbeat.runtime.attention import worth_packing
 from wingbeat.runtime.round_costs import RoundCosts
 
 _SMOOTHING = 0.06
@@ -216,31 +217,30 @@ class SpeculationPolicy:
     def cut_chains(
         self, scores: list[list[float]], sampled: list[bool], slots: list[int], mean_context: float
     ) -> list[int]:
-        """`choose_nodes` for chains, in plain numbers: how many drafted nodes of each to verify.
+        """`choose_nodes` for chains, in plain numbers and with a look at packing: how many nodes of each to verify.
 
         Args:
             scores: by sequence, cumulative log-probabilities of its valid nodes, the root's first.
             sampled: by sequence, whether its temperature is above 0.
             slots: by sequence.
         """
+        drafted = [len(chain) - 1 for chain in scores]
         if self._exploring or not self._token_s:
-            return [len(chain) - 1 for chain in scores]
+            return drafted
         costs = self._costs_of_nodes(len(scores), mean_context)
-        likeliest = sorted(
-            (-probability, row)
-            for row, chain in enumerate(scores)
-            if len(chain) > 1
-            for probability in self.tracker.chain_path(chain, sampled[row], slots[row])[1:]
-        )
-        best, gain, most = 0, 0.0, -costs[0]
-        for count, (probability, _) in enumerate(likeliest, start=1):
-            gain -= probability
-            if gain - costs[count] > most:
-                best, most = count, gain - costs[count]
-        kept = [0] * len(scores)
-        for _, row in likeliest[:best]:
-            kept[row] += 1
-        return kept
+        paths = [self.tracker.chain_path(*chain)[1:] for chain in zip(scores, sampled, slots, strict=True)]
+        choices = [[0] * len(scores), _likeliest(paths, costs)]
+        # Chains of one length need no packing, and what packing would save may be less than it takes.
+        choices += [[min(count, length) for count in drafted] for length in range(1, max(drafted) + 1)]
+        return max(choices, key=lambda kept: self._value(paths, kept, costs))
+
+    def _value(self, paths: list[list[float]], kept: list[int], costs: list[float]) -> float:
+        """Expected tokens of chains cut to `kept` nodes, less what verifying them costs in tokens."""
+        num_reqs, num_extra, longest = len(kept), sum(kept), max(kept)
+        gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
+        if worth_packing(num_reqs + num_extra, num_reqs * (1 + longest)):
+            return gain - costs[num_extra] - self.costs.packing_s / self._token_s
+        return gain - costs[num_reqs * longest]
 
     def _costs_of_nodes(self, num_reqs: int, mean_context: float) -> list[float]:
         if num_reqs not in self._node_costs:
@@ -303,3 +303,17 @@ class SpeculationPolicy:
         level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)
         # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.
         return (level_s / self._token_s / self._next_acceptance).astype(np.float32)
+
+
+def _likeliest(paths: list[list[float]], costs: list[float]) -> list[int]:
+    """How many nodes of each chain to verify, where each one costs what it costs alone."""
+    likeliest = sorted((-probability, row) for row, path in enumerate(paths) for probability in path)
+    best, gain, most = 0, 0.0, -costs[0]
+    for count, (probability, _) in enumerate(likeliest, start=1):
+        gain -= probability
+        if gain - costs[count] > most:
+            best, most = count, gain - costs[count]
+    kept = [0] * len(paths)
+    for _, row in likeliest[:best]:
+        kept[row] += 1
+    return kept

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from wingbeat.runtime import speculation_policy
 from wingbeat.runtime.acceptance import AcceptanceTracker, path_probabilities
+from wingbeat.runtime.attention import worth_packing
 from wingbeat.runtime.round_costs import CostTables, RoundCosts
 from wingbeat.runtime.speculation_policy import SpeculationPolicy
 
@@ -125,7 +127,8 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
 @pytest.mark.parametrize("node_s", [0.0, 0.1, 0.6, 3.0])
-def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs):
+def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs, monkeypatch):
+    monkeypatch.setattr(speculation_policy, "worth_packing", lambda num_rows, num_padded: True)
     subject = policy(node_s=node_s)
     show_chains(subject, 0.8, num_trees=num_reqs)
     subject.plan(num_reqs, num_reqs, 100.0)
@@ -142,6 +145,24 @@ def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs):
         kept = subject.choose_nodes(path_probabilities(given, parents, DEPTH), real, num_reqs, 100.0)
         chains = [row[:count].tolist() for row, count in zip(scores, lens, strict=True)]
         assert subject.cut_chains(chains, sampled.tolist(), slots.tolist(), 100.0) == kept.sum(axis=1).tolist()
+
+
+def test_dear_packing_levels_chains():
+    subject = policy(node_s=0.2)
+    show_chains(subject, 0.8, num_trees=4)
+    subject.plan(4, 4, 100.0)
+    chance = np.random.default_rng(2)
+    num_packed = []
+    for packing_s in (0.0, 3.0):
+        subject.costs.packing_s = packing_s
+        packed = 0
+        for _ in range(30):
+            scores = np.pad(np.log(chance.uniform(0.01, 0.9, (4, DEPTH))).cumsum(axis=1), ((0, 0), (1, 0)))
+            kept = subject.cut_chains(scores.tolist(), [False] * 4, [0, 1, 2, 3], 100.0)
+            packed += worth_packing(4 + sum(kept), 4 * (1 + max(kept)))
+        num_packed.append(packed)
+    assert num_packed[0] > 5
+    assert num_packed[1] == 0
 
 
 def test_dearer_levels_ask_for_more_reach():
