@@ -56,6 +56,7 @@ class Target(Protocol):
     """What is asked of a verifier's description."""
 
     num_layers: int
+    hidden_size: int
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ class HeadCheckpoint:
     """config.json"""
     shapes: Mapping[str, tuple[int, ...]]
 
-    def conventions(self, num_layers: int) -> tuple[HeadConvention, ...]:
-        """How it may be read for a target of `num_layers` layers, the likeliest first.
+    def conventions(self, num_layers: int, target_hidden_size: int) -> tuple[HeadConvention, ...]:
+        """How it may be read for a target of that shape, the likeliest first.
 
         Raises:
             CheckpointError: its taps are not layers of that target.
         """
-        return conventions(self.raw, self.layout, self.shapes, num_layers)
+        return conventions(self.raw, self.layout, self.shapes, num_layers, target_hidden_size)
 
     def config(self, target_hidden_size: int, convention: HeadConvention) -> DecoderHeadConfig:
         """Its canonical config for one reading.
@@ -114,7 +115,7 @@ def head_conventions(path: str | Path, target: Target) -> tuple[HeadConvention, 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
     """
-    return read_checkpoint(path).conventions(target.num_layers)
+    return read_checkpoint(path).conventions(target.num_layers, target.hidden_size)
 
 
 def load_eagle_head(
@@ -140,7 +141,7 @@ def load_eagle_head(
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
     """
     checkpoint = read_checkpoint(path)
-    readings = checkpoint.conventions(target_num_layers)
+    readings = checkpoint.conventions(target_num_layers, target_hidden_size)
     convention = convention or readings[0]
     config = checkpoint.config(target_hidden_size, convention)
     if config.vocab_size != target_vocab_size:

@@ -36,6 +36,7 @@ def head_config(
     wide = raw.get("target_hidden_size") or target_hidden_size
     if wide != target_hidden_size:
         raise CheckpointError(f"target_hidden_size={wide} differs from the target's {target_hidden_size}")
+    _check_fusion(layout, shapes, len(convention.tap_layers), target_hidden_size)
     try:
         if layout.family is Family.EAGLE1:
             return Eagle1HeadConfig(
@@ -53,7 +54,9 @@ def head_config(
         raise CheckpointError(f"config.json: {error}") from error
 
 
-def conventions(raw: Mapping[str, Any], layout: Layout, shapes: Shapes, num_layers: int) -> tuple[HeadConvention, ...]:
+def conventions(
+    raw: Mapping[str, Any], layout: Layout, shapes: Shapes, num_layers: int, target_hidden_size: int
+) -> tuple[HeadConvention, ...]:
     """Readings of a head that its files leave open, the likeliest first.
 
     Raises:
@@ -67,10 +70,13 @@ def conventions(raw: Mapping[str, Any], layout: Layout, shapes: Shapes, num_laye
             raise CheckpointError(f"taps enter layers {given.tap_layers}, not ascending in 0..{num_layers - 1}")
         return (given,)
     ids, ids_name_outputs = aux_layer_ids(raw)
-    if ids is None and (number := _num_taps(raw, shapes)) != len(default_taps(num_layers)):
-        raise CheckpointError(
-            f"config.json has no eagle_aux_hidden_state_layer_ids, and fc.weight reads {number} taps, not 3"
-        )
+    if ids is None:
+        try:
+            _check_fusion(layout, shapes, len(default_taps(num_layers)), target_hidden_size)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"config.json has no eagle_aux_hidden_state_layer_ids, and by default {error}"
+            ) from error
     found = candidates(
         num_layers,
         ids,
@@ -114,15 +120,15 @@ def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool,
     return (False, True) if given is None and layout.may_norm_before_residual else (bool(given),)
 
 
-def _num_taps(raw: Mapping[str, Any], shapes: Shapes) -> int:
-    """Taps that `fc` reads, as far as its width and the target's tell."""
-    width = raw.get("target_hidden_size") or _hidden_size(raw)
+def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
+    """`fc` is as wide as what it reads: the target's hidden states of every tap, or a token and one of them."""
     rows = shapes.get("fc.weight", ())
-    return rows[1] // width if len(rows) == 2 and width else len(default_taps(0))
-
-
-def _hidden_size(raw: Mapping[str, Any]) -> int | None:
-    return (raw.get("transformer_layer_config") or raw).get("hidden_size")
+    expected = num_taps * target_hidden_size * (2 if layout.family is Family.EAGLE1 else 1)
+    if len(rows) == 2 and rows[1] != expected:
+        what = "a token and a hidden state" if layout.family is Family.EAGLE1 else f"{num_taps} taps"
+        raise CheckpointError(
+            f"fc.weight reads {rows[1]} values: {what} of a target with hidden_size={target_hidden_size} are {expected}"
+        )
 
 
 def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str, Any]:

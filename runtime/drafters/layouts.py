@@ -144,7 +144,7 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
         "DFlash": "dflash_config" in raw,
         "Medusa": "medusa_num_heads" in raw,
         "P-EAGLE": (eagle_config.get("parallel_draft_step") or 1) > 1,
-        "an EAGLE-3 head with MLA attention": head_like and any_name(_is_latent),
+        "an EAGLE-3 head with MLA attention": head_like and ("kv_lora_rank" in raw or any_name(_is_latent)),
         "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
         "a head of several decoder layers": head_like and any_name(lambda name: name.startswith("layers.1.")),
         "a quantised head": head_like and any_name(lambda name: name.endswith(("_scale", "_scale_inv", ".qweight"))),
