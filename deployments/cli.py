@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -132,18 +133,19 @@ def _add_extract(app: typer.Typer) -> None:
 
 
 def _train_app() -> typer.Typer:
+    from wingbeat.cluster.channel import InProcessChannel
     from wingbeat.runtime.training.base import TrainBaseConfig, train_base
     from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 
-    app = _new_app("Train a small verifier from text files, and an EAGLE-3 head for a verifier.")
+    app = _new_app("Train a small verifier from text files, and a draft head for a verifier.")
 
     def base(config: TrainBaseConfig) -> None:
         """Train a tokenizer and a small Llama from a folder of text files."""
         _run_training(train_base, config)
 
     def drafter(config: TrainDrafterConfig) -> None:
-        """Train an EAGLE-3 head for a verifier."""
-        _run_training(train_drafter, config)
+        """Train an EAGLE head for a verifier."""
+        _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
 
     app.command("base")(model_command(TrainBaseConfig, base))
     app.command("drafter")(model_command(TrainDrafterConfig, drafter))

@@ -1,6 +1,7 @@
 """Train a small Llama on a folder of text: the demo's verifier, made from nothing but the files at hand."""
 
 import math
+from pathlib import Path
 
 import torch
 from pydantic import Field, model_validator
@@ -9,7 +10,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files, texts
-from wingbeat.runtime.training.loop import STATE_FILE, StepResult, autocast, optimize, prepare, write_metrics
+from wingbeat.runtime.training.loop import Inputs, Task, autocast, optimize, prepare, write_metrics
+from wingbeat.runtime.training.parallel import Part, Ranks, joined
+from wingbeat.runtime.training.state import STATE_FILE
 from wingbeat.runtime.training.tokenizer import train_tokenizer
 
 
@@ -65,44 +68,52 @@ def train_base(config: TrainBaseConfig) -> None:
         ValueError: the corpus has too little text.
         FloatingPointError: the loss is not finite.
     """
+    with joined(config.device) as ranks:
+        _train(config, ranks)
+
+
+def _train(config: TrainBaseConfig, ranks: Ranks) -> None:
     prepare(config)
     split = split_files(config.corpus, config.suffixes)
-    tokenizer = _tokenizer(config, split.train)
+    tokenizer = _tokenizer(config, ranks, split.train)
     sampler = WindowSampler(encode_documents(tokenizer, split.train), config.seed)
-    model = _build_model(config, tokenizer).to(config.device).train()
-    loss_of = torch.compile(_loss, dynamic=False) if config.compile else _loss
+    model = _build_model(config, tokenizer).to(ranks.device).train()
     long_from = config.steps - int(config.final_fraction * config.steps)
-    long_batch = max(1, config.batch_size * config.sequence_length // config.max_position_embeddings)
+    long_batch = config.batch_size * config.sequence_length // config.max_position_embeddings
 
-    def step_loss(step: int) -> StepResult:
+    def inputs(step: int, part: Part) -> Inputs:
         if step < long_from:
-            windows = sampler.batch(step, config.batch_size, config.sequence_length)
+            windows = sampler.rows(step * config.batch_size, part.rows(config.batch_size), config.sequence_length)
         else:
-            windows = sampler.batch(step - long_from, long_batch, config.max_position_embeddings)
-        return StepResult(loss_of(model, windows.to(config.device)), windows.numel())
+            # Whole parts, at least one row each.
+            rows = max(1, long_batch // part.count) * part.count
+            windows = sampler.rows((step - long_from) * rows, part.rows(rows), config.max_position_embeddings)
+        return Inputs((windows.to(ranks.device),), windows.numel())
 
-    history = optimize(config, model, step_loss, lambda: _export(config, model, tokenizer))
-    documents = encode_documents(tokenizer, split.held_out)
-    num_bytes = sum(len(text.encode()) for text in texts(split.held_out))
-    write_metrics(
-        config,
-        history,
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        corpus={
-            "train_files": len(split.train),
-            "held_out_files": len(split.held_out),
-            "tokens": sampler.num_tokens,
-        },
-        held_out=_held_out_loss(config, model, documents, num_bytes),
-    )
+    task = Task(model, _NextTokenLoss(model), inputs, lambda: _export(config, model, tokenizer))
+    history = optimize(config, ranks, task)
+    if ranks.is_first:
+        documents = encode_documents(tokenizer, split.held_out)
+        num_bytes = sum(len(text.encode()) for text in texts(split.held_out))
+        write_metrics(
+            config,
+            history,
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            corpus={
+                "train_files": len(split.train),
+                "held_out_files": len(split.held_out),
+                "tokens": sampler.num_tokens,
+            },
+            held_out=_held_out_loss(config, model, documents, num_bytes),
+        )
 
 
-def _tokenizer(config: TrainBaseConfig, files: list) -> PreTrainedTokenizerBase:
-    if config.resume and (config.output / STATE_FILE).exists():
-        return AutoTokenizer.from_pretrained(config.output)
-    tokenizer = train_tokenizer(texts(files), config.vocab_size, config.max_position_embeddings)
-    tokenizer.save_pretrained(config.output)
-    return tokenizer
+def _tokenizer(config: TrainBaseConfig, ranks: Ranks, files: list[Path]) -> PreTrainedTokenizerBase:
+    if ranks.is_first and not (config.resume and (config.output / STATE_FILE).exists()):
+        tokenizer = train_tokenizer(texts(files), config.vocab_size, config.max_position_embeddings)
+        tokenizer.save_pretrained(config.output)
+    ranks.wait_for_first()
+    return AutoTokenizer.from_pretrained(config.output)
 
 
 def _build_model(config: TrainBaseConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
@@ -123,6 +134,15 @@ def _build_model(config: TrainBaseConfig, tokenizer: PreTrainedTokenizerBase) ->
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+
+
+class _NextTokenLoss(nn.Module):
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, windows: Tensor) -> Tensor:
+        return _loss(self.model, windows)
 
 
 def _loss(model: nn.Module, windows: Tensor) -> Tensor:

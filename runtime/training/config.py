@@ -1,8 +1,9 @@
 """Settings every training run shares. Validated once, then frozen."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,10 @@ class TrainingConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"output", "steps", "device", "threads", "compile", "resume", "accumulation_steps", "plot", "tensorboard"}
+        | {"checkpoint_interval_s", "log_interval_steps"}
+    )
 
     corpus: Path = Field(
         default_factory=stdlib_root,
@@ -26,7 +31,10 @@ class TrainingConfig(BaseModel):
     suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
     output: Path = Field(description="Folder the weights, their config and metrics.json are written to.")
     steps: int = Field(gt=0, description="Optimizer steps in the whole run, resumed parts included.")
-    batch_size: int = Field(gt=0, description="Sequences per step.")
+    batch_size: int = Field(gt=0, description="Sequences per step, over all processes and accumulated parts.")
+    accumulation_steps: int = Field(
+        1, gt=0, description="Parts a process computes its share of a batch in, one after the other, to save memory."
+    )
     sequence_length: int = Field(gt=1, description="Tokens per training sequence.")
     learning_rate: float = Field(gt=0, description="Peak learning rate, after warm-up and before the decay.")
     warmup_steps: int = Field(50, ge=0, description="Steps over which the learning rate rises linearly.")
@@ -46,6 +54,8 @@ class TrainingConfig(BaseModel):
     resume: bool = Field(True, description="Continue from the last checkpoint in `output` when there is one.")
     checkpoint_interval_s: float = Field(120.0, gt=0, description="Seconds between two checkpoints.")
     log_interval_steps: int = Field(20, gt=0, description="Steps between two entries of the loss history.")
+    plot: bool = Field(False, description="Draw curves.png at every checkpoint; needs matplotlib.")
+    tensorboard: bool = Field(False, description="Write TensorBoard's event files; needs tensorboard.")
 
     @model_validator(mode="after")
     def _check(self) -> "TrainingConfig":
@@ -57,12 +67,14 @@ class TrainingConfig(BaseModel):
             raise ValueError(f"device={self.device!r} is not one of cpu, cuda, cuda:<index>")
         if self.device != "cpu" and not torch.cuda.is_available():
             raise ValueError(f"device={self.device!r}, but torch sees no CUDA device")
+        for option, package in (("plot", "matplotlib"), ("tensorboard", "tensorboard")):
+            if getattr(self, option) and find_spec(package) is None:
+                raise ValueError(f"{option}=true needs {package}: pip install 'wingbeat[train]'")
         return self
 
     def resume_settings(self) -> dict[str, Any]:
         """The settings a run must share with the checkpoint it continues; the others may change in between."""
-        free = {"output", "steps", "device", "threads", "compile", "resume"}
-        return self.model_dump(mode="json", exclude=free | {"checkpoint_interval_s", "log_interval_steps"})
+        return self.model_dump(mode="json", exclude=set(self.free_on_resume))
 
     def learning_rate_scale(self, step: int) -> float:
         """Share of the peak learning rate at a step: warm-up, constant, linear decay.

@@ -135,11 +135,21 @@ class WindowSampler:
         Raises:
             ValueError: the corpus is shorter than one window.
         """
+        return self.rows(cursor * batch_size, range(batch_size), length)
+
+    def rows(self, start: int, rows: range, length: int) -> Tensor:
+        """Windows number `start + row` for each row -> int64 [len(rows), length].
+
+        Raises:
+            ValueError: the corpus is shorter than one window.
+        """
         per_epoch = self.num_tokens // length
         if per_epoch == 0:
             raise ValueError(f"the corpus has {self.num_tokens} tokens, fewer than one window of {length}")
-        indices = range(cursor * batch_size, (cursor + 1) * batch_size)
-        return torch.stack([self._window(index // per_epoch, index % per_epoch, length) for index in indices])
+        numbers = [divmod(start + row, per_epoch) for row in rows]
+        if not numbers:
+            return torch.empty(0, length, dtype=torch.int64)
+        return torch.stack([self._window(epoch, index, length) for epoch, index in numbers])
 
     def token_counts(self, vocab_size: int) -> Tensor:
         """How often each token occurs -> int64 [vocab_size]."""

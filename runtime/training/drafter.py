@@ -1,160 +1,200 @@
-"""Train an EAGLE-3 head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
+"""Train a draft head for a causal LM: distillation from the verifier, unrolled over the head's own predictions."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
-from rich.progress import Progress
+from huggingface_hub import snapshot_download
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from wingbeat.runtime.capture.reader import CaptureReader
 from wingbeat.runtime.drafters.checkpoint import load_eagle_head, save_eagle_head
-from wingbeat.runtime.drafters.eagle_head import EagleHead
-from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.drafters.decoder_head import DecoderHead
+from wingbeat.runtime.drafters.eagle1_head import Eagle1Head
+from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import greedy_acceptance
-from wingbeat.runtime.training.head_init import initial_head
-from wingbeat.runtime.training.loop import StepResult, optimize, prepare, write_metrics
-from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE, RowSampler, make_rollouts
-from wingbeat.runtime.training.unroll import distillation_loss
-from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
+from wingbeat.runtime.training.loop import Task, optimize, prepare, write_metrics
+from wingbeat.runtime.training.losses import DraftLoss
+from wingbeat.runtime.training.parallel import Ranks, joined
+from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
+from wingbeat.runtime.training.sources import CapturedSource, LiveSource, Source
+from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
+from wingbeat.runtime.training.verifier import FrozenVerifier, default_tap_layers
+from wingbeat.runtime.training.verifier_weights import VerifierWeights, weights_of_checkpoint, weights_of_model
 
-_EVALUATION_CHAIN = 5
-_EVALUATION_PROMPTS = 64
-_EVALUATION_TOKENS = 128
-
-
-class TrainDrafterConfig(TrainingConfig):
-    """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular."""
-
-    verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
-    steps: int = Field(2000, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
-    batch_size: int = Field(8, gt=1, description="Sequences per step.")
-    sequence_length: int = Field(256, gt=8, description="Tokens per training sequence.")
-    learning_rate: float = Field(4e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
-    ttt_steps: int = Field(6, ge=1, le=16, description="Length of the chains the head is unrolled over.")
-    step_decay: float = Field(0.9, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
-    tap_layers: tuple[int, ...] | None = Field(
-        None, description="Layers whose input is tapped; by default (2, n // 2, n - 3), spread out for shallow models."
-    )
-    initial_head: Path | None = Field(
-        None, description="Folder of a head to start from, for instance that of an earlier version of the verifier."
-    )
-    intermediate_size: int | None = Field(None, gt=0, description="Width of the head's MLP; by default the verifier's.")
-    draft_vocab_size: int = Field(
-        32000, gt=0, description="Most frequent tokens the head can draft; at most the verifier's vocabulary."
-    )
-    rollout_rows: int = Field(
-        4096, ge=0, description="Sequences the verifier writes first, as training text; 0 trains on the corpus alone."
-    )
-    rollout_share: float = Field(0.75, ge=0, le=1, description="Share of the verifier's own text in a batch.")
-    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
-    temperature: float = Field(0.8, gt=0, description="Temperature of the rest.")
-
-    @model_validator(mode="after")
-    def _check_chain(self) -> "TrainDrafterConfig":
-        if self.sequence_length <= self.ttt_steps + 1:
-            raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of ttt_steps={self.ttt_steps}")
-        return self
+_CHAIN = 5
+_PROMPT_TOKENS = _NEW_TOKENS = 128
 
 
-def train_drafter(config: TrainDrafterConfig) -> None:
-    """Train a head and write it in SpecForge's layout: config.json, model.safetensors and metrics.json.
+def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | None = None) -> None:
+    """Train a head and write it: config.json, model.safetensors and metrics.json.
 
-    The head's embedding is the verifier's and is left out of the file. A run that was killed continues from its last
-    checkpoint with the same losses.
+    What is the verifier's stays out of the file: the embedding, and in EAGLE-1 the output matrix. A run that was killed
+    continues from its last checkpoint with the same losses. Under torchrun the processes share every batch.
+
+    Args:
+        channel_factory: `wingbeat.cluster.channel.InProcessChannel`; without it nothing is measured by the engine.
 
     Raises:
         FileNotFoundError: the corpus is not a folder.
-        ValueError: the corpus has too little text, or a tap names a layer the verifier lacks.
+        ValueError: the corpus has too little text, a tap names a layer the verifier or the capture lacks, or the batch
+            does not split into equal parts.
         FloatingPointError: the loss is not finite.
     """
-    prepare(config)
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-    verifier = FrozenVerifier(config.verifier, config.tap_layers, config.device, dtype)
-    tokenizer = AutoTokenizer.from_pretrained(config.verifier)
+    with joined(config.device) as ranks:
+        prepare(config)
+        _train(config, ranks, channel_factory)
+
+
+def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFactory | None) -> None:
+    folder = _folder(config.verifier)
+    target = TargetDescription.from_checkpoint(folder)
+    tap_layers = _tap_layers(config, target)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     split = split_files(config.corpus, config.suffixes)
-    corpus = WindowSampler(encode_documents(tokenizer, split.train), config.seed)
-    rollouts = _rollouts(config, verifier, corpus)
-    head = _start(config, verifier, corpus, rollouts).to(config.device)
-    own_rows = round(config.batch_size * config.rollout_share) if config.rollout_rows else 0
-    own_text = RowSampler(rollouts, config.seed) if own_rows else None
-    loss_of = torch.compile(distillation_loss, dynamic=False) if config.compile else distillation_loss
-
-    def step_loss(step: int) -> StepResult:
-        parts = []
-        if own_text is not None:
-            parts.append(own_text.batch(step, own_rows))
-        if own_rows < config.batch_size:
-            parts.append(corpus.batch(step, config.batch_size - own_rows, config.sequence_length))
-        tokens = torch.cat(parts).to(config.device)
-        seen = verifier.observe(tokens)
-        loss = loss_of(head, tokens, seen.taps, seen.logits, config.ttt_steps, config.step_decay)
-        return StepResult(loss, tokens.numel())
-
-    history = optimize(config, head, step_loss, lambda: save_eagle_head(head, config.output, with_embedding=False))
-    write_metrics(
-        config,
-        history,
-        num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
-        draft_vocab_coverage=round(float(torch.isin(rollouts, head.draft_token_ids.cpu()).float().mean()), 4),
-        acceptance=_acceptance(config, head, encode_documents(tokenizer, split.held_out)),
+    source: Source
+    if config.captures is None:
+        verifier = FrozenVerifier(str(folder), tap_layers, ranks.device, _precision(config))
+        source = LiveSource(config, ranks, verifier, encode_documents(tokenizer, split.train))
+        weights = weights_of_model(verifier)
+    else:
+        source = CapturedSource(config, config.captures, folder, tap_layers, ranks.device)
+        weights = weights_of_checkpoint(target)
+    head = _start(config, tap_layers, weights, source.token_counts()).to(ranks.device)
+    loss = DraftLoss(
+        head, config.ttt_steps, config.step_decay, config.feature_weight if isinstance(head, Eagle1Head) else 0.0
     )
-    (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
 
+    def export(path: Path) -> None:
+        save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
 
-def _rollouts(config: TrainDrafterConfig, verifier: FrozenVerifier, corpus: WindowSampler) -> Tensor:
-    with Progress() as bar:
-        task = bar.add_task("the verifier's own text", total=config.rollout_rows)
-        return make_rollouts(
-            verifier,
-            corpus,
-            config.output,
-            num_rows=config.rollout_rows,
-            length=config.sequence_length,
-            greedy_fraction=config.greedy_fraction,
-            temperature=config.temperature,
-            seed=config.seed,
-            on_rows=lambda count: bar.update(task, completed=count),
+    held_out = _held_out(config, target, tokenizer, split.held_out)
+    engine = None
+    if channel_factory is not None and held_out is not None:
+        prompts, dtype = held_out.prompts.tolist(), _served_dtype(ranks)
+        engine = EngineValidation(folder, prompts, held_out.new_tokens, _CHAIN, channel_factory, dtype, ranks.device)
+    task = Task(
+        head,
+        loss,
+        source.inputs,
+        export=lambda: export(config.output),
+        validate=None if engine is None else lambda: engine.measure(export),
+        validation_interval_steps=config.validation_interval_steps,
+    )
+    history = optimize(config, ranks, task)
+    if ranks.is_first:
+        write_metrics(
+            config,
+            history,
+            num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
+            draft_vocab_coverage=_coverage(source, head),
+            acceptance=None if held_out is None else _simulated(folder, head, held_out, ranks.device),
         )
+        (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
 
 
-def _start(config: TrainDrafterConfig, verifier: FrozenVerifier, corpus: WindowSampler, rollouts: Tensor) -> EagleHead:
-    vocab_size = verifier.embedding.shape[0]
+def _folder(verifier: str) -> Path:
+    if Path(verifier).is_dir():
+        return Path(verifier)
+    return Path(snapshot_download(verifier, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]))
+
+
+def _tap_layers(config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
+    if config.family == "eagle1":
+        return (target.num_layers,)
+    if config.tap_layers is not None:
+        return config.tap_layers
+    if config.captures is not None:
+        # The final norm's output is there for other families.
+        return tuple(n for n in CaptureReader(config.captures).spec.tap_layers if n < target.num_layers)
+    return default_tap_layers(target.num_layers)
+
+
+def _precision(config: TrainDrafterConfig) -> torch.dtype:
+    return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+
+
+def _served_dtype(ranks: Ranks) -> torch.dtype:
+    return torch.float32 if ranks.device.type == "cpu" else torch.bfloat16
+
+
+def _start(
+    config: TrainDrafterConfig, tap_layers: tuple[int, ...], weights: VerifierWeights, token_counts: Tensor
+) -> DecoderHead:
     if config.initial_head is not None:
-        head = load_eagle_head(
-            config.initial_head,
-            target_hidden_size=verifier.hidden_size,
-            target_num_layers=verifier.num_layers,
-            target_vocab_size=vocab_size,
-            target_embedding=verifier.embedding.float().clone(),
-        )
-        head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
-        return head.train()
-    return initial_head(
-        verifier,
-        corpus.token_counts(vocab_size) + torch.bincount(rollouts.flatten(), minlength=vocab_size),
+        return _continued(config, weights)
+    if config.family == "eagle1":
+        return initial_eagle1_head(weights, intermediate_size=config.intermediate_size, seed=config.seed)
+    newer = config.family == "eagle3.1"
+    return initial_eagle3_head(
+        weights,
+        tap_layers,
+        token_counts,
         draft_vocab_size=config.draft_vocab_size,
         intermediate_size=config.intermediate_size,
         seed=config.seed,
+        fc_norm=newer,
+        norm_output=newer,
     )
 
 
-def _acceptance(config: TrainDrafterConfig, head: EagleHead, documents: list[Tensor]) -> dict[str, Any] | None:
-    """Greedy chain acceptance on held-out text, in float32: the arithmetic the pair is served in on a CPU."""
-    prompt_length = min(128, config.sequence_length // 2)
-    if sum(map(len, documents)) < _EVALUATION_PROMPTS * prompt_length:
+def _continued(config: TrainDrafterConfig, weights: VerifierWeights) -> DecoderHead:
+    head = load_eagle_head(
+        config.initial_head,
+        target_hidden_size=weights.config.hidden_size,
+        target_num_layers=weights.config.num_hidden_layers,
+        target_vocab_size=weights.vocab_size,
+        target_embedding=weights.embedding.float().clone(),
+        target_lm_head=weights.lm_head.float().clone(),
+    )
+    if isinstance(head, Eagle1Head) != (config.family == "eagle1"):
+        raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
+    head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
+    head.lm_head.weight.requires_grad_(not isinstance(head, Eagle1Head))
+    return head.train()
+
+
+class _HeldOut(NamedTuple):
+    """What acceptance is measured on."""
+
+    prompts: Tensor
+    """int64 [num_prompts, length]"""
+    new_tokens: int
+    """To generate after each prompt."""
+
+
+def _held_out(
+    config: TrainDrafterConfig, target: TargetDescription, tokenizer: PreTrainedTokenizerBase, files: list[Path]
+) -> _HeldOut | None:
+    """Prompts of held-out text; None where there is too little of it."""
+    length = min(_PROMPT_TOKENS, config.sequence_length // 2)
+    positions = getattr(target.config, "max_position_embeddings", None) or length + _NEW_TOKENS + _CHAIN + 1
+    new_tokens = min(_NEW_TOKENS, positions - length - _CHAIN - 1)
+    documents = encode_documents(tokenizer, files) if config.validation_prompts else []
+    if not documents or sum(map(len, documents)) < config.validation_prompts * length or new_tokens < 1:
         return None
-    verifier = FrozenVerifier(config.verifier, head.config.tap_layers, config.device, torch.float32)
-    prompts = WindowSampler(documents, config.seed).batch(0, _EVALUATION_PROMPTS, prompt_length)
-    measured = greedy_acceptance(
-        head, verifier, prompts.to(config.device), num_tokens=_EVALUATION_TOKENS, num_steps=_EVALUATION_CHAIN
-    )
+    return _HeldOut(WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length), new_tokens)
+
+
+def _coverage(source: Source, head: DecoderHead) -> float:
+    """Share of the verifier's text that the head can draft."""
+    counts = source.own_token_counts()
+    return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
+
+
+def _simulated(folder: Path, head: DecoderHead, held_out: _HeldOut, device: torch.device) -> dict[str, Any]:
+    """Greedy chain acceptance in float32, without an engine: the arithmetic a pair is served in on a CPU."""
+    verifier = FrozenVerifier(str(folder), head.tap_layers, device, torch.float32)
+    prompts = held_out.prompts.to(device)
+    measured = greedy_acceptance(head, verifier, prompts, num_tokens=held_out.new_tokens, num_steps=_CHAIN)
     return {
-        "prompts": _EVALUATION_PROMPTS,
-        "prompt_tokens": prompt_length,
-        "new_tokens": _EVALUATION_TOKENS,
-        "chain": _EVALUATION_CHAIN,
+        "prompts": len(prompts),
+        "prompt_tokens": prompts.shape[1],
+        "new_tokens": held_out.new_tokens,
+        "chain": _CHAIN,
         **measured._asdict(),
     }

@@ -1,11 +1,12 @@
 """How many tokens a round yields: greedy chain drafting, simulated offline on the verifier's own greedy text."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.drafters.eagle_head import EagleHead
+from wingbeat.runtime.drafters.draft_head import DraftHead
 from wingbeat.runtime.training.unroll import matches
 from wingbeat.runtime.training.verifier import FrozenVerifier
 
@@ -19,10 +20,16 @@ class Acceptance(NamedTuple):
     """Share of drafts at each depth that are right, given that all before them were."""
     num_rounds: int
 
+    @classmethod
+    def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "Acceptance":
+        """From the drafts at each depth that were right, and those whose predecessors all were."""
+        by_depth = [round(right / max(1, tried), 3) for right, tried in zip(accepted, drafted, strict=True)]
+        return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
+
 
 @torch.no_grad()
 def greedy_acceptance(
-    head: EagleHead, verifier: FrozenVerifier, prompts: Tensor, *, num_tokens: int, num_steps: int
+    head: DraftHead, verifier: FrozenVerifier, prompts: Tensor, *, num_tokens: int, num_steps: int
 ) -> Acceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
@@ -36,7 +43,7 @@ def greedy_acceptance(
     greedy = torch.zeros(len(prompts))
     # Chains of the last tokens need text to be compared with.
     text = verifier.continue_text(prompts, start + num_tokens + num_steps + 1, greedy)
-    taps = verifier.observe(text).taps.to(head.fc.weight.dtype)
+    taps = verifier.observe(text).taps.to(head.dtype)
     hits = matches(head, text, taps, num_steps).cpu()
     drafted, accepted, rounds = torch.zeros(num_steps), torch.zeros(num_steps), 0
     for row in hits:
@@ -49,6 +56,4 @@ def greedy_acceptance(
             drafted[: count + 1] += 1
             committed += count + 1
             rounds += 1
-    length = 1 + float(accepted.sum()) / rounds
-    by_depth = (accepted / drafted.clamp_min(1)).tolist()
-    return Acceptance(round(length, 3), [round(share, 3) for share in by_depth], rounds)
+    return Acceptance.of_counts(accepted.tolist(), drafted.tolist(), rounds)

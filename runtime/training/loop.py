@@ -1,15 +1,14 @@
-"""The optimizer loop both trainers run: schedule, step, progress, checkpoints that survive SIGKILL.
+"""The optimizer loop both trainers run: schedule, accumulation, processes, progress, checkpoints that survive SIGKILL.
 
-Does not know what is trained: a `Task` gives the loss of a step.
+Does not know what is trained: a `Task` says that.
 """
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,48 +20,53 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from wingbeat.runtime.capture.format import write_atomically
 from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.training.curves import Curves
+from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.optimizers import build_optimizers
+from wingbeat.runtime.training.parallel import Part, Ranks
+from wingbeat.runtime.training.state import STATE_FILE, TrainingState
 
-STATE_FILE = "training_state.pt"
 METRICS_FILE = "metrics.json"
 _GRADIENT_NORM = 1.0
 
 
-class StepResult(NamedTuple):
-    """Loss of one step, with its graph, and the tokens it was computed from."""
+class Inputs(NamedTuple):
+    """What the loss of a part of a batch is computed from."""
 
-    loss: Tensor
+    tensors: tuple
     num_tokens: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run trains."""
+
+    model: nn.Module
+    """Holds the weights that are trained and saved."""
+    loss: nn.Module
+    """Holds `model`; maps `Inputs.tensors` to the part's mean loss."""
+    inputs: Callable[[int, Part], Inputs]
+    """Of a step's part; must depend on the two alone, so that a resumed run sees the same."""
+    export: Callable[[], None]
+    """Writes the weights as users load them; called with every checkpoint and at the end."""
+    validate: Callable[[], Acceptance] | None = None
+    """Measures the weights as they are."""
+    validation_interval_steps: int = 0
+    """Steps between two measurements; 0 measures at the end alone."""
 
 
 class History(NamedTuple):
     """What a finished run leaves for the metrics file."""
 
     losses: list[tuple[int, float]]
+    validations: list[tuple[int, Acceptance]]
     num_tokens: int
     seconds: float
-
-
-def build_optimizers(model: nn.Module, learning_rate: float, weight_decay: float = 0.05) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embeddings, the output head, biases and norms.
-
-    Muon's steps are scaled to the RMS of AdamW's, so that one learning rate serves both.
-    Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv 2502.16982).
-    """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    is_matrix = {name: p.ndim == 2 and "embed" not in name and "lm_head" not in name for name, p in trained.items()}
-    matrices = [p for name, p in trained.items() if is_matrix[name]]
-    others = [p for name, p in trained.items() if not is_matrix[name]]
-    optimizers: list[torch.optim.Optimizer] = []
-    if matrices:
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
-    if others:
-        optimizers.append(torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
-    return optimizers
 
 
 def autocast(config: TrainingConfig) -> Any:
@@ -80,44 +84,28 @@ def prepare(config: TrainingConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
 
 
-def optimize(
-    config: TrainingConfig,
-    model: nn.Module,
-    step_loss: Callable[[int], StepResult],
-    on_checkpoint: Callable[[], None],
-) -> History:
-    """Run the steps left of `config.steps`; checkpoint at intervals; remove the checkpoint's state at the end.
+def optimize(config: TrainingConfig, ranks: Ranks, task: Task) -> History:
+    """Run the steps left of `config.steps`; checkpoint at intervals; measure; remove the checkpoint's state at the end.
 
-    Args:
-        step_loss: loss of a step number; must depend on the number and the weights alone.
-        on_checkpoint: called after each checkpoint, to export the weights.
+    Every process returns the same losses; the first one writes the files.
 
     Raises:
         FloatingPointError: the loss is not finite.
-        ValueError: the checkpoint to resume was made with other settings.
+        ValueError: the checkpoint to resume was made with other settings, or the batch does not split.
     """
-    optimizers = build_optimizers(model, config.learning_rate)
-    state_path = config.output / STATE_FILE
-    state = _Progress(model, optimizers)
-    if config.resume and state_path.exists():
-        state.load(state_path, config)
-    saved_at = started_at = time.monotonic()
-    seconds_before = state.seconds
-    with _progress_bar() as bar:
-        task = bar.add_task("train", total=config.steps, completed=state.step, loss=float("nan"), speed=0.0)
-        while state.step < config.steps:
-            before = time.monotonic()
-            num_tokens, loss = _take_step(config, model, optimizers, step_loss, state.step)
-            now = time.monotonic()
-            state.record(loss, num_tokens, seconds_before + now - started_at, config.log_interval_steps)
-            bar.update(task, advance=1, loss=loss, speed=num_tokens / (now - before))
-            if now - saved_at >= config.checkpoint_interval_s and state.step < config.steps:
-                state.save(state_path, config)
-                on_checkpoint()
-                saved_at = time.monotonic()
-    on_checkpoint()
-    state_path.unlink(missing_ok=True)
-    return History(state.losses, state.num_tokens, state.seconds)
+    optimizers = build_optimizers(task.model, config.learning_rate)
+    state = TrainingState(task.model, optimizers)
+    if config.resume and (config.output / STATE_FILE).exists():
+        state.load(config.output / STATE_FILE, config, ranks.device)
+    # Nobody reads the file above once the first process may write it anew.
+    ranks.wait_for_first()
+    if config.compile:
+        task.loss.compile(dynamic=False)
+    with Curves(config, state.step, enabled=ranks.is_first) as curves:
+        _Run(config, ranks, task, optimizers, state, curves).finish()
+    if ranks.is_first:
+        (config.output / STATE_FILE).unlink(missing_ok=True)
+    return History(state.losses, state.validations, state.num_tokens, state.seconds)
 
 
 def write_metrics(config: TrainingConfig, history: History, **extra: Any) -> None:
@@ -128,89 +116,105 @@ def write_metrics(config: TrainingConfig, history: History, **extra: Any) -> Non
         "num_tokens": history.num_tokens,
         "seconds": round(history.seconds, 1),
         **extra,
+        "validations": [{"step": step, **acceptance._asdict()} for step, acceptance in history.validations],
         "losses": [[step, round(loss, 4)] for step, loss in history.losses],
     }
     text = json.dumps(metrics, indent=1).replace("\n   ", " ").replace("\n  ]", "]")
-    _write_atomically(config.output / METRICS_FILE, lambda path: path.write_text(text + "\n"))
+    write_atomically(config.output / METRICS_FILE, lambda path: path.write_text(text + "\n"))
 
 
-def _take_step(
-    config: TrainingConfig,
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    step_loss: Callable[[int], StepResult],
-    step: int,
-) -> tuple[int, float]:
-    rate = config.learning_rate * config.learning_rate_scale(step)
-    with autocast(config):
-        result = step_loss(step)
-    loss = float(result.loss.detach())
-    if not math.isfinite(loss):
-        raise FloatingPointError(f"loss is {loss} at step {step}")
-    result.loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), _GRADIENT_NORM)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return result.num_tokens, loss
+class _Run:
+    """The steps of one process, from the state it starts with to the last."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        ranks: Ranks,
+        task: Task,
+        optimizers: list[torch.optim.Optimizer],
+        state: TrainingState,
+        curves: Curves,
+    ) -> None:
+        self.config, self.ranks, self.task = config, ranks, task
+        self.optimizers, self.state, self.curves = optimizers, state, curves
+        self.loss = task.loss
+        if ranks.world_size > 1:
+            self.loss = DistributedDataParallel(task.loss, broadcast_buffers=False)
+
+    def finish(self) -> None:
+        config, state = self.config, self.state
+        saved_at = started_at = time.monotonic()
+        seconds_before = state.seconds
+        with _progress_bar(self.ranks) as bar:
+            shown = bar.add_task("train", total=config.steps, completed=state.step, loss=float("nan"), speed=0.0)
+            while state.step < config.steps:
+                self._validate_when_due()
+                before = time.monotonic()
+                rate = config.learning_rate * config.learning_rate_scale(state.step)
+                num_tokens, loss = self._step(state.step, rate)
+                now = time.monotonic()
+                logged_step = state.step
+                if state.record(loss, num_tokens, seconds_before + now - started_at, config.log_interval_steps):
+                    self.curves.loss(logged_step, loss, rate)
+                bar.update(shown, advance=1, loss=loss, speed=num_tokens / (now - before))
+                if now - saved_at >= config.checkpoint_interval_s and state.step < config.steps:
+                    self._checkpoint()
+                    saved_at = time.monotonic()
+        if self.ranks.is_first:
+            # First: a run killed while it measures need not train again.
+            self._checkpoint()
+            self._validate()
+            self.curves.draw(state)
+
+    def _step(self, step: int, rate: float) -> tuple[int, float]:
+        """One optimizer step -> the tokens it saw, over all processes, and their mean loss."""
+        rounds = self.config.accumulation_steps
+        num_tokens, total = 0, torch.zeros((), device=self.ranks.device)
+        for index in range(rounds):
+            inputs = self.task.inputs(step, self.ranks.part(index, rounds))
+            # Gradients are exchanged once, with the last part.
+            with self._exchange_on(index == rounds - 1):
+                with autocast(self.config):
+                    loss = self.loss(*inputs.tensors) / rounds
+                loss.backward()
+            num_tokens += inputs.num_tokens
+            total = total + loss.detach()
+        loss = float(self.ranks.mean(total))
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"loss is {loss} at step {step}")
+        nn.utils.clip_grad_norm_(self.task.model.parameters(), _GRADIENT_NORM)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return num_tokens * self.ranks.world_size, loss
+
+    def _exchange_on(self, last: bool) -> Any:
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            return self.loss.no_sync()
+        return nullcontext()
+
+    def _checkpoint(self) -> None:
+        if self.ranks.is_first:
+            self.state.save(self.config.output / STATE_FILE, self.config)
+            self.task.export()
+            self.curves.draw(self.state)
+
+    def _validate_when_due(self) -> None:
+        interval, step = self.task.validation_interval_steps, self.state.step
+        if self.ranks.is_first and interval and step and step % interval == 0:
+            self._validate()
+
+    def _validate(self) -> None:
+        step, done = self.state.step, self.state.validations
+        # A run resumed at the step it measured last has the figures already.
+        if self.task.validate is not None and not (done and done[-1][0] == step):
+            done.append((step, self.task.validate()))
+            self.curves.acceptance(*done[-1])
 
 
-class _Progress:
-    """Everything a resumed run needs: weights, optimizer state, random state, step and loss history."""
-
-    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        self._model = model
-        self._optimizers = optimizers
-        self.step = 0
-        self.losses: list[tuple[int, float]] = []
-        self.num_tokens = 0
-        self.seconds = 0.0
-
-    def record(self, loss: float, num_tokens: int, seconds: float, log_interval_steps: int) -> None:
-        if self.step % log_interval_steps == 0:
-            self.losses.append((self.step, loss))
-        self.step += 1
-        self.num_tokens += num_tokens
-        self.seconds = seconds
-
-    def save(self, path: Path, config: TrainingConfig) -> None:
-        state = {
-            "settings": config.resume_settings(),
-            "model": self._model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "random": torch.get_rng_state(),
-            "step": self.step,
-            "losses": self.losses,
-            "num_tokens": self.num_tokens,
-            "seconds": self.seconds,
-        }
-        _write_atomically(path, lambda temporary: torch.save(state, temporary))
-
-    def load(self, path: Path, config: TrainingConfig) -> None:
-        state = torch.load(path, map_location=config.device, weights_only=True)
-        changed = sorted(k for k, v in config.resume_settings().items() if state["settings"].get(k) != v)
-        if changed:
-            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start anew")
-        self._model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        torch.set_rng_state(state["random"].cpu())
-        self.step, self.num_tokens = state["step"], state["num_tokens"]
-        self.losses, self.seconds = state["losses"], state["seconds"]
-
-
-def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    # A kill at any moment leaves either the old file or the new one, never a torn one.
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    write(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _progress_bar() -> Progress:
+def _progress_bar(ranks: Ranks) -> Progress:
     return Progress(
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
@@ -218,4 +222,5 @@ def _progress_bar() -> Progress:
         TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tok/s"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        disable=not ranks.is_first,
     )

@@ -28,8 +28,12 @@ class RowSampler:
 
     def batch(self, cursor: int, batch_size: int) -> Tensor:
         """Rows number `cursor * batch_size` and following -> int64 [batch_size, length]."""
-        numbers = range(cursor * batch_size, (cursor + 1) * batch_size)
-        return self._rows[[self._order(n // len(self._rows))[n % len(self._rows)] for n in numbers]]
+        return self.rows(cursor * batch_size, range(batch_size))
+
+    def rows(self, start: int, rows: range) -> Tensor:
+        """Rows number `start + row` for each row -> int64 [len(rows), length]."""
+        numbers = [divmod(start + row, len(self._rows)) for row in rows]
+        return self._rows[[self._order(epoch)[index] for epoch, index in numbers]]
 
     @lru_cache(maxsize=2)  # noqa: B019 - two permutations, and a sampler lives as long as its run
     def _order(self, epoch: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Training-time test: the head unrolled over its own predictions, as it will be used.
+"""Training-time test: a head unrolled over its own predictions, as it will be used.
 
 Step j of the chain that starts at index i reads token i + 1 + j and predicts token i + 2 + j. All chains run at once:
 index i keeps its place while the tokens shift. Source: EAGLE-3 (arXiv 2503.01840), section 3.2 and figure 6.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.drafters.eagle_head import EagleHead
+from wingbeat.runtime.drafters.draft_head import DraftHead
 
 
 class UnrolledStep(NamedTuple):
@@ -20,6 +20,8 @@ class UnrolledStep(NamedTuple):
     """[batch, N, draft_vocab_size]"""
     offset: int
     """Column i of the logits predicts the token at index i + offset."""
+    hidden: Tensor
+    """[batch, N, H] that the logits were made of: in EAGLE-1 the prediction of the feature at index i + offset - 1."""
 
 
 class ChainAttention:
@@ -51,7 +53,7 @@ class ChainAttention:
         return mixed.flatten(1, 2).transpose(1, 2)
 
 
-def unroll(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[UnrolledStep]:
+def unroll(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Iterator[UnrolledStep]:
     """Run every chain of `num_steps` steps that fits into the sequences, with the sequences' own tokens.
 
     Where all tokens of a chain so far equal the head's choices, this is exactly greedy drafting.
@@ -64,43 +66,16 @@ def unroll(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> 
     attention = ChainAttention()
     positions = torch.arange(num_chains, device=token_ids.device)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
-    features = head.fuse(taps[:, :num_chains]).to(head.norm.weight.dtype)
+    features = head.fuse(taps[:, :num_chains]).to(head.dtype)
     for step in range(num_steps):
         tokens = token_ids[:, 1 + step : 1 + step + num_chains]
         hidden = head(tokens, features, head.rotary(positions + step), attention)
-        yield UnrolledStep(head.logits(hidden), step + 2)
+        yield UnrolledStep(head.logits(hidden), step + 2, hidden)
         features = head.feedback(hidden)
 
 
-def distillation_loss(
-    head: EagleHead, token_ids: Tensor, taps: Tensor, target_logits: Tensor, num_steps: int, step_decay: float
-) -> Tensor:
-    """Cross-entropy to the verifier's distribution, averaged over the chains, later steps weighted down.
-
-    The verifier's probabilities are not renormalised over the draft vocabulary: a position whose likely tokens cannot
-    be drafted counts for less.
-
-    Args:
-        target_logits: [batch, length, vocab_size] of the verifier for the same tokens.
-        step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
-    """
-    target = target_logits.float().softmax(-1)[..., head.draft_token_ids]
-    mass = target.sum(-1)
-    total = torch.zeros((), device=token_ids.device)
-    for step in unroll(head, token_ids, taps, num_steps):
-        chains = step.logits.shape[1]
-        # The logits at index i predict token i + 1, hence the shift by one less than the offset.
-        wanted = target[:, step.offset - 1 : step.offset - 1 + chains]
-        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
-        logits = step.logits.float()
-        cross_entropy = mass[:, step.offset - 1 : step.offset - 1 + chains] * logits.logsumexp(-1)
-        cross_entropy = cross_entropy - (wanted * logits).sum(-1)
-        total = total + step_decay ** (step.offset - 2) * cross_entropy.mean()
-    return total / sum(step_decay**step for step in range(num_steps))
-
-
 @torch.no_grad()
-def matches(head: EagleHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
+def matches(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> Tensor:
     """Whether the greedy draft of each step is the sequence's token -> bool [batch, N, num_steps]."""
     hits = []
     for step in unroll(head, token_ids, taps, num_steps):

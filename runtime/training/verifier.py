@@ -13,29 +13,36 @@ class Observation(NamedTuple):
     logits: Tensor
     """[batch, length, vocab_size]; row i is the prediction of token i + 1."""
     taps: Tensor
-    """[batch, length, num_taps * hidden_size]; un-normed residual stream entering the taps, low first."""
+    """[batch, length, num_taps * hidden_size]; un-normed residual stream entering the tapped layers, low first. Behind
+    the last layer, what enters the output matrix: the normed one."""
 
 
 class FrozenVerifier:
     """A causal LM in evaluation mode with hooks on the tapped layers.
 
+    Args:
+        tap_layers: layers whose input is tapped, ascending; the number of layers stands for the final norm's output.
+
     Raises:
         ValueError: a tap names a layer the model lacks, or the layers cannot be found.
     """
 
-    def __init__(self, path: str, tap_layers: tuple[int, ...] | None, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, path: str, tap_layers: tuple[int, ...] | None, device: str | torch.device, dtype: torch.dtype
+    ) -> None:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         self.model: PreTrainedModel = model.to(device).eval().requires_grad_(False)
         text_config = self.model.config.get_text_config()
         self.hidden_size: int = text_config.hidden_size
         self.num_layers: int = text_config.num_hidden_layers
         self.tap_layers = tap_layers or default_tap_layers(self.num_layers)
-        if any(not 0 <= layer < self.num_layers for layer in self.tap_layers):
-            raise ValueError(f"tap_layers={self.tap_layers} are not all in 0..{self.num_layers - 1}")
+        if any(not 0 <= layer <= self.num_layers for layer in self.tap_layers):
+            raise ValueError(f"tap_layers={self.tap_layers} are not all in 0..{self.num_layers}")
         self._taps: dict[int, Tensor] = {}
         self.layers = _decoder_layers(self.model, self.num_layers)
         for layer in self.tap_layers:
-            self.layers[layer].register_forward_pre_hook(self._record(layer), with_kwargs=True)
+            module = self.layers[layer] if layer < self.num_layers else self.model.get_output_embeddings()
+            module.register_forward_pre_hook(self._record(layer), with_kwargs=True)
 
     @property
     def embedding(self) -> Tensor:

@@ -1,11 +1,10 @@
 """Training a drafter: the unrolled head is the drafting head, data is reproducible, and the result is a checkpoint."""
 
-import json
-
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from training_world import HIDDEN, TAPS, VOCAB, losses, make_corpus, make_verifier, metrics, short_run
 
 from wingbeat.runtime.drafters.checkpoint import load_eagle_head
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
@@ -13,12 +12,10 @@ from wingbeat.runtime.training import drafter
 from wingbeat.runtime.training.corpus import WindowSampler
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.evaluation import greedy_acceptance
+from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
 from wingbeat.runtime.training.rollouts import RowSampler, make_rollouts
-from wingbeat.runtime.training.tokenizer import train_tokenizer
-from wingbeat.runtime.training.unroll import distillation_loss, matches, unroll
+from wingbeat.runtime.training.unroll import matches, unroll
 from wingbeat.runtime.training.verifier import FrozenVerifier, default_tap_layers
-
-VOCAB, HIDDEN, TAPS = 320, 32, (0, 1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -31,23 +28,7 @@ def one_thread():
 
 @pytest.fixture
 def verifier_path(tmp_path):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    path = tmp_path / "verifier"
-    LlamaForCausalLM(config).save_pretrained(path)
-    train_tokenizer(["def f(x):\n    return x\n" * 9, "class A:\n    y = [1, 2]\n" * 9], VOCAB, 64).save_pretrained(
-        path
-    )
-    return path
+    return make_verifier(tmp_path)
 
 
 @pytest.fixture
@@ -72,15 +53,6 @@ def head():
     head = EagleHead(config)
     head.draft_token_ids.copy_(torch.randperm(VOCAB)[:200].sort().values)
     return head
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    root = tmp_path / "corpus"
-    root.mkdir()
-    for i in range(100):
-        (root / f"m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 8)
-    return root
 
 
 class Drafting:
@@ -127,17 +99,42 @@ def test_the_unrolled_head_is_the_drafting_head(head, verifier):
             torch.testing.assert_close(unrolled.logits[row, start], drafted, rtol=1e-4, atol=1e-4)
 
 
+def expected_loss(head, tokens, taps, probabilities, num_steps, decay, masked=()) -> float:
+    """By chains drafted one by one, in float64; predictions of the tokens `masked` count nothing."""
+    probabilities = probabilities.double()[:, head.draft_token_ids]
+    total, num_chains = 0.0, len(tokens) - num_steps - 1
+    for start in range(num_chains):
+        for step, logits in enumerate(draft_chain(head, tokens, taps, start, num_steps, forced=True)):
+            if start + 2 + step not in masked:
+                cross_entropy = -(probabilities[start + 1 + step] * logits.double().log_softmax(-1)).sum()
+                total += decay**step * float(cross_entropy) / num_chains
+    return total / sum(decay**step for step in range(num_steps))
+
+
 def test_the_loss_is_the_cross_entropy_to_the_next_verifier_distributions(head, verifier):
     tokens = torch.randint(VOCAB, (1, 9), generator=torch.Generator().manual_seed(4))
     seen = verifier.observe(tokens)
-    loss = distillation_loss(head, tokens, seen.taps, seen.logits, 3, 0.5)
-    probabilities = seen.logits.double().softmax(-1)[0][:, head.draft_token_ids]
-    expected = 0.0
-    for start in range(5):
-        for step, logits in enumerate(draft_chain(head, tokens[0], seen.taps[0], start, 3, forced=True)):
-            cross_entropy = -(probabilities[start + 1 + step] * logits.double().log_softmax(-1)).sum()
-            expected += 0.5**step * float(cross_entropy) / 5 / 1.75
-    assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
+    loss = DraftLoss(head, 3, 0.5)(tokens, seen.taps, DenseTarget(seen.logits))
+    wanted = expected_loss(head, tokens[0], seen.taps[0], seen.logits[0].softmax(-1), 3, 0.5)
+    assert float(loss.detach()) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_loss_from_the_likeliest_tokens_leaves_the_rest_out(head, verifier):
+    tokens = torch.randint(VOCAB, (1, 9), generator=torch.Generator().manual_seed(4))
+    seen = verifier.observe(tokens)
+    probabilities = (seen.logits * 4).softmax(-1)
+    top = probabilities.topk(20)
+    kept = torch.zeros_like(probabilities).scatter(-1, top.indices, top.values)
+    mask = torch.ones(1, 9, dtype=torch.bool)
+    mask[0, 4] = mask[0, 5] = False
+    loss = DraftLoss(head, 3, 0.5)(tokens, seen.taps, TopTarget(top.indices, top.values), mask)
+    wanted = expected_loss(head, tokens[0], seen.taps[0], kept[0], 3, 0.5, masked=(4, 5))
+    assert float(loss.detach()) == pytest.approx(wanted, rel=1e-4)
+    everything = probabilities.topk(VOCAB)
+    torch.testing.assert_close(
+        DraftLoss(head, 3, 0.5)(tokens, seen.taps, TopTarget(everything.indices, everything.values)),
+        DraftLoss(head, 3, 0.5)(tokens, seen.taps, DenseTarget(seen.logits * 4)),
+    )
 
 
 def test_simulated_acceptance_is_that_of_real_drafting(verifier, head):
@@ -146,8 +143,9 @@ def test_simulated_acceptance_is_that_of_real_drafting(verifier, head):
     text = verifier.continue_text(prompts, 30, torch.zeros(4))
     seen = verifier.observe(text)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
+    loss = DraftLoss(head, 3, 0.9)
     for _ in range(25):
-        distillation_loss(head, text, seen.taps, seen.logits * 4, 3, 0.9).backward()
+        loss(text, seen.taps, DenseTarget(seen.logits * 4)).backward()
         optimizer.step()
         optimizer.zero_grad()
     measured = greedy_acceptance(head, verifier, prompts, num_tokens=16, num_steps=3)
@@ -223,39 +221,29 @@ def test_default_taps_are_distinct_inputs_of_layers(num_layers, taps):
     assert default_tap_layers(num_layers) == taps
 
 
+def test_the_last_tap_is_what_enters_the_output_matrix(verifier_path):
+    verifier = FrozenVerifier(str(verifier_path), (2, 3), "cpu", torch.float32)
+    tokens = torch.randint(VOCAB, (2, 7), generator=torch.Generator().manual_seed(2))
+    seen = verifier.observe(tokens)
+    torch.testing.assert_close(seen.taps[..., HIDDEN:] @ verifier.lm_head.T, seen.logits)
+    other = FrozenVerifier(str(verifier_path), (2,), "cpu", torch.float32)
+    assert torch.equal(seen.taps[..., :HIDDEN], other.observe(tokens).taps)
+
+
 def test_a_tap_outside_the_model_is_refused(verifier_path):
-    with pytest.raises(ValueError, match=r"tap_layers=\(1, 3\)"):
-        FrozenVerifier(str(verifier_path), (1, 3), "cpu", torch.float32)
+    with pytest.raises(ValueError, match=r"tap_layers=\(1, 4\)"):
+        FrozenVerifier(str(verifier_path), (1, 4), "cpu", torch.float32)
 
 
 @pytest.fixture
-def config(corpus, verifier_path, tmp_path):
-    return TrainDrafterConfig(
-        corpus=corpus,
-        output=tmp_path / "drafter",
-        verifier=str(verifier_path),
-        tap_layers=TAPS,
-        steps=6,
-        batch_size=4,
-        sequence_length=16,
-        ttt_steps=3,
-        draft_vocab_size=200,
-        rollout_rows=64,
-        precision="float32",
-        threads=1,
-        log_interval_steps=1,
-        warmup_steps=1,
-    )
-
-
-def losses(config) -> list:
-    return json.loads((config.output / "metrics.json").read_text())["losses"]
+def config(verifier_path, tmp_path):
+    make_corpus(tmp_path)
+    return short_run(tmp_path, tmp_path / "drafter", tap_layers=TAPS)
 
 
 def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
-    monkeypatch.setattr(drafter, "_EVALUATION_PROMPTS", 2)
-    monkeypatch.setattr(drafter, "_EVALUATION_TOKENS", 4)
-    config = config.model_copy(update={"steps": 30})
+    monkeypatch.setattr(drafter, "_NEW_TOKENS", 4)
+    config = config.model_copy(update={"steps": 30, "validation_prompts": 2})
     train_drafter(config)
     embedding = torch.randn(VOCAB, HIDDEN)
     target = dict(target_hidden_size=HIDDEN, target_num_layers=3, target_vocab_size=VOCAB)
@@ -263,31 +251,46 @@ def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
     assert head.config.tap_layers == TAPS
     assert head.config.draft_vocab_size == 200
     assert head.embed_tokens.weight.data_ptr() == embedding.data_ptr()
-    metrics = json.loads((config.output / "metrics.json").read_text())
-    assert metrics["acceptance"]["length"] >= 1
-    assert metrics["losses"][-1][1] < metrics["losses"][0][1]
+    assert metrics(config)["acceptance"]["length"] >= 1
+    assert losses(config)[-1] < losses(config)[0]
     assert {path.name for path in config.output.iterdir()} == {"config.json", "model.safetensors", "metrics.json"}
 
 
 def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(drafter, "_EVALUATION_PROMPTS", 10**6)
     uninterrupted = config.model_copy(update={"output": tmp_path / "whole"})
     train_drafter(uninterrupted)
     config = config.model_copy(update={"checkpoint_interval_s": 1e-9})
-    real_loss, calls = drafter.distillation_loss, []
+    real_forward, calls = DraftLoss.forward, []
 
-    def dying_loss(*args):
+    def dying_forward(*args):
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return real_loss(*args)
+        return real_forward(*args)
 
-    monkeypatch.setattr(drafter, "distillation_loss", dying_loss)
+    monkeypatch.setattr(DraftLoss, "forward", dying_forward)
     with pytest.raises(KeyboardInterrupt):
         train_drafter(config)
-    monkeypatch.setattr(drafter, "distillation_loss", real_loss)
+    monkeypatch.setattr(DraftLoss, "forward", real_forward)
     train_drafter(config)
     assert losses(config) == losses(uninterrupted)
+
+
+def test_accumulated_parts_are_the_whole_batch(config, tmp_path):
+    weights = []
+    for parts in (1, 4):
+        one = config.model_copy(update={"output": tmp_path / str(parts), "accumulation_steps": parts})
+        train_drafter(one)
+        weights.append(load_file(one.output / "model.safetensors"))
+    whole, parts = (losses(config.model_copy(update={"output": tmp_path / str(n)})) for n in (1, 4))
+    assert whole == pytest.approx(parts, rel=1e-3)
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=2e-2, atol=1e-3)
+
+
+def test_a_batch_that_does_not_split_is_refused(config):
+    with pytest.raises(ValueError, match="batch_size=4 does not split into 3 equal parts"):
+        train_drafter(config.model_copy(update={"accumulation_steps": 3}))
 
 
 def test_a_chain_that_does_not_fit_the_sequence_is_refused(config):

@@ -5,12 +5,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from wingbeat.runtime.drafters.checkpoint import save_eagle_head
+from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.training import drafter
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
-from wingbeat.runtime.training.head_init import initial_head
+from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
 from wingbeat.runtime.training.tokenizer import train_tokenizer
 from wingbeat.runtime.training.unroll import unroll
 from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
 
 VOCAB, HIDDEN = 320, 32
 
@@ -41,7 +43,7 @@ def verifier(tmp_path):
 def start(verifier, **changes):
     settings = dict(draft_vocab_size=100, intermediate_size=None, seed=0)
     counts = torch.arange(VOCAB).flip(0)
-    return initial_head(verifier, counts, **settings | changes)
+    return initial_eagle3_head(weights_of_model(verifier), (0, 1, 2), counts, **settings | changes)
 
 
 def test_without_its_embedding_a_new_head_is_the_verifiers_last_layer(verifier):
@@ -57,6 +59,27 @@ def test_without_its_embedding_a_new_head_is_the_verifiers_last_layer(verifier):
 def test_the_most_frequent_tokens_are_drafted_in_ascending_order(verifier):
     assert torch.equal(start(verifier).draft_token_ids, torch.arange(100))
     assert start(verifier, draft_vocab_size=10**6).config.draft_vocab_size == VOCAB
+
+
+def test_weights_are_the_same_from_the_model_and_from_its_files(verifier):
+    loaded = weights_of_model(verifier)
+    read = weights_of_checkpoint(TargetDescription.from_checkpoint(verifier.model.name_or_path))
+    assert torch.equal(read.embedding, loaded.embedding)
+    assert torch.equal(read.lm_head, loaded.lm_head)
+    assert read.vocab_size == VOCAB
+    assert read.last_layer.keys() == loaded.last_layer.keys()
+    assert all(torch.equal(read.last_layer[name], tensor) for name, tensor in loaded.last_layer.items())
+
+
+def test_an_eagle1_head_starts_from_the_feature_and_keeps_the_verifiers_ends(verifier):
+    head = initial_eagle1_head(weights_of_model(verifier), intermediate_size=None, seed=0)
+    features = torch.randn(2, 5, HIDDEN)
+    tokens = torch.randint(VOCAB, (2, 5))
+    torch.testing.assert_close(head.fc(torch.cat([head.embed_tokens(tokens), features], dim=-1)), features)
+    assert torch.equal(head.lm_head.weight, verifier.lm_head)
+    assert head.tap_layers == (3,)
+    frozen = {name for name, parameter in head.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"embed_tokens.weight", "lm_head.weight"}
 
 
 def test_a_narrower_head_keeps_what_does_not_fit_at_random(verifier):
@@ -76,8 +99,8 @@ def test_training_continues_another_head(verifier, tmp_path, monkeypatch):
     save_eagle_head(other, tmp_path / "other", with_embedding=False)
     started = []
 
-    def watch(config, head, *args):
-        started.append(head)
+    def watch(config, ranks, task):
+        started.append(task.model)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(drafter, "optimize", watch)
@@ -90,6 +113,7 @@ def test_training_continues_another_head(verifier, tmp_path, monkeypatch):
         sequence_length=16,
         rollout_rows=0,
         precision="float32",
+        validation_prompts=0,
     )
     with pytest.raises(KeyboardInterrupt):
         train_drafter(config)

@@ -1,0 +1,95 @@
+"""Curves of a run: a PNG of loss and acceptance, and TensorBoard's event files. Both are optional extras."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from wingbeat.runtime.capture.format import write_atomically
+from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.state import TrainingState
+
+CURVES_FILE = "curves.png"
+EVENTS_FOLDER = "tensorboard"
+_SMOOTHED_SHARE = 0.05
+
+
+class Curves:
+    """Writes what was asked for; a context that closes the event file.
+
+    Args:
+        first_step: where this process begins; events of later steps that a killed run left are dropped by the reader.
+        enabled: False writes nothing: all processes but the first.
+    """
+
+    def __init__(self, config: TrainingConfig, first_step: int, *, enabled: bool) -> None:
+        self._image = config.output / CURVES_FILE if config.plot and enabled else None
+        self._writer: Any = None
+        if config.tensorboard and enabled:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(config.output / EVENTS_FOLDER), purge_step=first_step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def loss(self, step: int, loss: float, learning_rate: float) -> None:
+        """Note the loss of a step."""
+        if self._writer is not None:
+            self._writer.add_scalar("train/loss", loss, step)
+            self._writer.add_scalar("train/learning_rate", learning_rate, step)
+
+    def acceptance(self, step: int, acceptance: Acceptance) -> None:
+        """Note what the engine measured before a step."""
+        if self._writer is not None:
+            self._writer.add_scalar("validation/tokens_per_round", acceptance.length, step)
+            for depth, share in enumerate(acceptance.by_depth, 1):
+                self._writer.add_scalar(f"validation/acceptance_depth_{depth}", share, step)
+
+    def draw(self, state: TrainingState) -> None:
+        """Draw the history so far."""
+        if self._image is not None:
+            write_atomically(self._image, lambda path: _draw(path, state))
+        if self._writer is not None:
+            self._writer.flush()
+
+
+def _draw(path: Path, state: TrainingState) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10 if state.validations else 5, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2 if state.validations else 1, squeeze=False)[0]
+    steps, losses = zip(*state.losses, strict=True) if state.losses else ((), ())
+    axes[0].plot(steps, losses, color="0.75", linewidth=1)
+    axes[0].plot(steps, _smoothed(losses), color="C0", label="smoothed")
+    axes[0].set(xlabel="step", ylabel="loss", title="training loss")
+    if state.validations:
+        _draw_acceptance(axes[1], state.validations)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _draw_acceptance(axis: Any, validations: list[tuple[int, Acceptance]]) -> None:
+    steps = [step for step, _ in validations]
+    for depth in range(max(len(acceptance.by_depth) for _, acceptance in validations)):
+        shares = [acceptance.by_depth[depth] for _, acceptance in validations]
+        axis.plot(steps, shares, marker=".", label=f"depth {depth + 1}")
+    length = axis.twinx()
+    length.plot(steps, [acceptance.length for _, acceptance in validations], color="black", linestyle="--")
+    length.set_ylabel("tokens per round (dashed)")
+    axis.set(xlabel="step", ylabel="right, given those before", ylim=(0, 1), title="acceptance, measured by the engine")
+    axis.legend(fontsize="small")
+
+
+def _smoothed(losses: tuple[float, ...]) -> list[float]:
+    """Exponential mean over about a twentieth of the run."""
+    rate = 1 / max(1.0, _SMOOTHED_SHARE * len(losses))
+    smooth: list[float] = []
+    for loss in losses:
+        smooth.append(loss if not smooth else smooth[-1] + rate * (loss - smooth[-1]))
+    return smooth

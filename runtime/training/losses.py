@@ -1,0 +1,103 @@
+"""What a head is pulled towards: the verifier's next-token distributions, and in EAGLE-1 its hidden states as well."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wingbeat.runtime.drafters.draft_head import DraftHead
+from wingbeat.runtime.training.unroll import unroll
+
+
+class DenseTarget(NamedTuple):
+    """The verifier's distributions as logits of its whole vocabulary."""
+
+    logits: Tensor
+    """[batch, length, vocab_size]; row i is the prediction of token i + 1."""
+
+
+class TopTarget(NamedTuple):
+    """The verifier's distributions as far as a capture keeps them: the likeliest tokens."""
+
+    token_ids: Tensor
+    """int64 [batch, length, top_k]; row i predicts token i + 1."""
+    probabilities: Tensor
+    """float32 [batch, length, top_k], of the whole softmax: what they leave of 1 is unknown."""
+
+
+class DraftLoss(nn.Module):
+    """Mean loss of all chains of a batch: `forward` is one unrolled pass.
+
+    Cross-entropy to the verifier's distribution, later steps weighted down. The verifier's probabilities are not
+    renormalised, neither over the draft vocabulary nor over the tokens a capture keeps: a position whose likely tokens
+    cannot be drafted, or are not known, counts for less.
+
+    Args:
+        num_steps: length of the chains.
+        step_decay: weight of step j is `step_decay ** j`, divided by the weights' sum.
+        feature_weight: of the smooth-L1 distance between the chain's hidden states and the verifier's, which must be
+            the taps then (EAGLE-1, arXiv 2401.15077, section 4.1: 10 for 1 of cross-entropy); 0 leaves it out.
+    """
+
+    draft_index: Tensor
+
+    def __init__(self, head: DraftHead, num_steps: int, step_decay: float, feature_weight: float = 0.0) -> None:
+        super().__init__()
+        self.head = head
+        self.num_steps = num_steps
+        self.step_decay = step_decay
+        self.feature_weight = feature_weight
+        vocab_size = head.get_submodule("embed_tokens").weight.shape[0]
+        draft_ids = head.draft_token_ids
+        index = torch.full((vocab_size,), -1, device=draft_ids.device)
+        index[draft_ids] = torch.arange(len(draft_ids), device=draft_ids.device)
+        self.register_buffer("draft_index", index, persistent=False)
+
+    def forward(
+        self, token_ids: Tensor, taps: Tensor, target: DenseTarget | TopTarget, loss_mask: Tensor | None = None
+    ) -> Tensor:
+        """The loss of int64 tokens [batch, length] with taps [batch, length, taps_size] -> scalar.
+
+        Args:
+            loss_mask: bool [batch, length], False where predicting that token is not to be learnt. Such predictions
+                count as loss 0, so that the mean of a batch's parts is the mean of the batch.
+        """
+        wanted = self._wanted(target)
+        total = torch.zeros((), device=token_ids.device)
+        for step in unroll(self.head, token_ids, taps, self.num_steps):
+            rows = slice(step.offset - 1, step.offset - 1 + step.logits.shape[1])
+            # The verifier's row i predicts token i + 1, hence the shift by one less than the offset.
+            loss = wanted.cross_entropy(step.logits.float(), rows)
+            if self.feature_weight:
+                distance = functional.smooth_l1_loss(step.hidden.float(), taps[:, rows].float(), reduction="none")
+                loss = loss + self.feature_weight * distance.mean(-1)
+            if loss_mask is not None:
+                loss = loss * loss_mask[:, step.offset : step.offset + loss.shape[1]]
+            total = total + self.step_decay ** (step.offset - 2) * loss.mean()
+        return total / sum(self.step_decay**step for step in range(self.num_steps))
+
+    def _wanted(self, target: DenseTarget | TopTarget) -> "_Wanted":
+        if isinstance(target, DenseTarget):
+            probabilities = target.logits.float().softmax(-1)[..., self.head.draft_token_ids]
+            return _Wanted(probabilities, probabilities.sum(-1), None)
+        index = self.draft_index[target.token_ids]
+        probabilities = target.probabilities * (index >= 0)
+        return _Wanted(probabilities, probabilities.sum(-1), index.clamp_min(0))
+
+
+class _Wanted(NamedTuple):
+    """The part of the verifier's distributions that can be drafted."""
+
+    probabilities: Tensor
+    """[batch, length, K]"""
+    mass: Tensor
+    """[batch, length]: their sum."""
+    draft_ids: Tensor | None
+    """int64 [batch, length, K]: whose they are; None where K counts all draft ids."""
+
+    def cross_entropy(self, logits: Tensor, rows: slice) -> Tensor:
+        """Of a head's logits [batch, N, draft_vocab_size] for the verifier's rows -> [batch, N]."""
+        mine = logits if self.draft_ids is None else logits.gather(-1, self.draft_ids[:, rows])
+        # -sum(p * log_softmax(x)) with one pass less over the vocabulary.
+        return self.mass[:, rows] * logits.logsumexp(-1) - (self.probabilities[:, rows] * mine).sum(-1)

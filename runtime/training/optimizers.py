@@ -1,0 +1,24 @@
+"""Which optimizer trains which parameter."""
+
+import torch
+from torch import nn
+
+
+def build_optimizers(model: nn.Module, learning_rate: float, weight_decay: float = 0.05) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for embeddings, the output head, biases and norms.
+
+    Muon's steps are scaled to the RMS of AdamW's, so that one learning rate serves both.
+    Source: K. Jordan, "Muon: an optimizer for hidden layers" (2024); the scale is from Moonlight (arXiv 2502.16982).
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    is_matrix = {name: p.ndim == 2 and "embed" not in name and "lm_head" not in name for name, p in trained.items()}
+    matrices = [p for name, p in trained.items() if is_matrix[name]]
+    others = [p for name, p in trained.items() if not is_matrix[name]]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
+    return optimizers

@@ -1,0 +1,94 @@
+"""One training run over several processes: who this one is, and which rows of a batch are its own.
+
+Knows torchrun's environment variables and torch.distributed; knows nothing of models.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# The first process writes text and measures acceptance while the others wait at the next collective.
+_PATIENCE = timedelta(hours=12)
+
+
+class Part(NamedTuple):
+    """One of `count` equal parts of a batch."""
+
+    index: int
+    count: int
+
+    def rows(self, batch_size: int) -> range:
+        """The part's row numbers in a batch.
+
+        Raises:
+            ValueError: the batch does not split into equal parts, without which their mean is not the batch's.
+        """
+        if batch_size % self.count:
+            raise ValueError(
+                f"batch_size={batch_size} does not split into {self.count} equal parts "
+                "(processes times accumulation_steps)"
+            )
+        size = batch_size // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+
+class Ranks(NamedTuple):
+    """This process among those of the run."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files, measures and shows progress."""
+        return self.rank == 0
+
+    def part(self, round_index: int, num_rounds: int) -> Part:
+        """What this process computes in one of the rounds a batch is accumulated over."""
+        return Part(round_index * self.world_size + self.rank, num_rounds * self.world_size)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a scalar over the processes."""
+        if self.world_size > 1:
+            dist.all_reduce(value)
+            value = value / self.world_size
+        return value
+
+    def wait_for_first(self) -> None:
+        """Return once every process is here."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """The processes of this run, as torchrun started them; one process without torchrun.
+
+    Args:
+        device: cpu, cuda (the GPU of the process's number on its machine) or cuda:<index>.
+
+    Raises:
+        ValueError: several processes would share the one GPU of `device`.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        yield Ranks(0, 1, torch.device(device))
+        return
+    on_gpu = device != "cpu"
+    if on_gpu:
+        if ":" in device:
+            raise ValueError(f"device={device!r} is one GPU for {world_size} processes; use device='cuda'")
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+    try:
+        yield Ranks(dist.get_rank(), world_size, torch.device(device))
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,159 @@
+"""Where a drafter's training data comes from: the verifier itself, while training, or what was captured of it before.
+
+A source gives the loss its tensors, by step and part; it knows text, taps and distributions, not heads.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from wingbeat.runtime.capture.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.capture.reader import CaptureBatch, CaptureReader
+from wingbeat.runtime.training.corpus import WindowSampler
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
+from wingbeat.runtime.training.loop import Inputs
+from wingbeat.runtime.training.losses import DenseTarget, TopTarget
+from wingbeat.runtime.training.parallel import Part, Ranks
+from wingbeat.runtime.training.rollouts import RowSampler, make_rollouts
+from wingbeat.runtime.training.verifier import FrozenVerifier
+
+
+class Source(Protocol):
+    """What training needs of its data."""
+
+    def inputs(self, step: int, part: Part) -> Inputs:
+        """Arguments of `DraftLoss`, on the run's device; a pure function of its own arguments."""
+
+    def token_counts(self) -> Tensor:
+        """How often each token occurs -> int64 [vocab_size]."""
+
+    def own_token_counts(self) -> Tensor:
+        """The same of the text the verifier wrote, as far as it is known which that is."""
+
+
+class LiveSource:
+    """Text of a corpus and text the verifier wrote first, run through the verifier step by step."""
+
+    def __init__(
+        self, config: TrainDrafterConfig, ranks: Ranks, verifier: FrozenVerifier, documents: list[Tensor]
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._verifier = verifier
+        self._corpus = WindowSampler(documents, config.seed)
+        self._rollouts = self._written(config, ranks)
+        self._own_rows = round(config.batch_size * config.rollout_share) if config.rollout_rows else 0
+        self._own_text = RowSampler(self._rollouts, config.seed)
+
+    def inputs(self, step: int, part: Part) -> Inputs:
+        """Rows of the verifier's own text first, then of the corpus."""
+        config, own = self._config, self._own_rows
+        rows = part.rows(config.batch_size)
+        others = config.batch_size - own
+        written = range(min(rows.start, own), min(rows.stop, own))
+        found = range(max(rows.start, own) - own, max(rows.stop, own) - own)
+        tokens = torch.cat(
+            [
+                self._own_text.rows(step * own, written),
+                self._corpus.rows(step * others, found, config.sequence_length),
+            ]
+        ).to(self._ranks.device)
+        seen = self._verifier.observe(tokens)
+        return Inputs((tokens, seen.taps, DenseTarget(seen.logits)), tokens.numel())
+
+    def token_counts(self) -> Tensor:
+        """Of the corpus and the verifier's text together."""
+        vocab_size = self._verifier.embedding.shape[0]
+        return self._corpus.token_counts(vocab_size) + torch.bincount(self._rollouts.flatten(), minlength=vocab_size)
+
+    def own_token_counts(self) -> Tensor:
+        """Of the text the verifier wrote; of the corpus where it wrote none."""
+        if not self._own_rows:
+            return self._corpus.token_counts(self._verifier.embedding.shape[0])
+        return torch.bincount(self._rollouts.flatten(), minlength=self._verifier.embedding.shape[0])
+
+    def _written(self, config: TrainDrafterConfig, ranks: Ranks) -> Tensor:
+        if not ranks.is_first:
+            # The rows are in the file once the first process is here.
+            ranks.wait_for_first()
+        with Progress(disable=not ranks.is_first) as bar:
+            task = bar.add_task("the verifier's own text", total=config.rollout_rows)
+            rows = make_rollouts(
+                self._verifier,
+                self._corpus,
+                config.output,
+                num_rows=config.rollout_rows,
+                length=config.sequence_length,
+                greedy_fraction=config.greedy_fraction,
+                temperature=config.temperature,
+                seed=config.seed,
+                on_rows=lambda count: bar.update(task, completed=count),
+            )
+        if ranks.is_first:
+            ranks.wait_for_first()
+        return rows
+
+
+class CapturedSource:
+    """Windows of a capture; the verifier is not run.
+
+    Raises:
+        CaptureError: the capture cannot be read or is of another verifier.
+        ValueError: it lacks one of the taps.
+    """
+
+    def __init__(
+        self,
+        config: TrainDrafterConfig,
+        folder: Path,
+        verifier: Path,
+        tap_layers: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self._reader = CaptureReader(folder, config.seed)
+        self._reader.check_verifier(checkpoint_fingerprint(verifier))
+        self._columns = tap_columns(self._reader, tap_layers)
+        self._batch_size, self._length = config.batch_size, config.sequence_length
+        self._device = device
+
+    def inputs(self, step: int, part: Part) -> Inputs:
+        """Windows of the part's rows."""
+        size = len(part.rows(self._batch_size))
+        batch = self._reader.batch(step * part.count + part.index, size, self._length)
+        taps = batch.taps if self._columns is None else batch.taps[..., self._columns]
+        target = _target(batch)
+        tensors = (batch.token_ids, taps, TopTarget(*(tensor.to(self._device) for tensor in target)), batch.loss_mask)
+        moved = tuple(tensor.to(self._device) if isinstance(tensor, Tensor) else tensor for tensor in tensors)
+        return Inputs(moved, int(batch.lengths.sum()))
+
+    def token_counts(self) -> Tensor:
+        """Of the capture."""
+        return self._reader.token_counts()
+
+    own_token_counts = token_counts
+
+
+def tap_columns(reader: CaptureReader, tap_layers: tuple[int, ...]) -> Tensor | None:
+    """The columns of a capture's taps that are `tap_layers`, low first; None where they are all of them.
+
+    Raises:
+        ValueError: the capture lacks one.
+    """
+    captured, width = reader.spec.tap_layers, reader.spec.hidden_size
+    missing = [layer for layer in tap_layers if layer not in captured]
+    if missing:
+        raise ValueError(f"the capture has taps {captured}, not {', '.join(map(str, missing))} of {tap_layers}")
+    if tap_layers == captured:
+        return None
+    return torch.cat([torch.arange(width) + captured.index(layer) * width for layer in tap_layers])
+
+
+def _target(batch: CaptureBatch) -> TopTarget:
+    """The captured distributions; where none were kept, the tokens that did come next."""
+    if batch.target_top_ids is None or batch.target_top_logits is None or batch.logsumexp is None:
+        following = batch.token_ids.roll(-1, dims=1).unsqueeze(-1)
+        return TopTarget(following, torch.ones(following.shape))
+    return TopTarget(batch.target_top_ids, (batch.target_top_logits - batch.logsumexp.unsqueeze(-1)).exp())

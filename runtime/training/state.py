@@ -1,0 +1,68 @@
+"""What a resumed run needs, on disk: weights, optimizers, random state and history; written so that a kill is safe."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from wingbeat.runtime.capture.format import write_atomically
+from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.training.evaluation import Acceptance
+
+STATE_FILE = "training_state.pt"
+
+
+class TrainingState:
+    """A run's progress. `step` is the next one to take."""
+
+    def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self.step = 0
+        self.losses: list[tuple[int, float]] = []
+        self.validations: list[tuple[int, Acceptance]] = []
+        self.num_tokens = 0
+        self.seconds = 0.0
+
+    def record(self, loss: float, num_tokens: int, seconds: float, log_interval_steps: int) -> bool:
+        """Count a step; whether its loss entered the history."""
+        logged = self.step % log_interval_steps == 0
+        if logged:
+            self.losses.append((self.step, loss))
+        self.step += 1
+        self.num_tokens += num_tokens
+        self.seconds = seconds
+        return logged
+
+    def save(self, path: Path, config: TrainingConfig) -> None:
+        """Write everything to `path`, at once."""
+        state = {
+            "settings": config.resume_settings(),
+            "model": self._model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "random": torch.get_rng_state(),
+            "step": self.step,
+            "losses": self.losses,
+            "validations": [(step, acceptance._asdict()) for step, acceptance in self.validations],
+            "num_tokens": self.num_tokens,
+            "seconds": self.seconds,
+        }
+        write_atomically(path, lambda temporary: torch.save(state, temporary))
+
+    def load(self, path: Path, config: TrainingConfig, device: torch.device) -> None:
+        """Continue from `path`.
+
+        Raises:
+            ValueError: it was written by a run of other settings.
+        """
+        state = torch.load(path, map_location=device, weights_only=True)
+        changed = sorted(k for k, v in config.resume_settings().items() if state["settings"].get(k) != v)
+        if changed:
+            raise ValueError(f"{path} was made with another {', '.join(changed)}; use resume=False to start anew")
+        self._model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        torch.set_rng_state(state["random"].cpu())
+        self.step, self.num_tokens = state["step"], state["num_tokens"]
+        self.losses, self.seconds = state["losses"], state["seconds"]
+        self.validations = [(step, Acceptance(**acceptance)) for step, acceptance in state["validations"]]

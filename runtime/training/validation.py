@@ -1,0 +1,73 @@
+"""Acceptance of a head in training, measured by the engine that serves it: verifier, head and channel as they run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.llm import LocalChannel, build_engine
+from wingbeat.runtime.model_loader import load_model
+from wingbeat.runtime.request import Request, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.training.evaluation import Acceptance
+
+ChannelFactory = Callable[[ChannelSpec], LocalChannel]
+
+_SEQUENCES_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class EngineValidation:
+    """A measurement that can be repeated: greedy continuations of the same prompts with chains of one length."""
+
+    verifier: Path
+    prompts: list[list[int]]
+    num_tokens: int
+    """New tokens per prompt."""
+    chain: int
+    """Levels of a draft."""
+    channel_factory: ChannelFactory
+    dtype: torch.dtype
+    device: torch.device
+
+    def measure(self, export: Callable[[Path], None]) -> Acceptance:
+        """Write the weights by `export`, load them as a user does, and generate.
+
+        The verifier is loaded for the time of the measurement: beside training, memory is scarce.
+        """
+        shape = SpeculationConfig(self.chain, 1, self.chain + 1)
+        longest = max(map(len, self.prompts)) + self.num_tokens
+        at_once = min(_SEQUENCES_AT_ONCE, len(self.prompts))
+        limits = EngineConfig(max_num_seqs=at_once, max_model_len=longest, speculation=shape)
+        config = EngineConfig(
+            max_num_seqs=at_once,
+            max_model_len=longest,
+            num_kv_blocks=1 + at_once * limits.max_blocks_per_seq,
+            speculation=shape,
+        )
+        loaded = load_model(self.verifier, self.dtype, self.device)
+        with TemporaryDirectory() as folder:
+            export(Path(folder))
+            options = DrafterOptions(self.dtype, self.device)
+            drafter = load_drafter(folder, TargetDescription.from_checkpoint(self.verifier), shape, options)
+        engine = build_engine(loaded, config, drafter, self.channel_factory)
+        params = SamplingParams(max_tokens=self.num_tokens, temperature=0.0, ignore_eos=True)
+        for index, prompt in enumerate(self.prompts):
+            engine.add_request(Request(str(index), tuple(prompt), params))
+        metrics = SpeculationMetrics()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.metrics is not None:
+                    metrics.add(output.metrics)
+        return _acceptance(metrics, self.chain)
+
+
+def _acceptance(metrics: SpeculationMetrics, chain: int) -> Acceptance:
+    right = metrics.num_accepted_tokens_per_pos
+    accepted = right + [0] * (chain - len(right))
+    return Acceptance.of_counts(accepted, [metrics.num_drafts, *accepted[:-1]], metrics.num_drafts)

@@ -1,0 +1,62 @@
+"""Those weights of a verifier that a new head starts from, taken from a loaded model or straight from its files."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.training.verifier import FrozenVerifier
+
+_EMBEDDING = "embed_tokens.weight"
+
+
+class VerifierWeights(NamedTuple):
+    """Shapes, embedding, output matrix and last layer of a verifier."""
+
+    config: PretrainedConfig
+    """Of the text model."""
+    embedding: Tensor
+    """[vocab_size, hidden_size]"""
+    lm_head: Tensor
+    """[vocab_size, hidden_size]"""
+    last_layer: dict[str, Tensor]
+    """By the names within the layer; the final norm is `final_norm.weight`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self.embedding.shape[0]
+
+
+def weights_of_model(verifier: FrozenVerifier) -> VerifierWeights:
+    """The weights of a loaded verifier."""
+    layer = dict(verifier.layers[-1].named_parameters())
+    final_norm = getattr(getattr(verifier.model, "model", None), "norm", None)
+    if isinstance(final_norm, nn.Module):
+        layer["final_norm.weight"] = final_norm.weight
+    return VerifierWeights(verifier.model.config.get_text_config(), verifier.embedding, verifier.lm_head, layer)
+
+
+def weights_of_checkpoint(target: TargetDescription) -> VerifierWeights:
+    """The weights of a verifier that is not loaded, read from its safetensors files.
+
+    Raises:
+        ValueError: they hold no embedding or no output matrix of a known name.
+    """
+    embedding, lm_head = target.embedding(), target.lm_head()
+    if embedding is None or lm_head is None:
+        missing = _EMBEDDING if embedding is None else "lm_head.weight"
+        raise ValueError(
+            f"{target.path} has no safetensors file with {missing}: train with the verifier loaded instead"
+        )
+    prefix = min((name for name in target.tensor_files if name.endswith(_EMBEDDING)), key=len).removesuffix(_EMBEDDING)
+    layer_prefix = f"{prefix}layers.{target.num_layers - 1}."
+    layer = {
+        name.removeprefix(layer_prefix): target.tensor(name)
+        for name in target.tensor_files
+        if name.startswith(layer_prefix)
+    }
+    if f"{prefix}norm.weight" in target.tensor_files:
+        layer["final_norm.weight"] = target.tensor(f"{prefix}norm.weight")
+    return VerifierWeights(target.config, embedding, lm_head, layer)
