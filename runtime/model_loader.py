@@ -54,7 +54,7 @@ class LoadedModel:
 
 
 @dataclass
-class _Recorder:
+class Recorder:
     """What the probe's attention function saw, by layer index."""
 
     layers: dict[int, LayerAttention] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def _probe_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    recorder: _Recorder = kwargs[PROBE_KEYWORD]
+    recorder: Recorder = kwargs[PROBE_KEYWORD]
     recorder.layers[module.layer_idx] = LayerAttention(
         query.shape[1], key.shape[1], key.shape[3], value.shape[3], sliding_window
     )
@@ -155,7 +155,7 @@ def probe_attention(model: PreTrainedModel) -> list[LayerAttention]:
     device = next(model.parameters()).device
     token_ids = torch.tensor([[1, 2, 3]], device=device) % model.get_output_embeddings().weight.shape[0]
     arguments = {"input_ids": token_ids, "position_ids": torch.arange(3, device=device)[None], "use_cache": False}
-    recorder = _Recorder()
+    recorder = Recorder()
     try:
         model.set_attn_implementation(PROBE_NAME)
         probed = model(**arguments, **{PROBE_KEYWORD: recorder}).logits

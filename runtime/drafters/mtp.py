@@ -1,0 +1,290 @@
+"""Drafting with the multi-token-prediction modules of the verifier's own checkpoint.
+
+Module k drafts the token at depth k + 1, deeper levels are the last module's, run again on its own results: with a
+single module that is EAGLE's loop. Row i of module k holds token i + 1 + k and is stored at index i of the sequence's
+block table in layer k of the pool, so of L settled tokens module k has rows 0..L - 2 - k. A module that drafts for the
+first time in a tree runs the rows of all drafted tokens above it, too: their hidden states are those of the module
+before it. The rows of settled tokens come from the verifier's hidden states alone.
+
+Where a shared prefix ends, the last rows depend on tokens behind it: those of the first module stay as the sequence
+that ran them first has them, those of the others are as the sequence that ran last left them. That costs a little
+acceptance, and nothing else.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wingbeat.runtime.attention import AttentionMetadata
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
+from wingbeat.runtime.drafters.growth import Growth, Level
+from wingbeat.runtime.drafters.mtp_loader import load_mtp_modules
+from wingbeat.runtime.drafters.mtp_modules import MtpModules
+from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.transfer import upload
+
+
+class MtpDrafter(Drafter):
+    """MTP modules and their KV.
+
+    Args:
+        modules: prepared, on the device to draft on.
+        speculation: shape of the trees.
+        num_layers: of the verifier: the index of its final norm's output among the taps.
+        fixed_shapes: run what other devices run on the CPU too.
+    """
+
+    def __init__(
+        self, modules: MtpModules, speculation: SpeculationConfig, num_layers: int, fixed_shapes: bool = False
+    ) -> None:
+        self.modules = modules
+        self.speculation = speculation
+        self.needs = DrafterNeeds(tap_layers=(num_layers,), keeps_context=True)
+        self.device, self.dtype = modules.device, modules.dtype
+        self.num_modules = len(modules.items)
+        self.hidden_size = modules.config.hidden_size
+        self.growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=self.device))
+        num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
+        # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
+        extra_sizes = (self.hidden_size,) * (self.num_modules - 1)
+        self.pool = DraftPool(modules.layers, num_drafted, self.dtype, self.device, fixed_shapes, extra_sizes)
+        self._hidden = torch.zeros(0)
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        if spec.taps_size != self.hidden_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: its modules need {self.hidden_size}")
+        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
+        self.pool.resize(spec, num_slots, num_blocks)
+        self._hidden = grown(self._hidden, (self.pool.num_slots, self.hidden_size), self.dtype, self.device)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Run every module over the settled tokens; see `Drafter.commit`."""
+        spans = self._decode_span(batch) + self._chunk_spans(batch)
+        if not spans:
+            return
+        for index in range(self.num_modules):
+            now = [
+                span.after(max(index - span.host_start, 0)) for span in spans if span.host_start + span.width > index
+            ]
+            if now:
+                self._run_spans(index, now)
+
+    def _decode_span(self, batch: DraftBatch) -> list["_Span"]:
+        count, width = batch.decode_token_ids.shape
+        if not count:
+            return []
+        slots = upload(batch.decode_slots.tolist(), self.device)
+        counted = torch.arange(width, device=self.device) < batch.decode_num_tokens[:, None]
+        # Padding columns may lie past the longest sequence.
+        num_blocks = -(-(batch.max_committed_len + width) // self.pool.block_size)
+        tables = batch.block_tables[slots, :num_blocks]
+        # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
+        token_ids, taps = batch.decode_token_ids, batch.decode_taps.to(self.dtype)
+        last = (slots, batch.decode_num_tokens - 1)
+        return [_Span(batch.decode_positions, self.num_modules, token_ids, taps, counted, tables, last)]
+
+    def _chunk_spans(self, batch: DraftBatch) -> list["_Span"]:
+        spans: list[_Span] = []
+        taken = 0
+        # A decode of the same sequence comes later in its context: its hidden state must win.
+        decoding = set(batch.decode_slots.tolist()) if batch.chunk_slots else set()
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            rows = slice(taken, taken + length)
+            taken += length
+            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
+            last = None if slot in decoding else tuple(upload([[slot], [length - 1]], self.device))
+            token_ids, taps = batch.chunk_next_token_ids[rows], batch.chunk_taps[rows].to(self.dtype)
+            starts = torch.full((1,), start, device=self.device)
+            counted = torch.ones_like(token_ids, dtype=torch.bool)
+            spans.append(_Span(starts, start, token_ids[None], taps[None], counted[None], tables, last))
+        return spans
+
+    def _run_spans(self, index: int, spans: list["_Span"]) -> None:
+        """One module over the settled tokens of all spans; every row's key is stored before any is read."""
+        segments, kv_slots, hidden, begin = [], [], [], 0
+        for span in spans:
+            rows = span.positions - index
+            counted = span.counted & (rows >= 0)
+            num_context = self.num_context(index, span.starts)
+            segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
+            kv_slots.append(self.pool.kv_slots(span.tables, rows, counted).flatten())
+            inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
+            # What does not count must be finite: its key is stored where masked rows read.
+            hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
+            begin += rows.numel()
+        token_ids = torch.cat([span.token_ids.flatten() for span in spans])
+        positions = torch.cat([span.positions.flatten() for span in spans]) + 1
+        slots = torch.cat(kv_slots)
+        metadata = AttentionMetadata(self.pool.caches, slots, segments)
+        out = self.modules.run(index, token_ids, torch.cat(hidden), positions, metadata)
+        if index < self.num_modules - 1:
+            self.pool.extras[index].flatten(0, 1).index_copy_(0, slots, out)
+        if index == 0:
+            begin = 0
+            for span in spans:
+                if span.last is not None:
+                    of_slots, columns = span.last
+                    first = begin + torch.arange(len(columns), device=self.device) * span.width
+                    self._hidden[of_slots] = out[first + columns]
+                begin += span.token_ids.numel()
+
+    def num_context(self, index: int, num_pairs: Tensor) -> Tensor:
+        """Settled rows int64 [num_reqs] of a module.
+
+        Below 0 where a sequence is shorter than the modules look ahead, and its first rows do not exist. Kernels count
+        from 0: there such a sequence's rows are one too many.
+        """
+        num_rows = num_pairs - index
+        return num_rows.clamp_min(0) if self.pool.fixed_shapes else num_rows
+
+    def stored(self, index: int, tables: Tensor, rows: Tensor) -> Tensor:
+        """A module's results at settled rows int64 [num_reqs, num_rows]: [num_reqs, num_rows, hidden_size]."""
+        return self.pool.extras[index].flatten(0, 1)[self.pool.kv_slots(tables, rows.clamp_min(0))]
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Grow a tree per proposal slot; see `Drafter.propose`."""
+        slots = upload(batch.proposal_slots.tolist(), self.device)
+        lens = batch.committed_lens[slots]
+        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        roots = batch.token_ids[slots, (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)]
+        hidden = self._hidden[slots][:, None]
+        drafting = _Drafting(self, batch.block_tables[slots], lens, hidden, batch.max_committed_len)
+        return self.growth.grow(batch, slots, roots, self.modules.items[0].logits(hidden), drafting.expand)
+
+
+class _Span(NamedTuple):
+    """Settled tokens of some sequences, rows side by side: column c is position starts + c."""
+
+    starts: Tensor
+    """int64 [num_reqs]"""
+    host_start: int
+    """What the host knows of `starts`: a lower bound where columns must not be cut."""
+    token_ids: Tensor
+    """int64 [num_reqs, width]: the token after each position."""
+    taps: Tensor
+    """[num_reqs, width, hidden_size]"""
+    counted: Tensor
+    """bool [num_reqs, width]"""
+    tables: Tensor
+    """int64 [num_reqs, num_table_blocks]"""
+    last: tuple[Tensor, Tensor] | None
+    """Slots and last columns int64 [num_reqs]; None where a later span has the sequence's last column."""
+
+    @property
+    def width(self) -> int:
+        return self.token_ids.shape[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [num_reqs, width]"""
+        return self.starts[:, None] + torch.arange(self.width, device=self.starts.device)
+
+    def after(self, count: int) -> "_Span":
+        """Without the first columns, which a module has no row for."""
+        if not count:
+            return self
+        token_ids, taps, counted = (part[:, count:] for part in (self.token_ids, self.taps, self.counted))
+        return self._replace(starts=self.starts + count, token_ids=token_ids, taps=taps, counted=counted)
+
+
+class _Drafting:
+    """The drafted rows of one pass.
+
+    Args:
+        lens: int64 [num_reqs], settled tokens.
+        hidden: [num_reqs, 1, hidden_size], the first module's results at the last settled rows.
+    """
+
+    def __init__(
+        self, drafter: MtpDrafter, block_tables: Tensor, lens: Tensor, hidden: Tensor, max_committed_len: int
+    ) -> None:
+        self.drafter = drafter
+        self.pool, self.width = drafter.pool, drafter.growth.top_k
+        self.block_tables = block_tables
+        self.lens = lens
+        self.longest = max_committed_len - 1
+        self.levels: list[Level] = []
+        self.out = hidden
+        """Latest results [num_reqs, num_nodes, hidden_size]: of the settled row alone, or of the nodes run last."""
+
+    def expand(self, level: Level) -> Tensor:
+        """See `wingbeat.runtime.drafters.growth.Expand`."""
+        self.levels.append(level)
+        index = min(level.depth, self.drafter.num_modules - 1)
+        first_run = index == level.depth
+        run = self.levels if first_run else [level]
+        token_ids = torch.cat([part.token_ids for part in run], dim=1)
+        hidden = self._inputs_of_all(index) if first_run else _of_parents(self.out[:, -self.width :], level)
+        self.out = self._run(index, token_ids, hidden, len(run))
+        return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
+
+    def _inputs_of_all(self, index: int) -> Tensor:
+        """The module before it at the parents of all nodes so far; the root's row is settled."""
+        first = self.levels[0]
+        if index == 1:
+            return self.out.expand(-1, first.token_ids.shape[1], -1)
+        rows = (self.lens - 1 - index)[:, None]
+        settled = self.drafter.stored(index - 1, self.block_tables, rows)
+        parts = [settled.expand(-1, first.token_ids.shape[1], -1)]
+        for depth, level in enumerate(self.levels[1:]):
+            parts.append(_of_parents(self.out[:, depth * self.width : (depth + 1) * self.width], level))
+        return torch.cat(parts, dim=1)
+
+    def _run(self, index: int, token_ids: Tensor, hidden: Tensor, num_levels: int) -> Tensor:
+        """A module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
+        depth, width = self.levels[-1].depth, self.width
+        num_context = self.drafter.num_context(index, self.lens - 1)
+        tables = self.pool.tables(self.block_tables, num_context, self.longest)
+        nodes = torch.arange(depth * width, device=self.lens.device)
+        rows = num_context[:, None] + nodes // width
+        run = slice((depth - num_levels) * width, None)
+        storage = num_context[:, None] + nodes[run]
+        kv_slots = self.pool.kv_slots(tables, storage, storage >= 0).flatten()
+        visible = self._visible(num_levels, index)
+        if visible is None:
+            behind = num_context + depth - num_levels
+            segment = self.pool.causal_segment(0, rows[:, run], behind, tables)
+        else:
+            segment = self.pool.tree_segment(rows, visible, num_context, tables)
+        positions = (self.lens[:, None] + nodes // width)[:, run].flatten()
+        metadata = AttentionMetadata(self.pool.caches, kv_slots, [segment])
+        out = self.drafter.modules.run(index, token_ids.flatten(), hidden.flatten(0, 1), positions, metadata)
+        return out.unflatten(0, token_ids.shape)
+
+    def _visible(self, num_levels: int, index: int) -> Tensor | None:
+        """bool [num_reqs, num_levels * width, nodes so far]; None in a chain."""
+        if self.levels[-1].visible is None:
+            return None
+        size = self.levels[-1].visible.shape[2]
+        parts = [level.visible for level in self.levels[-num_levels:]]
+        visible = torch.cat([F.pad(part, (0, size - part.shape[2])) for part in parts], dim=1)
+        if index < 2:
+            return visible
+        # Behind fewer settled tokens than the module looks ahead, the first levels have no row.
+        real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
+        itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
+        return visible & (real[:, None] | itself)
+
+
+def _of_parents(hidden: Tensor, level: Level) -> Tensor:
+    """hidden [num_reqs, nodes of the level before, size] -> [num_reqs, width, size]."""
+    return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
+
+
+def build_mtp(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> Drafter:
+    """The drafter of a verifier's own MTP modules; raises as `load_mtp_modules`.
+
+    Args:
+        source: not looked at: the modules are the verifier's.
+    """
+    modules = load_mtp_modules(target, options.dtype, options.device)
+    return MtpDrafter(modules, speculation, target.num_layers)
