@@ -74,9 +74,16 @@ def _user(source: str, target: TargetDescription, speculation: SpeculationConfig
     return load_user_drafter(source, target, speculation, options)
 
 
+def _mtp(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
+    from wingbeat.runtime.drafters.mtp import build_mtp
+
+    return build_mtp(source, target, speculation, options)
+
+
 KINDS: dict[str, Builder] = {
     "draft_model": _draft_model,
     "eagle": _eagle,
+    "mtp": _mtp,
     "ngram": _ngram,
     "suffix": _suffix,
     "user": _user,
