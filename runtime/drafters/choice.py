@@ -79,14 +79,15 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
 
 
 def holds_mtp(model: Path) -> bool:
-    """Whether a verifier's checkpoint has multi-token-prediction layers behind its own, as DeepSeek-V3's have."""
+    """Whether a verifier's checkpoint has multi-token-prediction layers that can be read.
+
+    DeepSeek's and GLM's are numbered on behind its own layers, Qwen's have a prefix of their own. The config is not
+    asked for their number: many copies keep the field and leave the layers out.
+    """
     config = _read_json(model / "config.json")
-    config = config.get("text_config") or config
-    if not config.get("num_nextn_predict_layers"):
-        return False
-    # Many copies keep the field and leave the layers out.
-    projection = f".layers.{config.get('num_hidden_layers')}.eh_proj.weight"
-    return any(name.endswith(projection) for name in _tensor_names(model))
+    num_layers = (config.get("text_config") or config).get("num_hidden_layers")
+    joints = {f"model.layers.{num_layers}.eh_proj.weight", "mtp.fc.weight"}
+    return not joints.isdisjoint(_tensor_names(model))
 
 
 def _tensor_names(folder: Path) -> list[str]:

@@ -33,7 +33,7 @@ def checkpoint(folder: Path, config: dict, tensors: dict[str, tuple[int, ...]]) 
 
 
 def mtp_checkpoint(folder: Path, layer: int = 2, **fields) -> Path:
-    """A verifier of two layers that says it has a prediction layer, which is layer number `layer`."""
+    """A verifier of two layers that says it has a prediction layer, and has one as layer number `layer`."""
     tensors = {"model.layers.1.mlp.up_proj.weight": (2, 2), f"model.layers.{layer}.eh_proj.weight": (2, 4)}
     return checkpoint(folder, LLAMA | {"num_nextn_predict_layers": 1} | fields, tensors)
 
@@ -78,9 +78,12 @@ def test_auto_is_prompt_lookup_where_the_model_predicts_one_token(tmp_path):
 
 def test_auto_is_the_models_own_prediction_where_its_layers_are_there(tmp_path):
     assert parse_drafter("auto", mtp_checkpoint(tmp_path)).kind == "mtp"
-    nested = {"text_config": LLAMA | {"num_nextn_predict_layers": 1}}
-    (tmp_path / "config.json").write_text(json.dumps(nested))
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA}))
     assert holds_mtp(tmp_path)
+
+
+def test_auto_knows_qwens_prediction_layers_too(tmp_path):
+    assert parse_drafter("auto", checkpoint(tmp_path, LLAMA, {"mtp.fc.weight": (2, 4)})).kind == "mtp"
 
 
 def test_a_config_that_promises_prediction_layers_is_not_believed_without_their_tensors(tmp_path):
