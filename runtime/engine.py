@@ -23,7 +23,7 @@ from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.model_runner import ModelRunner
 from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.round_costs import RoundCosts
-from wingbeat.runtime.round_in_flight import RoundInFlight, RoundResult
+from wingbeat.runtime.round_in_flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.slot_state import SlotState
 from wingbeat.runtime.speculation_policy import PolicyStats, SpeculationPolicy
@@ -137,6 +137,7 @@ class Engine:
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self._in_flight: deque[RoundInFlight] = deque()
         self._settled_outputs: list[RequestOutput] = []
+        self._observer: RoundObserver | None = None
         self._num_attached = 0
         self._num_replayed_tokens = 0
 
@@ -172,6 +173,8 @@ class Engine:
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
         self.scheduler.abort(request_id)
+        if self._observer is not None:
+            self._observer.ended(request_id)
         self._settled_outputs = [output for output in self._settled_outputs if output.request_id != request_id]
 
     def has_unfinished_requests(self) -> bool:
@@ -191,6 +194,11 @@ class Engine:
     def detach_drafter(self) -> None:
         """Decode plainly from the next round on."""
         self.drafting.detach()
+
+    def observe(self, observer: RoundObserver | None) -> None:
+        """Show this observer the rounds from the next one on; None ends that."""
+        self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
+        self._observer = observer
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -217,6 +225,8 @@ class Engine:
             flight = self.runner.launch(plan, rows, trees, num_nodes)
             self.scheduler.advance(plan, with_trees=trees is not None)
             self._in_flight.append(flight)
+            if self._observer is not None:
+                self._observer.launched(flight)
             watch.lap("accept_s", verify_s=flight.forward_s)
             if not self.overlap:
                 flight.wait()
@@ -292,7 +302,14 @@ class Engine:
             for chunk, token_ids in zip(flight.plan.chunks, result.chunk_token_ids, strict=True)
             if chunk.seq.epoch == next(epochs)
         ]
-        return self.scheduler.update(decodes, chunks)
+        if self._observer is None:
+            return self.scheduler.update(decodes, chunks)
+        self._observer.settled(flight, result)
+        outputs = self.scheduler.update(decodes, chunks)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._observer.ended(output.request_id)
+        return outputs
 
     def forget(self) -> None:
         """Be as before the first request, for an engine that was only tried: no prefix is cached, every figure is zero.

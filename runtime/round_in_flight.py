@@ -1,7 +1,7 @@
 """A round between its launch and the moment the host knows what it decided."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -63,6 +63,22 @@ class RoundInFlight:
             path_nodes=nodes,
             evidence=evidence[0] if evidence else None,
         )
+
+
+class RoundObserver(Protocol):
+    """Watches an engine's rounds from its thread; see `wingbeat.runtime.engine.Engine.observe`."""
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """A round was enqueued, and the next one is not."""
+        ...
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
+        ...
+
+    def ended(self, request_id: str) -> None:
+        """A request has finished or was aborted."""
+        ...
 
 
 def launched_round(

@@ -60,6 +60,11 @@ class CaptureWriter:
         return self.index.num_sequences
 
     @property
+    def num_pending(self) -> int:
+        """Sequences that are in no shard yet."""
+        return len(self._records)
+
+    @property
     def pending_bytes(self) -> int:
         """Of the sequences that are in no shard yet."""
         return self._pending_tokens * self.index.spec.bytes_per_token
