@@ -7,6 +7,7 @@ from models import CHAIN, HIDDEN_SIZE, TREE, engine_config, generate, greedy, gr
 from mtp_world import NUM_LAYERS, Modules
 from slow_growth import assert_tree, slow_tree
 
+from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.mtp import MtpDrafter, build_mtp
 from wingbeat.runtime.drafters.mtp_loader import load_mtp_modules
@@ -144,12 +145,8 @@ def test_the_engine_feeds_modules_what_they_are_made_for(tmp_path, family, count
     def watched(batch):
         trees = propose(batch)
         for row, slot in enumerate(batch.proposal_slots.tolist()):
-            seen.append(
-                (
-                    batch.token_ids[slot, : batch.committed_lens[slot]].tolist(),
-                    type(trees)(*(f[row : row + 1] for f in trees)),
-                )
-            )
+            history = batch.token_ids[slot, : batch.committed_lens[slot]].tolist()
+            seen.append((history, TokenTree(*(field[row : row + 1] for field in trees))))
         return trees
 
     drafter.propose = watched
@@ -178,12 +175,9 @@ def test_transformers_own_modules_agree(tmp_path, count):
     main.set_attn_implementation("eager")
     theirs = modeling_layers.MtpModel(main, count).eval()
     for module, mine in zip(theirs.layers, ours.items, strict=True):
-        for part, of in (
-            ("mtp_block", "block"),
-            ("post_norm", "norm"),
-            *((n, n) for n in ("enorm", "hnorm", "eh_proj")),
-        ):
-            getattr(module, part).load_state_dict(getattr(mine, of).state_dict())
+        names = {"mtp_block": "block", "post_norm": "norm"}
+        for part in ("enorm", "hnorm", "eh_proj", *names):
+            getattr(module, part).load_state_dict(getattr(mine, names.get(part, part)).state_dict())
     tokens = random_prompts((12,))[0]
     taps = taps_of(load_model(tmp_path, torch.float32, torch.device("cpu")), tokens)[:-1]
     drafted, logits, _ = theirs(
