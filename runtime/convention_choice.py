@@ -25,10 +25,9 @@ from wingbeat.runtime.drafters.registry import DrafterOptions, kind_of, load_dra
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.training.unroll import matches
-from wingbeat.runtime.trial_prompts import trial_prompts
+from wingbeat.runtime.trial_prompts import trial_requests
 
 logger = logging.getLogger(__name__)
 
@@ -214,20 +213,14 @@ def _engine_config(loaded: LoadedModel) -> EngineConfig:
 
 def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
     """Half of them greedy, half sampled with seeds of their own."""
-    prompts = trial_prompts(engine.loaded, tokenizer)
-    num_tokens = min(_NUM_TOKENS, engine.config.max_model_len - 1)
-    texts, lens = [], []
-    for index in range(_NUM_TEXTS):
-        turn, row = divmod(index, len(prompts))
-        prompt = prompts[row][-(engine.config.max_model_len - num_tokens) :]
-        params = SamplingParams(max_tokens=num_tokens, temperature=float(turn), seed=index, ignore_eos=True)
-        engine.add_request(Request(str(index), tuple(prompt), params))
-        texts.append(list(prompt))
-        lens.append(len(prompt))
+    requests = trial_requests(engine.loaded, tokenizer, _NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
+    texts = {request.request_id: list(request.prompt_token_ids) for request in requests}
+    for request in requests:
+        engine.add_request(request)
     while engine.has_unfinished_requests():
         for output in engine.step():
-            texts[int(output.request_id)] += output.token_ids
-    return _Texts(texts, lens)
+            texts[output.request_id] += output.token_ids
+    return _Texts(list(texts.values()), [len(request.prompt_token_ids) for request in requests])
 
 
 def _recall(path: Path) -> ConventionChoice | None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from wingbeat.runtime.drafting import DrafterState
 from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.request import Request, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.request import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.trial_prompts import trial_prompts
+from wingbeat.runtime.trial_prompts import trial_requests
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,10 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     if engine.has_unfinished_requests():
         raise RuntimeError("the self-test needs an idle engine")
     metrics, num_tokens = SpeculationMetrics(), 0
+    max_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
+    requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, max_tokens, engine.config.max_model_len)
     with _fixed_trees(engine):
-        for request in _requests(engine, tokenizer):
+        for request in requests:
             engine.add_request(request)
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -114,20 +116,6 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
                     metrics.add(output.metrics)
     engine.forget()
     return SelfTest(NUM_TEXTS, num_tokens, metrics)
-
-
-def _requests(engine: Engine, tokenizer: Tokenizer | None) -> list[Request]:
-    config = engine.config
-    max_tokens = _NUM_TOKENS if config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
-    max_tokens = min(max_tokens, config.max_model_len - 1)
-    prompts = trial_prompts(engine.loaded, tokenizer)
-    requests = []
-    for index in range(NUM_TEXTS):
-        turn, row = divmod(index, len(prompts))
-        prompt = prompts[row][-(config.max_model_len - max_tokens) :]
-        params = SamplingParams(max_tokens=max_tokens, temperature=float(turn), seed=index, ignore_eos=True)
-        requests.append(Request(f"self-test-{index}", tuple(prompt), params))
-    return requests
 
 
 @contextmanager

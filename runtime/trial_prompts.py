@@ -1,8 +1,9 @@
-"""Short beginnings that a verifier continues when a drafter is tried on the verifier's own text."""
+"""Short texts that a verifier writes itself, for a drafter to be tried on."""
 
 import torch
 
 from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 
 _QUESTIONS = (
@@ -43,8 +44,30 @@ _BEGINNINGS = (
 )
 
 
+def trial_requests(
+    loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
+) -> list[Request]:
+    """Texts of up to `num_tokens` tokens: every prompt greedily, then sampled with a seed per text.
+
+    The same for the same verifier at all times. In contexts too short for both, half of it is the text's.
+    """
+    prompts = trial_prompts(loaded, tokenizer)
+    requests = []
+    for index in range(num_texts):
+        turn, row = divmod(index, len(prompts))
+        prompt = prompts[row][-max(1, max_model_len // 2) :]
+        params = SamplingParams(
+            max_tokens=min(num_tokens, max_model_len - len(prompt)),
+            temperature=float(turn > 0),
+            seed=index,
+            ignore_eos=True,
+        )
+        requests.append(Request(f"trial-{index}", tuple(prompt), params))
+    return requests
+
+
 def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Token ids of a few prompts, the same for the same verifier at all times.
+    """Token ids of a few prompts.
 
     Questions in the chat template where there is one: outside of it, chat models write what their drafters have not
     seen. Beginnings of texts for other models, and random tokens where there is no tokenizer.
