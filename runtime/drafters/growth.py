@@ -132,8 +132,9 @@ def _another_level_pays(batch: DraftBatch, log_probs: Tensor, chosen: Tensor, de
     """Whether any verifier's rule wants a level below `depth`; rules are there on the CPU alone."""
     if not batch.growth_rules:
         return True
-    if log_probs.numel() == 1:
-        return batch.growth_rules[0][1].pays_alone(log_probs.item(), depth)
+    if log_probs.numel() == len(log_probs):
+        chains = log_probs.flatten().tolist()
+        return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in batch.growth_rules])
     given, expanded = log_probs.numpy(), chosen.numpy()
     # Every rule is asked: each keeps the path probabilities of its rows.
     return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in batch.growth_rules])
