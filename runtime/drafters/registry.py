@@ -9,7 +9,6 @@ import torch
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
-from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.target import TargetDescription
 
 
@@ -21,8 +20,6 @@ class DrafterOptions:
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
     """On CUDA, capture the passes of kinds that have fixed shapes."""
-    convention: HeadConvention | None = None
-    """How to read an EAGLE head whose files leave that open; None takes the likeliest reading."""
 
 
 Builder = Callable[[str, TargetDescription, SpeculationConfig, DrafterOptions], Drafter]
@@ -45,10 +42,10 @@ def _eagle(source: str, target: TargetDescription, speculation: SpeculationConfi
         target_hidden_size=target.hidden_size,
         target_num_layers=target.num_layers,
         target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding(),
+        target_embedding=target.embedding,
+        target_lm_head=target.lm_head,
         dtype=options.dtype,
         device=options.device,
-        convention=options.convention,
     )
     captured = options.cuda_graphs and head.draft_token_ids.is_cuda
     return EagleDrafter(head, speculation, CudaGraphDevice(head.draft_token_ids.device) if captured else None)
@@ -98,14 +95,11 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
         model: as for `parse_drafter`; what `auto` means depends on it.
 
     Raises:
-        ValueError: it is nothing of the kind, or nothing that this version can load.
+        ValueError: it is nothing of the kind; says what is allowed.
         CheckpointError: a folder's files cannot be read.
     """
     choice = parse_drafter(source, model)
-    kind = _kind_of_folder(Path(choice.source)) if choice.kind == CHECKPOINT else choice.kind
-    if kind not in KINDS and kind != "none":
-        raise ValueError(f"drafter is {str(source)!r}: there is no drafter of the kind {kind!r}")
-    return kind
+    return _kind_of_folder(Path(choice.source)) if choice.kind == CHECKPOINT else choice.kind
 
 
 def _kind_of_folder(folder: Path) -> str:

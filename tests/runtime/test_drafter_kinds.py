@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.choice import CHECKPOINT, NAMES, USER, holds_mtp, parse_drafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.drafters.registry import kind_of, load_drafter
+from wingbeat.runtime.drafters.registry import KINDS, kind_of, load_drafter
 from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.drafters.target import TargetDescription
 
@@ -116,3 +116,7 @@ def test_kinds_without_weights_are_built_by_name(name, kind, tmp_path):
     target = TargetDescription(checkpoint(tmp_path, LLAMA, {"lm_head.weight": (4, 4)}), 4, 2, 4)
     assert type(load_drafter(name, target, SpeculationConfig())) is kind
     assert load_drafter("none", target, SpeculationConfig()) is None
+
+
+def test_every_name_is_a_kind():
+    assert {name for name in NAMES if name not in ("auto", "none")} | {"eagle", "draft_model", "user"} == set(KINDS)

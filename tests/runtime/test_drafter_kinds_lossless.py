@@ -16,12 +16,15 @@ from models import (
     Run,
     engine_config,
     generate,
+    greedy,
     greedy_params,
     new_engine,
     random_head,
     random_model,
+    random_prompts,
     reference,
 )
+from mtp_world import Modules
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.checkpoint_writer import save_eagle_head
@@ -29,9 +32,11 @@ from wingbeat.runtime.drafters.eagle1_head import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.llm import connect
+from wingbeat.runtime.model_loader import load_model
 from wingbeat.runtime.request import SamplingParams
 
 SHORT = 40
+PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "user_drafter")
 SHAPES = {"chain": CHAIN, "tree": TREE}
 
@@ -98,15 +103,26 @@ def draft_model(folder: Path) -> Kind:
     return Kind(ref, target, str(folder / "small"))
 
 
+def mtp(folder: Path) -> Kind:
+    Modules.random("glm4_moe", 2).save(folder)
+    ref = Reference("mtp", load_model(folder, torch.float32, torch.device("cpu")), random_prompts(PROMPT_LENS))
+    for prompt in ref.prompts:
+        tokens, gap = greedy(ref.loaded.model, prompt, SHORT)
+        ref.continuations.append(tokens)
+        ref.smallest_gap = min(ref.smallest_gap, gap)
+    return Kind(ref, TargetDescription.from_checkpoint(folder), "mtp")
+
+
 KINDS = {
     "eagle1": eagle1,
     "eagle3": eagle3,
     "draft_model": draft_model,
+    "mtp": mtp,
     "ngram": partial(by_name, "ngram"),
     "suffix": partial(by_name, "suffix"),
     "user": partial(by_name, "bigram_drafter.BigramDrafter"),
 }
-PROPOSING = {"eagle1", "eagle3", "draft_model", "user"}
+PROPOSING = {"eagle1", "eagle3", "draft_model", "mtp", "user"}
 """Kinds that have a tree for every context; the others need one that occurred before."""
 
 
