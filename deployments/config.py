@@ -117,6 +117,13 @@ class AppConfig(BaseModel):
     num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
     num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
 
+    capture_dir: Path | None = Field(
+        None,
+        description="Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing.",
+    )
+    capture_share: float = Field(0.01, gt=0, le=1, description="Share of the requests that are captured.")
+    capture_max_bytes: int = Field(10 * 10**9, ge=1, description="Of all captures in capture_dir together.")
+
     engine_factory: str = Field(
         "wingbeat.deployments.engine_factory:build_engine",
         description="`module:function` from this config to the engine; for engines other than our own.",
@@ -126,7 +133,7 @@ class AppConfig(BaseModel):
         description="`module:function` from this config to the drafter's worker.",
     )
 
-    @field_validator("model", "served_model_name", "num_replicas", "num_kv_blocks", mode="before")
+    @field_validator("model", "served_model_name", "num_replicas", "num_kv_blocks", "capture_dir", mode="before")
     @classmethod
     def _none_by_word(cls, value: Any) -> Any:
         """The command line has no other way to say null."""
@@ -173,6 +180,8 @@ class AppConfig(BaseModel):
     def _check_paths(self) -> None:
         if self.model is not None and not (self.model / "config.json").is_file():
             raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
+        if self.capture_dir is not None and self.capture_dir.exists() and not self.capture_dir.is_dir():
+            raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
         self._choice()
 
     def _choice(self) -> DrafterChoice:

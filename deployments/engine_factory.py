@@ -6,6 +6,7 @@ from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter_supervisor import DrafterStartError
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.factories import AskNeeds, EngineSetup
+from wingbeat.deployments.live_capture import needs_with_capture
 from wingbeat.runtime.convention_choice import choose_convention
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.target import TargetDescription
@@ -28,6 +29,7 @@ def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     tried = config.tests_drafter()
     tokenizer = Tokenizer.find(config.model_dir()) if tried else None
     needs = ask_needs(_convention(config, loaded, tokenizer) if tried else None)
+    needs = needs_with_capture(config, needs, len(loaded.layers))
     engine = Engine(loaded, config.engine_config(), needs)
     info = ModelInfo(
         model_name=config.model_name(),

@@ -25,6 +25,7 @@ from wingbeat.deployments.drafter_supervisor import DrafterStartError, DrafterSu
 from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import EngineLoop
 from wingbeat.deployments.factories import EngineSetup, load_factory
+from wingbeat.deployments.live_capture import TrafficCapture, start_capture
 from wingbeat.deployments.wire import WireOutput, WireRequest
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_head import HeadConvention
@@ -98,6 +99,7 @@ class Verifier:
         self._loop: EngineLoop | None = None
         self._channel: ShmChannel | CudaIpcChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
+        self._capture: TrafficCapture | None = None
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
@@ -112,6 +114,10 @@ class Verifier:
             await asyncio.wrap_future(self._loop.call(lambda engine: pin_thread(core)))
         if drafter is not None and setup.channel_spec is not None:
             await self._start_drafter(config, setup, drafter)
+        if config.capture_dir is not None:
+            # Last, so that nothing of the drafter's self-test is in it.
+            capture = self._capture = await asyncio.to_thread(start_capture, config, setup.engine, self._engine_id)
+            await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
 
     async def describe(self) -> dict[str, Any]:
@@ -170,6 +176,7 @@ class Verifier:
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
             "pid": os.getpid(),
+            "capture": None if self._capture is None else asdict(self._capture.writer.stats),
         }
 
     async def check_integrity(self, *, engine_id: str | None = None) -> None:
@@ -196,6 +203,8 @@ class Verifier:
             task.cancel()
         if self._loop is not None:
             await asyncio.to_thread(self._loop.stop)
+        if self._capture is not None:
+            await asyncio.to_thread(self._capture.writer.close)
         if self._supervisor is not None:
             self._supervisor.stop()
         if self._channel is not None:
