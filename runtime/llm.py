@@ -75,7 +75,7 @@ class LLM:
 
     Args:
         model: folder of a Hugging Face causal LM.
-        drafter: folder of an EAGLE head, "ngram" or "none".
+        drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channel.InProcessChannel`.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
