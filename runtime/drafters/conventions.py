@@ -38,11 +38,21 @@ def candidates(
 
 
 def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
-    """The convention in a file that was written here."""
+    """The convention in a file that was written here.
+
+    Raises:
+        ValueError: the field is there and is none.
+    """
     fields = raw.get(STATED)
     if fields is None:
         return None
-    return HeadConvention(tuple(fields["tap_layers"]), fields["norm_output"], fields["norm_before_residual"])
+    try:
+        convention = HeadConvention(**fields)
+        return convention._replace(tap_layers=tuple(int(layer) for layer in convention.tap_layers))
+    except TypeError as error:
+        raise ValueError(
+            f"{STATED}={fields!r} is no convention: {', '.join(HeadConvention._fields)} are its fields"
+        ) from error
 
 
 def state(convention: HeadConvention) -> dict[str, Any]:

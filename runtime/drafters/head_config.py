@@ -64,7 +64,10 @@ def conventions(
     """
     if layout.family is Family.EAGLE1:
         return (HeadConvention((num_layers,)),)
-    given = stated(raw)
+    try:
+        given = stated(raw)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
     if given is not None:
         if not is_valid(given.tap_layers, num_layers):
             raise CheckpointError(f"taps enter layers {given.tap_layers}, not ascending in 0..{num_layers - 1}")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from wingbeat.runtime.drafters.checkpoint import (
     CheckpointError,
     UnsupportedCheckpointError,
+    head_conventions,
     is_head_folder,
     load_eagle_head,
     save_eagle_head,
@@ -19,6 +20,7 @@ from wingbeat.runtime.drafters.checkpoint import (
 from wingbeat.runtime.drafters.checkpoint_files import DamagedCheckpointError, UnsafeCheckpointError
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.drafters.target import TargetDescription
 
 HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
@@ -55,6 +57,10 @@ def folder(head, tmp_path):
 def load(folder, **changes) -> EagleHead:
     target = dict(target_hidden_size=HIDDEN, target_num_layers=LAYERS, target_vocab_size=VOCAB)
     return load_eagle_head(folder, **target | changes)
+
+
+def readings(folder):
+    return head_conventions(folder, TargetDescription(folder, HIDDEN, LAYERS, VOCAB))
 
 
 def edit_config(folder, drop=(), **fields) -> None:
@@ -192,6 +198,51 @@ def test_a_config_that_does_not_fit_is_refused_by_field(folder, fields, message)
     edit_config(folder, drop=("wingbeat_convention",), **fields)
     with pytest.raises(CheckpointError, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("drop", "fields", "message"),
+    [
+        ((), {"wingbeat_convention": {"taps": [1]}}, "wingbeat_convention={'taps': [1]} is no convention"),
+        ((), {"wingbeat_convention": {"tap_layers": [1, 3, LAYERS]}}, "taps enter layers (1, 3, 8)"),
+        (
+            ("target_hidden_size",),
+            {"target_is": 20},
+            "fc.weight reads 48 values: 3 taps of a target with hidden_size=20",
+        ),
+        (
+            ("wingbeat_convention",),
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}},
+            "fc.weight reads 48 values: 4 taps of a target with hidden_size=16 are 64",
+        ),
+        (("wingbeat_convention", "eagle_config", "target_hidden_size"), {"target_is": 24}, "no eagle_aux_hidden_state"),
+        ((), {"hidden_size": "16"}, "hidden_size='16' is no positive number"),
+        ((), {"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+    ],
+)
+def test_a_head_for_another_target_is_refused_by_its_numbers(folder, drop, fields, message):
+    hidden = fields.pop("target_is", HIDDEN)
+    edit_config(folder, drop=drop, **fields)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load(folder, target_hidden_size=hidden)
+
+
+def test_ids_beside_eagle_config_name_inputs(folder):
+    edit_config(folder, drop=("wingbeat_convention", "eagle_config"), eagle_aux_hidden_state_layer_ids=[1, 3, 6])
+    assert [reading.tap_layers for reading in readings(folder)] == [(1, 3, 6), (2, 4, 7)]
+
+
+def test_a_reading_that_is_left_open_is_logged(folder, caplog):
+    edit_config(folder, drop=("wingbeat_convention",), norm_output=True)
+    with caplog.at_level(logging.INFO):
+        assert load(folder).convention == readings(folder)[0]
+    assert "norm_output=True, norm_before_residual=False, one of 2 readings" in caplog.text
+
+
+def test_speculators_may_have_trained_either_residual(head, folder):
+    save_eagle_head(head, folder, layout="speculators")
+    edit_config(folder, drop=("wingbeat_convention", "norm_before_residual"))
+    assert [reading.norm_before_residual for reading in readings(folder)] == [False, True]
 
 
 def test_a_missing_config_field_is_named(folder):
