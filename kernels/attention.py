@@ -56,7 +56,7 @@ def tree_attention(
         key_scale: float32 [num_kv_heads], what stored keys are multiplied by; `value_scale` likewise. Given if and only
             if the cache is float8_e4m3fn.
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
-        workspace: float32 scratch on CUDA, see `wingbeat.kernels.triton_attention.workspace_size`.
+        workspace: float32 scratch on CUDA, see `wingbeat.kernels.triton_attention_splits.workspace_size`.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim] in the query's dtype.

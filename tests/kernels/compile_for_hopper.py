@@ -12,7 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wingbeat.kernels import triton_attention, triton_kv_cache
+from wingbeat.kernels import triton_kv_cache
+from wingbeat.kernels.triton_attention_kernel import tree_attention_kernel
+from wingbeat.kernels.triton_attention_splits import merge_splits_kernel
+from wingbeat.kernels.triton_attention_tiles import TILE_CONFIGS, tile_config
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}
@@ -85,18 +88,18 @@ def compile_attention(dtype, dims, config, *, causal=False, window=False, softca
         "window": "i32" if window else None,
     }
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    compile_kernel(triton_attention._tree_attention_kernel, pointers, constants, scalars, **options)
+    compile_kernel(tree_attention_kernel, pointers, constants, scalars, **options)
 
 
 def main(every: bool) -> None:
     """The variants that Llama-3.1-8B meets, or with `every` each tile configuration and option."""
     bf16 = torch.bfloat16
-    tiles = triton_attention.TILE_CONFIGS[2, 128]
+    tiles = TILE_CONFIGS[2, 128]
     compile_attention(bf16, (128, 128), tiles[-1])
     compile_attention(bf16, (128, 128), tiles[0], causal=True)
     merge = {"NUM_HEADS": 32, "VALUE_DIM": 128, "BLOCK_VALUE_DIM": 128, "ALL_SPLITS": 128, "BLOCK_SPLITS": 16}
     partial = {"partial_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    compile_kernel(triton_attention._merge_splits_kernel, partial, merge)
+    compile_kernel(merge_splits_kernel, partial, merge)
     names = ("key", "value", "key_cache", "value_cache")
     rows = {f"{name}_ptr": "*bf16" for name in names} | {"slot_ptr": "*i64"}
     store = {"BLOCK_SIZE": 16, "NUM_HEADS": 8, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_CHUNKS": 1, "CHUNK": 1024}
@@ -107,11 +110,11 @@ def main(every: bool) -> None:
     compile_kernel(triton_kv_cache._move_kv_kernel, moves, words | {"BLOCK_SIZE": 16})
     if not every:
         return
-    for (itemsize, dim), configs in triton_attention.TILE_CONFIGS.items():
+    for (itemsize, dim), configs in TILE_CONFIGS.items():
         for config in configs:
             compile_attention(bf16 if itemsize == 2 else torch.float32, (dim, dim), config, causal=True, window=True)
     for dims in ((80, 80), (96, 96), (112, 112), (192, 128)):
-        config = triton_attention.tile_config(torch.float16, max(dims), 128)
+        config = tile_config(torch.float16, max(dims), 128)
         compile_attention(torch.float16, dims, config, window=True, softcap=True, sinks=True)
     compile_attention(bf16, (128, 128), tiles[-1], fp8=True)
     quantised = {"key_cache_ptr": "*fp8e4nv", "value_cache_ptr": "*fp8e4nv"}

@@ -1,9 +1,23 @@
-"""Memory that shows what a kernel leaves unwritten."""
+"""One thread a test, memory that shows what a kernel leaves unwritten, and the way to the modules beside the tests."""
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors of these tests are too small to be shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

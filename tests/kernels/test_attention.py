@@ -5,26 +5,12 @@ import random
 
 import pytest
 import torch
+from slow_trees import path_to_root
 
 from wingbeat.kernels.attention import context_mask, paged_attention
 from wingbeat.kernels.kv_cache import move_kv, store_kv
 
 WINDOWS = [None, 1, 5, 64]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def ancestors(parents, node):
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path
 
 
 def random_batch(rng, num_reqs, num_query):
@@ -35,7 +21,7 @@ def random_batch(rng, num_reqs, num_query):
     positions = torch.zeros(num_reqs, num_query, dtype=torch.int64)
     for req, parents in enumerate(trees):
         for node in range(num_query):
-            path = ancestors(parents, node)
+            path = path_to_root(parents, node)
             visible[req, node, path] = True
             positions[req, node] = contexts[req] + len(path) - 1
     return contexts, visible, positions
