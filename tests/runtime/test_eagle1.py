@@ -2,10 +2,14 @@
 
 import pytest
 import torch
-from models import CHAIN, TREE, engine_config, generate, greedy_params, reference
+from models import CHAIN, TREE, engine_config, generate, greedy_params, random_model, random_prompts, reference
 
+from wingbeat.runtime.drafters.checkpoint import save_eagle_head
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.model_loader import prepare_model
 
 NUM_NEW = 48
 
@@ -104,3 +108,22 @@ def test_it_can_be_read_in_one_way_only():
     assert head.with_convention(head.convention).convention == head.convention
     with pytest.raises(ValueError, match="can only be read as"):
         head.with_convention(head.convention._replace(norm_output=True))
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own-output", "tied"])
+def test_a_folder_with_an_eagle1_head_is_a_drafter(tied, tmp_path):
+    """What the published file leaves out is found in the verifier's folder."""
+    model = random_model("llama", tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "verifier")
+    loaded = prepare_model(model, "llama")
+    save_eagle_head(random_head(loaded), tmp_path / "head", with_embedding=False)
+    target = TargetDescription.from_checkpoint(tmp_path / "verifier")
+    drafter = load_drafter(tmp_path / "head", target, CHAIN)
+    assert drafter.needs.tap_layers == (len(loaded.layers),)
+    assert torch.equal(drafter.head.lm_head.weight, model.get_output_embeddings().weight)
+    assert torch.equal(drafter.head.embed_tokens.weight, model.get_input_embeddings().weight)
+    prompts = random_prompts((7, 12))
+    params = greedy_params(NUM_NEW)
+    spoken, _ = generate(loaded, engine_config(CHAIN), drafter, prompts, params)
+    plain, _ = generate(loaded, engine_config(CHAIN), None, prompts, params)
+    assert spoken == plain
