@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling import gumbel_noise
+from wingbeat.kernels.noise import gumbel_noise
 
 _WORD_BITS = 64
 

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.tree import Candidates, Coupling, Frontier, GrownTree, PackedTree, WalkResult
-from wingbeat.kernels.triton_sampling import device_of, gumbel, row_keys, sortable
+from wingbeat.kernels.triton_noise import gumbel, row_keys
+from wingbeat.kernels.triton_sortable import sortable
 
 # Logits a program holds in registers at a time: 32 in each of its threads.
 _CANDIDATE_TILE = 16384
@@ -96,7 +97,7 @@ def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling
             (None, None, None) if coupling is None else (column.contiguous() for column in coupling)
         )
         tile = min(triton.next_power_of_2(vocab_size), _CANDIDATE_TILE)
-        with device_of(logits):
+        with torch.cuda.device_of(logits):
             _candidates_kernel[(num_reqs * width,)](
                 logits.contiguous(),
                 draft_token_ids.contiguous(),
@@ -198,7 +199,7 @@ def add_level(
     scores = torch.empty(num_reqs, top_k, dtype=torch.float32, device=token_ids.device)
     lanes = triton.next_power_of_2(width * top_k)
     if num_reqs:
-        with device_of(token_ids):
+        with torch.cuda.device_of(token_ids):
             _level_kernel[(num_reqs,)](
                 token_ids.contiguous(),
                 log_probs.contiguous(),
@@ -340,7 +341,7 @@ def finalize(
     words, positions = empty(num_nodes, num_words), empty(num_nodes if pack else 0)
     lanes = triton.next_power_of_2(size)
     if num_reqs:
-        with device_of(root_token_ids):
+        with torch.cuda.device_of(root_token_ids):
             _finalize_kernel[(num_reqs,)](
                 *table,
                 depths,
@@ -407,7 +408,7 @@ def walk_tree(
     num_tokens = torch.empty(num_reqs, dtype=torch.int64, device=token_ids.device)
     lanes = triton.next_power_of_2(num_nodes)
     if num_reqs:
-        with device_of(token_ids):
+        with torch.cuda.device_of(token_ids):
             _walk_kernel[(num_reqs,)](
                 token_ids.contiguous(),
                 parents.contiguous(),
@@ -456,7 +457,7 @@ def ancestors(parents: Tensor, max_depth: int | None, *, pack: bool) -> Tensor:
     out = torch.empty(num_reqs, num_nodes, shape, dtype=dtype, device=parents.device)
     rows = min(triton.next_power_of_2(num_nodes), 64)
     if out.numel():
-        with device_of(parents):
+        with torch.cuda.device_of(parents):
             _ancestors_kernel[(num_reqs, triton.cdiv(num_nodes, rows), num_words)](
                 parents.contiguous(),
                 out,
@@ -489,7 +490,7 @@ def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor
     out = torch.empty(num_reqs, num_nodes, max_depth, dtype=torch.int64, device=token_ids.device)
     rows = min(triton.next_power_of_2(num_nodes), 64)
     if out.numel():
-        with device_of(token_ids):
+        with torch.cuda.device_of(token_ids):
             _paths_kernel[(num_reqs, triton.cdiv(num_nodes, rows))](
                 token_ids.contiguous(), parents.contiguous(), out, num_nodes, max_depth, ROWS=rows
             )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.sampling import noise_bits
+from wingbeat.kernels.noise import noise_bits
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import ForcedAcceptance
 

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from wingbeat.kernels import triton_sampling, triton_tree
-from wingbeat.kernels.sampling import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels import triton_noise, triton_sampling, triton_tree
+from wingbeat.kernels.logit_processors import LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree import Coupling, TreeTable
 
 
@@ -56,7 +56,7 @@ def launch_sampling(num_rows: int, vocab_size: int) -> None:
         torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32),
     )
     for bits in (True, False):
-        triton_sampling.noise(zeros, zeros, ints(vocab_size), bits=bits)
+        triton_noise.noise(zeros, zeros, ints(vocab_size), bits=bits)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=False, processors=None, workspace=None)
     triton_sampling.choose_tokens(logits, *rows, any_filtered=True, processors=processors, workspace=None)
     triton_sampling.process_logits(logits, *rows[:4], any_filtered=True, processors=None)

@@ -1,14 +1,21 @@
-"""Sampling kernels against their reference: same bits, same kept tokens, same choices, whatever the launch shape."""
-
-from typing import NamedTuple
+"""Sampling kernels against their reference: same kept tokens, same choices, whatever the launch shape."""
 
 import pytest
 import torch
+from sampling_inputs import (
+    PARAMETERS,
+    Rows,
+    mixed_rows,
+    random_logits,
+    random_processors,
+    sorted_reference,
+    to_device,
+)
 
 pytest.importorskip("triton")
 
-from wingbeat.kernels import sampling, triton_sampling
-from wingbeat.kernels.sampling import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels import sampling, triton_sampling, triton_sampling_workspace
+from wingbeat.kernels.logit_processors import LogitProcessors, apply_processors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
@@ -17,100 +24,12 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NV
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Several tiles and several programs per row at vocabularies the interpreter can take."""
-    monkeypatch.setattr(triton_sampling, "_TILE", 64)
-    monkeypatch.setattr(triton_sampling, "_SEARCH_TILE", 32)
-    monkeypatch.setattr(triton_sampling, "_MAX_SPLITS", 2)
-
-
-class Rows(NamedTuple):
-    temperatures: torch.Tensor
-    top_ks: torch.Tensor
-    top_ps: torch.Tensor
-    min_ps: torch.Tensor
-
-    def to(self, device: str) -> "Rows":
-        return Rows(*(column.to(device) for column in self))
-
-
-PARAMETERS = [  # temperature, top_k, top_p, min_p
-    (0.7, 0, 0.9, 0.0),
-    (1.0, 5000, 0.95, 0.05),
-    (2.0, 17, 0.6, 0.02),
-    (1.3, 40, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.2),
-    (1.0, 0, 1e-9, 0.0),
-    (0.0, 5, 0.5, 0.1),
-    (1.0, 0, 1.0, 0.0),
-    (1.0, 1, 0.5, 0.0),
-    (1e-3, 0, 0.99, 0.0),
-    (0.9, 0, 1.0, 1.0),
-]
-
-
-def mixed_rows(num_rows: int) -> Rows:
-    chosen = [PARAMETERS[row % len(PARAMETERS)] for row in range(num_rows)]
-    return Rows(*(torch.tensor(column) for column in zip(*chosen, strict=True)))
-
-
-def random_logits(num_rows: int, vocab_size: int, kind: str) -> torch.Tensor:
-    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2
-    if kind == "tied":
-        logits = logits.round()
-    if kind == "masked":
-        logits[:, 1::3] = float("-inf")
-    if kind == "equal":
-        logits[:] = -0.0
-        logits[:, ::2] = 0.0
-    return logits
-
-
-def sorted_reference(logits: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """`process_logits` by the whole sort alone, whose ties are settled by id."""
-    temperatures, top_ks, top_ps, min_ps = rows
-    scaled = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
-    filtered = (temperatures > 0) & ((top_ks > 0) | (top_ps < 1) | (min_ps > 0))
-    return torch.where(filtered[:, None], sampling._filter(scaled, top_ks, top_ps, min_ps), scaled)
-
-
-def random_processors(num_rows: int, vocab_size: int, path_length: int = 3) -> LogitProcessors:
-    generator = torch.Generator().manual_seed(7)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, generator=generator)
-
-    penalties = Penalties(
-        repetition=0.5 + 1.5 * random(num_rows),
-        presence=random(num_rows) - 0.3,
-        frequency=random(num_rows) - 0.3,
-        slots=torch.randint(-1, 3, (num_rows,), generator=generator),
-        prompt_mask=random(3, vocab_size) < 0.2,
-        output_counts=((random(3, vocab_size) < 0.2) * (5 * random(3, vocab_size))).to(torch.int32),
-        path_token_ids=torch.randint(-1, vocab_size, (num_rows, path_length), generator=generator),
-    )
-    # A token twice on one path counts twice.
-    penalties.path_token_ids[:, -1] = penalties.path_token_ids[:, 0]
-    penalties.repetition[0], penalties.presence[0], penalties.frequency[0] = 1.0, 0.0, 0.0
-    bias = LogitBias(random(2, vocab_size) * 4 - 2, torch.randint(-1, 2, (num_rows,), generator=generator))
-    words = torch.randint(-(2**31), 2**31, (num_rows, -(-vocab_size // 32)), generator=generator).to(torch.int32)
-    words[-1] = -1
-    return LogitProcessors(penalties, bias, words)
-
-
-def to_device(value, device: str):
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return value if value is None else type(value)(*(to_device(field, device) for field in value))
+    monkeypatch.setattr(triton_sampling_workspace, "_TILE", 64)
+    monkeypatch.setattr(triton_sampling_workspace, "_SEARCH_TILE", 32)
+    monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 2)
 
 
 def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, workspace=None) -> torch.Tensor:
@@ -124,20 +43,6 @@ def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, wor
         processors=to_device(processors, DEVICE),
         workspace=workspace,
     ).cpu()
-
-
-def test_noise_has_the_references_bits():
-    seeds = torch.tensor([0, 1, -1, 2**31, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
-    positions = torch.tensor([0, 1, 2**31 - 1, 5, 131071, 7, 42])
-    tokens = torch.cat([torch.arange(61), torch.tensor([31999, 151935, 2**31 - 1])])
-    keys = [tensor.to(DEVICE) for tensor in (seeds, positions, tokens)]
-    assert torch.equal(triton_sampling.noise(*keys, bits=True).cpu(), sampling.noise_bits(seeds, positions, tokens))
-    torch.testing.assert_close(
-        triton_sampling.noise(*keys, bits=False).cpu(),
-        sampling.gumbel_noise(seeds, positions, tokens),
-        rtol=3e-7,
-        atol=3e-7,
-    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +71,7 @@ def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
     seeds, positions = torch.arange(5) * 7919, torch.arange(5) + 11
     expected = sampling.choose_tokens(logits, *rows, seeds, positions, any_sampled=True, any_filtered=True)
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
-    monkeypatch.setattr(triton_sampling, "_NUM_PROGRAMS", 1)
+    monkeypatch.setattr(triton_sampling_workspace, "_NUM_PROGRAMS", 1)
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
 
 
@@ -212,7 +117,7 @@ def test_processors_change_logits_as_the_reference_does():
         actual = triton_sampling.process_logits(
             logits.to(DEVICE), *off.to(DEVICE), any_filtered=False, processors=to_device(part, DEVICE)
         ).cpu()
-        assert torch.equal(actual, sampling.apply_processors(logits, part))
+        assert torch.equal(actual, apply_processors(logits, part))
     seeds = torch.arange(num_rows)
     rows = off._replace(temperatures=torch.tensor([0.0, 0.7] * (num_rows // 2)))
     expected = sampling.choose_tokens(
@@ -223,7 +128,7 @@ def test_processors_change_logits_as_the_reference_does():
 
 @pytest.mark.usefixtures("small_tiles")
 def test_a_workspace_is_reused_and_a_small_one_refused():
-    workspace = triton_sampling.SamplingWorkspace(4, 70, DEVICE)
+    workspace = triton_sampling_workspace.SamplingWorkspace(4, 70, DEVICE)
     off = Rows(torch.ones(3), torch.zeros(3).long(), torch.ones(3), torch.zeros(3))
     logits, keys = random_logits(3, 70, "gaussian"), torch.arange(3)
     for seeds in (keys, keys + 9):
@@ -234,7 +139,7 @@ def test_a_workspace_is_reused_and_a_small_one_refused():
         with pytest.raises(ValueError, match=r"room for 4 rows of 70"):
             choose(torch.zeros(shape), rows, keys, keys, any_filtered=False, workspace=workspace)
     with pytest.raises(ValueError, match="max_rows is 0"):
-        triton_sampling.SamplingWorkspace(0, 70, DEVICE)
+        triton_sampling_workspace.SamplingWorkspace(0, 70, DEVICE)
 
 
 def test_no_rows_need_no_launch():
@@ -244,7 +149,6 @@ def test_no_rows_need_no_launch():
     assert triton_sampling.process_logits(
         torch.zeros(0, 9, device=DEVICE), *none.to(DEVICE), any_filtered=True, processors=None
     ).shape == (0, 9)
-    assert triton_sampling.noise(keys.to(DEVICE), keys.to(DEVICE), keys.to(DEVICE), bits=False).shape == (0, 0)
 
 
 @pytest.mark.parametrize("field", ["output_counts", "prompt_mask"])

@@ -5,7 +5,7 @@ import torch
 from draft_world import NUM_SLOTS, World, channel_spec
 from models import CHAIN, TREE, random_head, reference
 
-from wingbeat.kernels.sampling import gumbel_noise
+from wingbeat.kernels.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
