@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from wingbeat.kernels.attention import masked_attention
 from wingbeat.runtime.attention import ATTENTION_NAME, LayerAttention
+from wingbeat.runtime.fused_norm import fuse_norms
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
         # Chunked attention (Llama 4) equals full attention up to one chunk; our masks know windows, not chunks.
         limit = min(limit, chunk)
     model.set_attn_implementation(ATTENTION_NAME)
+    fuse_norms(model)
     decoder_layers = _decoder_layers(model, len(layers))
     return LoadedModel(
         model=model,
