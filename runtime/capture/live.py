@@ -69,11 +69,12 @@ class _Growing:
 class _Copy:
     """Rows on their way to the host, enqueued behind the round that computed them."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, dtype: torch.dtype) -> None:
         self._event: torch.cuda.Event | None = None
         if rows.device.type == "cpu":
-            self._host = rows.clone()
+            self._host = rows.to(dtype, copy=True)
             return
+        rows = rows.to(dtype)
         pinned = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
         self._host = pinned.copy_(rows, non_blocking=True)
         self._event = torch.cuda.Event()
@@ -123,12 +124,12 @@ class LiveCapture:
         decodes = None
         if rows and paths.taps is not None:
             taps = paths.taps if len(rows) == len(plan.decodes) else paths.taps[upload(rows, paths.taps.device)]
-            decodes = _Copy(taps[..., : self._taps_size].to(self._dtype))
+            decodes = _Copy(taps[..., : self._taps_size], self._dtype)
         chunks, begin = [], 0
         for number, chunk in enumerate(plan.chunks):
             end = begin + chunk.length
             if not chunk.replay and flight.chunk_taps is not None and self._growing(chunk.seq) is not None:
-                chunks.append((number, _Copy(flight.chunk_taps[begin:end, : self._taps_size].to(self._dtype))))
+                chunks.append((number, _Copy(flight.chunk_taps[begin:end, : self._taps_size], self._dtype)))
             begin = end
         self._copies.append(_RoundCopy(flight, rows if decodes is not None else [], decodes, chunks))
 
