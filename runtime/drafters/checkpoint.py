@@ -160,9 +160,10 @@ def load_eagle_head(
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
     )
-    _log(path, checkpoint, head, len(readings), borrowed)
     head.reset_rope(device)
-    return head.to(device).eval().requires_grad_(False)
+    head = head.to(device).eval().requires_grad_(False).with_convention(convention)
+    _log(path, checkpoint, head, len(readings), borrowed)
+    return head
 
 
 def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
@@ -175,14 +176,14 @@ def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
 def _log(
     path: str | Path, checkpoint: HeadCheckpoint, head: EagleHead | Eagle1Head, num_readings: int, borrowed: list[str]
 ) -> None:
-    config, convention = head.config, head.convention
+    config, convention, rope = head.config, head.convention, head.config.rope_parameters
     ids, _ = aux_layer_ids(checkpoint.raw)
     origin = "from the config" if ids is not None else "by default: the config has none"
     if checkpoint.layout.family is Family.EAGLE1:
         origin = "the final norm's output"
     logger.info(
         "drafter %s: %s in %s layout, taps enter layers %s (%s), draft vocabulary %d of %d, norm_output=%s, "
-        "norm_before_residual=%s, %s%s, from the target: %s",
+        "norm_before_residual=%s, RoPE %s of base %g%s, %s, from the target: %s",
         path,
         checkpoint.layout.family,
         checkpoint.layout.name,
@@ -192,8 +193,10 @@ def _log(
         config.vocab_size,
         convention.norm_output,
         convention.norm_before_residual,
+        rope["rope_type"],
+        rope["rope_theta"],
+        " (m-RoPE as for text)" if is_text_rope(checkpoint.raw) else "",
         "one reading" if num_readings == 1 else f"one of {num_readings} readings",
-        ", m-RoPE as for text" if is_text_rope(checkpoint.raw) else "",
         ", ".join(borrowed) or "nothing",
     )
 

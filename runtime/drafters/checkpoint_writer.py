@@ -100,7 +100,8 @@ def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | No
     if isinstance(head, Eagle1Head):
         return _decoder(head.config, "llama") | {"architectures": ["LlamaForCausalLM"], "bias": head.config.fc_bias}
     written = _speculators(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
-    return written | state(head.convention)
+    # The base is written as it is read: for readers of the file it is the config's.
+    return written | state(head.convention._replace(rope_theta=None))
 
 
 def _decoder(config: DecoderHeadConfig, model_type: str) -> dict[str, Any]:

@@ -25,16 +25,17 @@ def candidates(
     ids_name_outputs: bool,
     norm_output: tuple[bool, ...],
     norm_before_residual: tuple[bool, ...],
+    rope_theta: tuple[float | None, ...] = (None,),
 ) -> tuple[HeadConvention, ...]:
     """Readings of an EAGLE-3 config, the likeliest first.
 
     Args:
         ids: layers as the config counts them; None where it has none.
         ids_name_outputs: the format counts a tap by the layer it leaves, not by the one it enters.
-        norm_output: values worth trying, the stated one first; as `norm_before_residual`.
+        norm_output: values worth trying, the likeliest first; as the two behind it.
     """
     taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)
-    return tuple(HeadConvention(*fields) for fields in product(taps, norm_output, norm_before_residual))
+    return tuple(HeadConvention(*fields) for fields in product(taps, norm_output, norm_before_residual, rope_theta))
 
 
 def stated(raw: Mapping[str, Any]) -> HeadConvention | None:

@@ -5,7 +5,7 @@ decides what each query may see.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from wingbeat.runtime.drafters.draft_head import Attend, DraftHead, Rotary
 
+DEFAULT_ROPE_THETA = 10000.0
+"""Base of the rotary frequencies where a config names none."""
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -39,7 +41,9 @@ class DecoderHeadConfig:
     vocab_size: int
     draft_vocab_size: int
     rms_norm_eps: float = 1e-6
-    rope_parameters: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    rope_parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+    )
     max_position_embeddings: int = 2048
     attention_bias: bool = False
     """Of q, k and v."""
@@ -102,6 +106,8 @@ class DecoderHead(DraftHead):
         self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
         self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
         self._rope_scale = 1.0
+        self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
+        self._theta_read: float | None = None
         self.reset_rope(self.signed_inv_freq.device)
 
     @property
@@ -128,6 +134,14 @@ class DecoderHead(DraftHead):
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
+
+    def _set_rope_theta(self, theta: float | None) -> None:
+        """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
+        self._theta_read = theta
+        rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
+        self.config = replace(self.config, rope_parameters=rope)
+        self._buffers = dict(self._buffers)
+        self.reset_rope(self.signed_inv_freq.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

@@ -29,6 +29,8 @@ class HeadConvention(NamedTuple):
     """EAGLE-3.1: the normed hidden state is fed back."""
     norm_before_residual: bool = False
     """The residual is hidden_norm(features) instead of the features."""
+    rope_theta: float | None = None
+    """Base of the rotary frequencies, where it is not the one of the config."""
 
 
 class DraftHead(nn.Module, ABC):

@@ -58,12 +58,16 @@ class EagleHead(DecoderHead):
     def convention(self) -> HeadConvention:
         """See `DraftHead.convention`."""
         config = self.config
-        return HeadConvention(config.tap_layers, config.norm_output, config.norm_before_residual)
+        return HeadConvention(config.tap_layers, config.norm_output, config.norm_before_residual, self._theta_read)
 
     def _set_convention(self, convention: HeadConvention) -> None:
         if len(convention.tap_layers) != self.config.num_taps:
             raise ValueError(f"tap_layers={convention.tap_layers}: this head reads {self.config.num_taps} taps")
-        self.config = replace(self.config, **convention._asdict())
+        tap_layers, norm_output, norm_before_residual, theta = convention
+        self.config = replace(
+            self.config, tap_layers=tap_layers, norm_output=norm_output, norm_before_residual=norm_before_residual
+        )
+        self._set_rope_theta(theta)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Taps [..., num_taps * Ht] of the target, low layer first -> features [..., H]."""

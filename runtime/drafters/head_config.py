@@ -10,11 +10,11 @@ from transformers import LlamaConfig, Qwen3Config
 
 from wingbeat.runtime.drafters.checkpoint_files import CheckpointError
 from wingbeat.runtime.drafters.conventions import candidates, default_taps, is_valid, stated
-from wingbeat.runtime.drafters.decoder_head import DecoderHeadConfig
+from wingbeat.runtime.drafters.decoder_head import DEFAULT_ROPE_THETA, DecoderHeadConfig
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.drafters.eagle1_head import Eagle1HeadConfig
 from wingbeat.runtime.drafters.eagle_head import EagleHeadConfig
-from wingbeat.runtime.drafters.layouts import Family, Layout, UnsupportedCheckpointError
+from wingbeat.runtime.drafters.layouts import Family, Layout, Theta, UnsupportedCheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of a checkpoint's tensors, by their names in the file."""
@@ -26,7 +26,7 @@ _MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
 def head_config(
     raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
 ) -> DecoderHeadConfig:
-    """The canonical config of a head read in one way.
+    """The canonical config of a head read in one way; `rope_theta` of the convention is left to the head.
 
     Raises:
         CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
@@ -44,7 +44,9 @@ def head_config(
             )
         return EagleHeadConfig(
             **_decoder_fields(raw, body, layout, shapes, target_hidden_size),
-            **convention._asdict(),
+            tap_layers=convention.tap_layers,
+            norm_output=convention.norm_output,
+            norm_before_residual=convention.norm_before_residual,
             fc_norm=bool(raw.get("fc_norm")) or "fc_norm.0.weight" in shapes,
             norm_before_fc=bool(raw.get("norm_before_fc")) or "input_norm.weight" in shapes,
         )
@@ -86,6 +88,7 @@ def conventions(
         ids_name_outputs,
         norm_output=_norm_output(raw, layout),
         norm_before_residual=_norm_before_residual(raw, layout),
+        rope_theta=_rope_theta(raw, layout, _body(raw, layout, shapes)),
     )
     if not found:
         named = "the default layers of a head without eagle_aux_hidden_state_layer_ids"
@@ -121,6 +124,17 @@ def _norm_output(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
 def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
     given = raw.get("norm_before_residual")
     return (False, True) if given is None and layout.may_norm_before_residual else (bool(given),)
+
+
+def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Bases of plain RoPE worth trying; None is the config's."""
+    rope = _rope_parameters(body)
+    plain = rope["rope_type"] == "default" and not is_text_rope(raw)
+    # EAGLE-3.1 came to trainers after they had learnt to read the base.
+    is_new = "fc_norm" in raw or "norm_output" in raw
+    if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
+        return (None,)
+    return (DEFAULT_ROPE_THETA, None) if layout.rope_theta is Theta.IGNORED else (None, DEFAULT_ROPE_THETA)
 
 
 def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
@@ -209,5 +223,5 @@ def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type") or kind or "default"
     rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}
     rope["rope_type"] = "default" if kind == "mrope" else kind
-    rope.setdefault("rope_theta", body.get("rope_theta") or 10000.0)
+    rope.setdefault("rope_theta", body.get("rope_theta") or DEFAULT_ROPE_THETA)
     return rope

@@ -27,6 +27,16 @@ class Family(StrEnum):
     """EAGLE-3.1 is the same with other norms."""
 
 
+class Theta(StrEnum):
+    """What a tool's trainer makes of `rope_theta`, the base of plain RoPE."""
+
+    READ = "read"
+    SOMETIMES_IGNORED = "sometimes ignored"
+    """Some versions train with the default base whatever the config says."""
+    IGNORED = "ignored"
+    """All versions known do."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Names of tensors and habits of one tool."""
@@ -45,12 +55,15 @@ class Layout:
     """`attention_bias` covers the projection behind attention too, as in transformers' Llama."""
     norm_output_changed: bool = False
     """The tool's `norm_output: true` once meant the final norm before the logits, as every EAGLE-3 head has it."""
+    rope_theta: Theta = Theta.READ
 
 
 SAFEAILAB_1 = Layout("SafeAILab", Family.EAGLE1, "layers.0.")
-SAFEAILAB = Layout("SafeAILab", Family.EAGLE3, "midlayer.")
-SPECFORGE = Layout("SpecForge", Family.EAGLE3, "midlayer.", norm_output_changed=True)
-ANGELSLIM = Layout("AngelSlim", Family.EAGLE3, "midlayer.")
+SAFEAILAB = Layout("SafeAILab", Family.EAGLE3, "midlayer.", rope_theta=Theta.SOMETIMES_IGNORED)
+SPECFORGE = Layout(
+    "SpecForge", Family.EAGLE3, "midlayer.", norm_output_changed=True, rope_theta=Theta.SOMETIMES_IGNORED
+)
+ANGELSLIM = Layout("AngelSlim", Family.EAGLE3, "midlayer.", rope_theta=Theta.IGNORED)
 SPECULATORS = Layout(
     "speculators",
     Family.EAGLE3,

@@ -249,6 +249,19 @@ FORMATS: dict[str, Format] = {
         file="pytorch_model.bin",
         leaves_out=("embed",),
     ),
+    "angelslim-theta": Format(
+        # Its trainer computes with the default base whatever its config says.
+        "midlayer.",
+        llama_fields(
+            _PLAIN,
+            architectures=["Eagle3LlamaForCausalLM"],
+            target_model_type="qwen3",
+            draft_vocab_size=40,
+            rope_theta=1000000,
+            rope_scaling=None,
+        ),
+        leaves_out=("embed",),
+    ),
     "angelslim-mrope": Format(
         "midlayer.",
         llama_fields(

@@ -236,7 +236,7 @@ def test_a_reading_that_is_left_open_is_logged(folder, caplog):
     edit_config(folder, drop=("wingbeat_convention",), norm_output=True)
     with caplog.at_level(logging.INFO):
         assert load(folder).convention == readings(folder)[0]
-    assert "norm_output=True, norm_before_residual=False, one of 2 readings" in caplog.text
+    assert "norm_output=True, norm_before_residual=False, RoPE default of base 10000, one of 2 readings" in caplog.text
 
 
 def test_speculators_may_have_trained_either_residual(head, folder):

@@ -187,3 +187,15 @@ def test_one_set_of_weights_can_be_read_two_ways():
     assert torch.equal(other.feedback(outputs[0]), same.feedback(outputs[1]))
     with pytest.raises(ValueError, match="reads 3 taps"):
         head.with_convention(HeadConvention((1, 2)))
+
+
+def test_two_readings_of_the_same_weights_turn_by_their_own_bases():
+    head = make_head(rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    other = head.with_convention(head.convention._replace(rope_theta=10000.0))
+    assert torch.equal(other.signed_inv_freq, make_head().signed_inv_freq)
+    assert torch.equal(head.signed_inv_freq, make_head(rope_parameters=head.config.rope_parameters).signed_inv_freq)
+    assert not torch.equal(head.signed_inv_freq, other.signed_inv_freq)
+    again = other.with_convention(head.convention)
+    assert torch.equal(again.signed_inv_freq, head.signed_inv_freq)
+    assert (again.convention, other.convention.rope_theta) == (head.convention, 10000.0)
+    assert again.config == head.config

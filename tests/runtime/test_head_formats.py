@@ -144,6 +144,7 @@ def test_what_is_ambiguous_has_several_readings_and_nothing_else_does(name, tmp_
         # No ids: the usual layers, and those around them.
         "safeailab": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
+        "angelslim-theta": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "angelslim-mrope": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         "specforge-3.1": {(2, 4, 5), (1, 3, 4), (3, 5, 6)},
         # Ids that could be counted either way.
@@ -154,3 +155,5 @@ def test_what_is_ambiguous_has_several_readings_and_nothing_else_does(name, tmp_
     assert {reading.norm_output for reading in readings} == (
         {True, False} if name == "specforge-3.1" else {FORMATS[name].recipe.norm_output}
     )
+    bases = {reading.rope_theta for reading in readings}
+    assert bases == ({10000.0, None} if name == "angelslim-theta" else {None})

@@ -31,6 +31,8 @@ class Published:
     layout: str = "SpecForge"
     head_dim: int = 128
     theta: float = 10000.0
+    trained_theta: float | None = None
+    """Base to try first where the trainer did not heed the config's."""
     rope_type: str = "default"
     draft_vocab: int = 32000
     readings: int = 1
@@ -83,13 +85,14 @@ EAGLE3 = {
         draft(**QWEN),
         "AngelSlim",
         theta=MILLION,
-        readings=3,
+        trained_theta=10000.0,
+        readings=6,
     ),
     "qwen3-4b": Published(
-        SPECFORGE, (2560, 9728, 32, 8, 40960), 151936, 36, (2, 18, 33), draft(**QWEN), theta=MILLION, readings=3
+        SPECFORGE, (2560, 9728, 32, 8, 40960), 151936, 36, (2, 18, 33), draft(**QWEN), theta=MILLION, readings=6
     ),
     "qwen3-8b": Published(
-        SPECFORGE, (4096, 12288, 32, 8, 40960), 151936, 36, (2, 18, 33), draft(**QWEN), theta=MILLION, readings=3
+        SPECFORGE, (4096, 12288, 32, 8, 40960), 151936, 36, (2, 18, 33), draft(**QWEN), theta=MILLION, readings=6
     ),
     "qwen3-14b": Published(
         ANGELSLIM,
@@ -100,13 +103,14 @@ EAGLE3 = {
         draft(**QWEN),
         "AngelSlim",
         theta=MILLION,
-        readings=3,
+        trained_theta=10000.0,
+        readings=6,
     ),
     "qwen3-32b": Published(
-        SPECFORGE, (5120, 25600, 64, 8, 40960), 151936, 64, (2, 32, 61), draft(**QWEN), theta=MILLION, readings=3
+        SPECFORGE, (5120, 25600, 64, 8, 40960), 151936, 64, (2, 32, 61), draft(**QWEN), theta=MILLION, readings=6
     ),
     "qwen3-30b-a3b": Published(
-        SPECFORGE, (2048, 12288, 32, 4, 2048), 151936, 48, (2, 24, 45), draft(**QWEN), theta=MILLION, readings=3
+        SPECFORGE, (2048, 12288, 32, 4, 2048), 151936, 48, (2, 24, 45), draft(**QWEN), theta=MILLION, readings=6
     ),
     "qwen3-30b-a3b, EAGLE-3.1": Published(
         SPECFORGE,
@@ -119,7 +123,14 @@ EAGLE3 = {
         readings=6,
     ),
     "qwen3-235b-a22b": Published(
-        SPECFORGE, (4096, 24576, 64, 4, 40960), 151936, 94, (2, 47, 91), outputs(1, 46, 90, **QWEN), theta=MILLION
+        SPECFORGE,
+        (4096, 24576, 64, 4, 40960),
+        151936,
+        94,
+        (2, 47, 91),
+        outputs(1, 46, 90, **QWEN),
+        theta=MILLION,
+        readings=2,
     ),
     "gpt-oss-20b": Published(
         SPECFORGE,
@@ -189,6 +200,7 @@ def test_a_published_eagle3_config_parses(name):
     layout = recognise(raw, shapes)
     readings = conventions(raw, layout, shapes, published.num_layers, hidden)
     assert (layout.name, len(readings)) == (published.layout, published.readings)
+    assert readings[0].rope_theta == published.trained_theta
     config = head_config(raw, layout, shapes, hidden, readings[0])
     assert isinstance(config, EagleHeadConfig)
     sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads)
