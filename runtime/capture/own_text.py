@@ -55,7 +55,7 @@ def continue_texts(verifier: FrozenVerifier, starts: list[Start], eos_token_ids:
     temperatures = torch.tensor([start.temperature for start in starts], device=device)
     seeds = torch.tensor([start.seed for start in starts], device=device)
     zeros = torch.zeros_like(seeds)
-    ends = torch.tensor(sorted(eos_token_ids), device=device)
+    ends = torch.tensor(sorted(eos_token_ids), dtype=torch.int64, device=device)
     ended = torch.zeros(len(starts), dtype=torch.bool, device=device)
     cache, new, written = DynamicCache(config=verifier.model.config), tokens.to(device), []
     for step in range(most):
@@ -75,7 +75,7 @@ def continue_texts(verifier: FrozenVerifier, starts: list[Start], eos_token_ids:
             torch.ones_like(temperatures),
             torch.zeros_like(temperatures),
             seeds,
-            positions[:, filled],
+            positions[:, filled].contiguous(),
             any_sampled=any(start.temperature > 0 for start in starts),
             any_filtered=False,
         )

@@ -20,7 +20,7 @@ from wingbeat.runtime.capture.sources import CorpusSource, Sampling, Start
 from wingbeat.runtime.training.tokenizer import train_tokenizer
 from wingbeat.runtime.training.verifier import FrozenVerifier
 
-VOCAB, HIDDEN, TAPS = 320, 32, (0, 2)
+VOCAB, HIDDEN, TAPS = 320, 32, (0, 2, 3)
 
 
 @pytest.fixture(scope="module")
