@@ -8,8 +8,10 @@ from _model import BLOCK_SIZE, llama_config, shape_facts
 from torch import Tensor
 
 from wingbeat.kernels.attention import tree_attention
+from wingbeat.kernels.candidates import top_candidates
 from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree import pack_mask, select_frontier, top_candidates
+from wingbeat.kernels.tree import pack_mask
+from wingbeat.kernels.tree_growth import select_frontier
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 from wingbeat.runtime.graph_device import CudaGraphDevice

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention import masked_attention
+from wingbeat.kernels.candidates import Candidates, Coupling, top_candidates
 from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree import Candidates, Coupling, TreeTable, top_candidates
+from wingbeat.kernels.tree_growth import TreeTable
 from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.attention import AttentionSegment, attend_in_blocks, attend_segments, build_segment
 from wingbeat.runtime.batch import ChannelSpec, TokenTree

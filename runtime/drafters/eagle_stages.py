@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.attention import tree_attention
+from wingbeat.kernels.candidates import Candidates, Coupling, top_candidates
 from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree import Candidates, Coupling, TreeTable, top_candidates
+from wingbeat.kernels.tree_growth import TreeTable
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, GraphStats, Stage, batch_buckets, bucket_for

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.tree import Candidates, Coupling, TreeTable, top_candidates
+from wingbeat.kernels.candidates import Candidates, Coupling, top_candidates
+from wingbeat.kernels.tree_growth import TreeTable
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch

@@ -12,9 +12,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from wingbeat.kernels import triton_noise, triton_sampling, triton_tree
+from wingbeat.kernels import triton_candidates, triton_noise, triton_sampling, triton_tree, triton_tree_growth
+from wingbeat.kernels.candidates import Coupling
 from wingbeat.kernels.logit_processors import LogitBias, LogitProcessors, Penalties
-from wingbeat.kernels.tree import Coupling, TreeTable
+from wingbeat.kernels.tree_growth import TreeTable
 
 
 class HopperDriver:
@@ -68,12 +69,12 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     coupling = Coupling(torch.ones(num_reqs), ints(num_reqs), ints(num_reqs))
     logits = torch.zeros(num_reqs, top_k, vocab_size, dtype=torch.bfloat16)
     for noise in (None, coupling):
-        triton_tree.top_candidates(logits, ints(vocab_size), top_k, noise)
+        triton_candidates.top_candidates(logits, ints(vocab_size), top_k, noise)
     root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
-    frontier = triton_tree.add_level(root, root.float(), None, entries, 1)
-    triton_tree.add_level(level, level.float(), frontier, entries, table.level_start(1))
+    frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1)
+    triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1))
     for positions in (None, ints(num_reqs)):
-        triton_tree.finalize(entries, table._depths, ints(num_reqs), num_nodes, steps, positions)
+        triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes, steps, positions)
     nodes = ints(num_reqs, num_nodes)
     triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
     for pack in (False, True):
