@@ -74,6 +74,8 @@ class _SharedTexts:
 
     def extend(self, request: _Request, token_id: int) -> None:
         """Append a token to a request's output."""
+        if not self.max_tokens:
+            return
         if self.younger.num_tokens >= self.max_tokens // 2:
             self.younger, self.older = SuffixAutomaton(), self.younger
             self.generation += 1
@@ -82,6 +84,8 @@ class _SharedTexts:
 
     def places(self, request: _Request) -> list[_Match]:
         """Where a request's text ends."""
+        if not self.max_tokens:
+            return []
         self._join(request)
         return [_Match(self.younger, request.shared.cursor), _Match(self.older, request.older)]
 
@@ -103,7 +107,8 @@ class SuffixDrafter(Drafter):
     A loop over requests and nodes in Python: each step is a few dictionary look-ups that depend on the last one.
 
     Args:
-        max_shared_tokens: outputs remembered beyond their requests, in tokens; some 500 bytes each.
+        max_shared_tokens: outputs remembered beyond their requests, in tokens; some 500 bytes each. With 0 requests
+            draft from their own text alone.
         max_tokens_per_pass: most tokens taken in per pass: a long prompt is taken in over several, and its request
             drafts nothing meanwhile, rather than that all others wait for it.
     """

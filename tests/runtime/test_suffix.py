@@ -5,8 +5,10 @@ from math import exp
 import pytest
 import torch
 from draft_world import NUM_SLOTS, World, channel_spec
+from models import Run, engine_config, greedy_params, new_engine, reference
 
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.suffix import TAIL_TOKENS, SuffixDrafter
 
 CHAIN = SpeculationConfig(draft_steps=5, draft_top_k=1)
@@ -123,6 +125,14 @@ def test_requests_draft_from_the_outputs_of_others():
     assert slots.drafted(2, [*OPENING, 60], begin=True) == [61, 62, 63, 64]
 
 
+def test_requests_can_be_kept_apart():
+    slots = Slots(max_shared_tokens=0)
+    slots.drafted(0, OPENING)
+    assert slots.drafted(0, [*OPENING, 60, 61, *OPENING]) == [60, 61, *OPENING[:3]]
+    assert slots.drafted(1, OPENING) == []
+    assert slots.drafter._shared.younger.num_tokens == 0
+
+
 def test_prompts_of_others_are_not_drafted_from():
     slots = Slots()
     prompt = [*OPENING, 60, 61, *range(10, 30)]
@@ -184,3 +194,26 @@ def test_a_running_request_stays_matched_when_the_shared_texts_move_on():
     assert slots.drafter._shared.generation == 1
     assert slots.drafted(1, OPENING[:3]) == [53, 60, 61, 62, 63]
     assert slots.drafted(1, OPENING) == [60, 61, 62, 63, 64]
+
+
+def acceptance_when_asked_twice(drafter):
+    """Acceptance lengths of the first and of the second run of the same requests through one engine."""
+    ref = reference("llama")
+    engine = new_engine(ref.loaded, engine_config(CHAIN), drafter)
+    lengths = []
+    for _ in range(2):
+        run = Run(engine, ref.prompts, greedy_params(40))
+        assert run.finish() == [tokens[:40] for tokens in ref.continuations]
+        metrics = [run.last[index].metrics for index in range(8)]
+        accepted, drafts = (sum(getattr(m, name) for m in metrics) for name in ("num_accepted_tokens", "num_drafts"))
+        lengths.append(1 + accepted / drafts)
+    engine.model.remove_taps()
+    return lengths
+
+
+def test_what_was_written_before_is_drafted_right():
+    first, second = acceptance_when_asked_twice(SuffixDrafter(CHAIN))
+    assert second > 4.5 > first
+    assert second > max(acceptance_when_asked_twice(NgramDrafter(CHAIN)))
+    apart = acceptance_when_asked_twice(SuffixDrafter(CHAIN, max_shared_tokens=0))
+    assert max(apart) < second
