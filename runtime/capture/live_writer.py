@@ -1,5 +1,6 @@
 """The thread that writes captured sequences to disk, within bounds of memory and of disk."""
 
+import contextlib
 import logging
 import os
 import queue
@@ -56,9 +57,9 @@ class LiveWriter:
         flush_s: float = FLUSH_S,
     ) -> None:
         self.stats = CaptureStats()
+        self.spec = spec
         self._folder = folder
         self._root = root
-        self._spec = spec
         self._max_bytes = max_bytes
         self._memory_bytes = memory_bytes
         self._shard_bytes = shard_bytes
@@ -127,7 +128,7 @@ class LiveWriter:
             return
         try:
             if self._writer is None:
-                self._writer = CaptureWriter(self._folder, self._spec, self._max_bytes)
+                self._writer = CaptureWriter(self._folder, self.spec, self._max_bytes)
             self._writer.add(_record(sequence))
             self._waiting += sequence.num_bytes
         except (OSError, ValueError) as error:
@@ -143,7 +144,7 @@ class LiveWriter:
         before = writer.index
         lost = writer.num_pending
         try:
-            writer.flush(used_bytes=sum(path.stat().st_size for path in self._root.glob("*/shard-*.safetensors")))
+            writer.flush(used_bytes=_bytes_below(self._root))
             lost = 0
         except (CaptureFull, OSError) as error:
             self._stop(str(error))
@@ -156,6 +157,15 @@ class LiveWriter:
     def _stop(self, reason: str) -> None:
         logger.warning("Live traffic is no longer captured: %s", reason)
         self.stats.stopped = reason
+
+
+def _bytes_below(root: Path) -> int:
+    """Of the shards of all captures in a folder, with those that a killed process left half written."""
+    total = 0
+    for path in root.glob("*/shard-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+            total += path.stat().st_size
+    return total
 
 
 def _record(sequence: FinishedSequence) -> Record:

@@ -1,5 +1,8 @@
 """Captured traffic: what rounds compute anyway is what a plain forward pass computes; capturing changes no token."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -238,6 +241,9 @@ def test_the_bound_of_disk_is_that_of_all_engines_together(ref, engine_of, write
     observed(engine, first)
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()
     first.close()
+    # What a killed server was writing takes room as well.
+    (tmp_path / "live" / "killed").mkdir()
+    (tmp_path / "live" / "killed" / "shard-00000.safetensors.tmp").write_bytes(bytes(10**6))
     used = sum(path.stat().st_size for path in (tmp_path / "live").rglob("shard-*"))
     second = writer_of(max_bytes=used + 5000)
     observed(engine, second)
@@ -286,6 +292,40 @@ def test_a_slow_disk_holds_up_no_round(ref, engine_of, writer_of, tmp_path, monk
     opened.set()
     writer.close()
     assert writer.stats.num_sequences == 8
+
+
+SCRIPT = """
+import itertools, pathlib, sys, torch
+from wingbeat.runtime.capture.format import CaptureSpec
+from wingbeat.runtime.capture.live import FinishedSequence
+from wingbeat.runtime.capture.live_writer import LiveWriter
+root = pathlib.Path(sys.argv[1])
+spec = CaptureSpec.model_validate_json(sys.argv[2])
+writer = LiveWriter(root / "engine", root, spec, 10**9, shard_bytes=4000)
+for number in itertools.count():
+    taps = torch.full((10, spec.taps_size), float(number % 256))
+    while not writer.reserve(taps.nbytes):
+        pass
+    writer.put(FinishedSequence([number % spec.vocab_size] * 10, [taps], 0, 3, taps.nbytes))
+"""
+
+
+def test_a_killed_server_leaves_every_shard_but_its_last(ref, writer_of, tmp_path):
+    spec = writer_of().spec.model_copy(update={"hidden_size": 8})
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live"), spec.model_dump_json()])
+    deadline = time.monotonic() + 60
+    try:
+        while not (tmp_path / "live" / "engine" / "shard-00004.safetensors").exists() and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    records = captured(tmp_path)
+    assert len(records) >= 4 * (4000 // (10 * spec.bytes_per_token))
+    for number, record in enumerate(records):
+        assert record.token_ids.tolist() == [number % spec.vocab_size] * 10
+        assert record.taps.eq(number % 256).all()
 
 
 def test_an_observer_may_come_and_go_between_rounds(ref, engine_of, writer_of, tmp_path):
