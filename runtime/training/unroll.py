@@ -66,7 +66,7 @@ def unroll(head: DraftHead, token_ids: Tensor, taps: Tensor, num_steps: int) -> 
     attention = ChainAttention()
     positions = torch.arange(num_chains, device=token_ids.device)
     # Under autocast fc gives bfloat16; the residual stream stays in the weights' precision.
-    features = head.fuse(taps[:, :num_chains]).to(head.dtype)
+    features = head.fuse(taps[:, :num_chains].to(head.dtype)).to(head.dtype)
     for step in range(num_steps):
         tokens = token_ids[:, 1 + step : 1 + step + num_chains]
         hidden = head(tokens, features, head.rotary(positions + step), attention)
