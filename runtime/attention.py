@@ -64,6 +64,8 @@ class AttentionMetadata(NamedTuple):
     segments: list[AttentionSegment]
     workspace: Tensor | None = None
     """CUDA: float32 scratch of `kernels.attention.tree_attention`; allocated by each launch where None."""
+    captured: dict[int, Tensor] | None = None
+    """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class LayerAttention:
     key_dim: int
     value_dim: int
     sliding_window: int | None
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers of a position's key and value over all heads."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 def build_segment(
@@ -147,7 +154,10 @@ def wingbeat_attention(
     """
     metadata: AttentionMetadata = kwargs[METADATA_KEYWORD]
     key_cache, value_cache = metadata.caches[module.layer_idx]
-    store_kv(key[0].transpose(0, 1), value[0].transpose(0, 1), key_cache, value_cache, metadata.kv_slots)
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    store_kv(key, value, key_cache, value_cache, metadata.kv_slots)
+    if metadata.captured is not None and module.layer_idx in metadata.captured:
+        metadata.captured[module.layer_idx] = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
     query = query[0].transpose(0, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_segments(

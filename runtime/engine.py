@@ -122,7 +122,7 @@ class Engine:
             )
         self.config = config
         self.loaded = loaded
-        self.model = VerifierModel(loaded, needs.tap_layers)
+        self.model = VerifierModel(loaded, needs.tap_layers, needs.kv_layers)
         self.needs = needs
         self.cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)

@@ -28,7 +28,7 @@ class ModelOutput(NamedTuple):
     logits: Tensor
     """float [num_rows, vocab_size]"""
     taps: Tensor | None
-    """[num_tokens, num_taps * hidden_size]: residual stream entering the tapped layers, low to high."""
+    """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
 
 
 class VerifierModel(nn.Module):
@@ -37,16 +37,20 @@ class VerifierModel(nn.Module):
     Args:
         tap_layers: layers whose *input* is tapped, ascending; the number of layers stands for what enters the output
             head, the final norm's result. Empty taps nothing.
+        kv_layers: layers whose keys and values are taps, too; see `wingbeat.runtime.drafters.base.DrafterNeeds`.
     """
 
-    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = ()) -> None:
+    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...] = (), kv_layers: tuple[int, ...] = ()) -> None:
         super().__init__()
         bad = [layer for layer in tap_layers if not 0 <= layer <= len(loaded.layers)]
+        bad += [layer for layer in kv_layers if not 0 <= layer < len(loaded.layers)]
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
         self.tap_layers = tap_layers
+        self.kv_layers = kv_layers
         self.taps_size = len(tap_layers) * loaded.hidden_size
+        self.taps_size += sum(loaded.layers[layer].kv_size for layer in kv_layers)
         self._taps: list[Tensor] = []
         self._hooks = [
             loaded.decoder_layers[layer].register_forward_pre_hook(self._tap, with_kwargs=True)
@@ -81,12 +85,14 @@ class VerifierModel(nn.Module):
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; KV is written into the caches of `batch.attention`."""
         self._taps = []
+        captured = dict.fromkeys(self.kv_layers)
         output = self.model(
             input_ids=batch.token_ids,
             position_ids=batch.positions,
             use_cache=False,
             logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
-            **{METADATA_KEYWORD: batch.attention},
+            **{METADATA_KEYWORD: batch.attention._replace(captured=captured) if captured else batch.attention},
         )
-        taps = torch.cat(self._taps, dim=-1)[0] if self._taps else None
+        parts = [tap[0] for tap in self._taps] + [captured[layer] for layer in self.kv_layers]
+        taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)

@@ -22,6 +22,9 @@ class DrafterNeeds(NamedTuple):
     keeps_context: bool = False
     """It keeps state per committed position: chunks and decodes are sent, and what it lacks is replayed. Without taps
     their taps have width 0. Otherwise the token history in the channel is all it reads."""
+    kv_layers: tuple[int, ...] = ()
+    """Layers, ascending, whose key and value at each position follow the tapped hidden states: each layer's key, flat
+    over its heads, then its value."""
 
 
 class DraftBatch(NamedTuple):

@@ -23,6 +23,7 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
 from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES, build_shared_kv
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.drafters.vocabulary import check_same_vocabulary
 from wingbeat.runtime.model_loader import LoadedModel, load_model
@@ -244,8 +245,8 @@ def _without_commits(batch: DraftBatch) -> DraftBatch:
 
 def build_draft_model(
     source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
-) -> ModelDrafter:
-    """Load a causal LM as the drafter of a verifier.
+) -> Drafter:
+    """Load a causal LM as the drafter of a verifier, or a head that reads the verifier's keys and values.
 
     Args:
         source: folder of the draft model.
@@ -258,7 +259,9 @@ def build_draft_model(
     folder = Path(source)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"draft model {source} holds no config.json: give a Hugging Face checkpoint folder")
-    draft_vocab_size = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config().vocab_size
-    check_same_vocabulary(folder, draft_vocab_size, target.path, target.vocab_size)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.model_type in MODEL_TYPES:
+        return build_shared_kv(source, target, speculation, options)
+    check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
     loaded = load_model(folder, options.dtype, torch.device(options.device))
     return ModelDrafter(loaded, speculation, target.vocab_size)

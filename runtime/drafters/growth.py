@@ -129,6 +129,11 @@ class Growth:
         return self._tables[num_reqs]
 
 
+def of_parents(hidden: Tensor, level: Level) -> Tensor:
+    """[num_reqs, nodes of the level before, size] -> [num_reqs, width, size]: what each node's parent has."""
+    return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
+
+
 def _another_level_pays(batch: DraftBatch, log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
     """Whether any verifier's rule wants a level below `depth`; rules are there on the CPU alone."""
     if not batch.growth_rules:

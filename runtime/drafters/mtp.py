@@ -22,7 +22,7 @@ from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
-from wingbeat.runtime.drafters.growth import Growth, Level
+from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
 from wingbeat.runtime.drafters.mtp_loader import load_mtp_modules
 from wingbeat.runtime.drafters.mtp_modules import MtpModules
 from wingbeat.runtime.drafters.registry import DrafterOptions
@@ -221,7 +221,7 @@ class _Drafting:
         first_run = index == level.depth
         run = self.levels if first_run else [level]
         token_ids = torch.cat([part.token_ids for part in run], dim=1)
-        hidden = self._inputs_of_all(index) if first_run else _of_parents(self.out[:, -self.width :], level)
+        hidden = self._inputs_of_all(index) if first_run else of_parents(self.out[:, -self.width :], level)
         self.out = self._run(index, token_ids, hidden, len(run))
         return self.drafter.modules.items[index].logits(self.out[:, -self.width :])
 
@@ -234,7 +234,7 @@ class _Drafting:
         settled = self.drafter.stored(index - 1, self.block_tables, rows)
         parts = [settled.expand(-1, first.token_ids.shape[1], -1)]
         for depth, level in enumerate(self.levels[1:]):
-            parts.append(_of_parents(self.out[:, depth * self.width : (depth + 1) * self.width], level))
+            parts.append(of_parents(self.out[:, depth * self.width : (depth + 1) * self.width], level))
         return torch.cat(parts, dim=1)
 
     def _run(self, index: int, token_ids: Tensor, hidden: Tensor, num_levels: int) -> Tensor:
@@ -271,11 +271,6 @@ class _Drafting:
         real = self.lens[:, None] - 1 - index + torch.arange(size, device=self.lens.device) // self.width >= 0
         itself = torch.eye(size, dtype=torch.bool, device=self.lens.device)[-visible.shape[1] :]
         return visible & (real[:, None] | itself)
-
-
-def _of_parents(hidden: Tensor, level: Level) -> Tensor:
-    """hidden [num_reqs, nodes of the level before, size] -> [num_reqs, width, size]."""
-    return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 
 def build_mtp(

@@ -1,0 +1,179 @@
+"""Drafting with a head that has no keys and values of its own: its queries read the verifier's (Gemma 4's assistants).
+
+Every layer of the head attends to the keys and values of the verifier's last own layer of its type, full or sliding.
+With L settled tokens those of positions 0..L - 2 exist, and all drafted tokens ask from the constant position L - 1:
+nothing is stored for them, and all that a token passes on is a hidden state. The input of a step is cat[embedding of
+the latest token, hidden state], where the first hidden state is the verifier's after its final norm at L - 2.
+
+The head runs in another process than the verifier, so the keys and values arrive with the taps, and are kept under the
+verifier's block ids. A sliding layer sees the keys at most sliding_window behind the last one, as in transformers.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from wingbeat.kernels.kv_cache import store_kv
+from wingbeat.runtime.attention import AttentionSegment, LayerAttention
+from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.checkpoint import CheckpointError
+from wingbeat.runtime.drafters.checkpoint_files import read_tensors
+from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
+from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
+from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.drafters.vocabulary import check_same_vocabulary
+from wingbeat.runtime.transfer import upload
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Of configurations that mean this kind of drafter."""
+
+
+class SharedKvDrafter(Drafter):
+    """A head over the verifier's keys and values.
+
+    Args:
+        kv_layers: the verifier's layer by type of layer, ascending.
+        layers: attention of those layers, in the same order.
+        num_layers: of the verifier: the index of its final norm's output among the taps.
+        fixed_shapes: run what other devices run on the CPU too.
+    """
+
+    def __init__(
+        self,
+        head: SharedKvHead,
+        kv_layers: dict[str, int],
+        layers: list[LayerAttention],
+        speculation: SpeculationConfig,
+        num_layers: int,
+        fixed_shapes: bool = False,
+    ) -> None:
+        self.head = head
+        self.types = tuple(kv_layers)
+        self.speculation = speculation
+        self.needs = DrafterNeeds((num_layers,), keeps_context=True, kv_layers=tuple(kv_layers.values()))
+        self.device, self.dtype = head.embedding.device, head.embedding.dtype
+        self.hidden_size = head.embedding.shape[1]
+        self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
+        self.growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=self.device))
+        self.pool = DraftPool(layers, 0, self.dtype, self.device, fixed_shapes)
+        self._hidden = torch.zeros(0)
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`."""
+        if spec.taps_size != self.taps_size:
+            raise ValueError(
+                f"the verifier sends taps of size {spec.taps_size}: {self.taps_size} needed, its hidden states and the "
+                f"keys and values of its layers {list(self.needs.kv_layers)}"
+            )
+        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
+        self.pool.resize(spec, num_slots, num_blocks)
+        self._hidden = grown(self._hidden, (self.pool.num_slots, self.hidden_size), self.dtype, self.device)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Keep the keys and values of settled positions, and the last hidden state; see `Drafter.commit`."""
+        taken = 0
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            taps = batch.chunk_taps[None, taken : taken + length]
+            positions = torch.arange(start, start + length, device=self.device)[None]
+            self._keep(taps, self.pool.kv_slots(batch.block_tables[slot : slot + 1], positions))
+            self._hidden[slot] = taps[0, -1, : self.hidden_size]
+            taken += length
+        num_decodes, width = batch.decode_token_ids.shape
+        if num_decodes:
+            slots = upload(batch.decode_slots.tolist(), self.device)
+            steps = torch.arange(width, device=self.device)
+            positions = batch.decode_positions[:, None] + steps
+            counted = steps < batch.decode_num_tokens[:, None]
+            self._keep(batch.decode_taps, self.pool.kv_slots(batch.block_tables[slots], positions, counted))
+            rows = torch.arange(num_decodes, device=self.device)
+            last = batch.decode_taps[rows, batch.decode_num_tokens - 1, : self.hidden_size]
+            self._hidden[slots] = last.to(self.dtype)
+
+    def _keep(self, taps: Tensor, kv_slots: Tensor) -> None:
+        """Keys and values of taps [num_reqs, num_positions, taps_size]."""
+        rows = taps.flatten(0, 1)[:, self.hidden_size :].to(self.dtype)
+        parts = rows.split([layer.kv_size for layer in self.pool.layers], dim=1)
+        for layer, part, cache in zip(self.pool.layers, parts, self.pool.caches, strict=True):
+            key, value = part.split([layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim)], dim=1)
+            shape = (layer.num_kv_heads, -1)
+            store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, kv_slots.flatten())
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Grow a tree per proposal slot; see `Drafter.propose`."""
+        slots = upload(batch.proposal_slots.tolist(), self.device)
+        lens = batch.committed_lens[slots]
+        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        roots = batch.token_ids[slots, (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)]
+        num_blocks = -(-batch.max_committed_len // self.pool.block_size)
+        tables = batch.block_tables[slots, :num_blocks]
+        caches = dict(zip(self.types, self.pool.caches, strict=True))
+        hidden = self._hidden[slots]
+
+        def run(token_ids: Tensor, inputs: Tensor) -> Tensor:
+            nonlocal hidden
+            width = token_ids.shape[1]
+            metadata = SharedMetadata(caches, self._segment(lens, tables, width))
+            positions = (lens - 1)[:, None].expand(-1, width).flatten()
+            logits, out = self.head(token_ids.flatten(), inputs.flatten(0, 1), positions, metadata)
+            hidden = out.unflatten(0, token_ids.shape)
+            return logits.unflatten(0, token_ids.shape)
+
+        def expand(level: Level) -> Tensor:
+            return run(level.token_ids, of_parents(hidden, level))
+
+        return self.growth.grow(batch, slots, roots, run(roots[:, None], hidden[:, None]), expand)
+
+    def _segment(self, lens: Tensor, tables: Tensor, width: int) -> AttentionSegment:
+        """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""
+        last = lens - 2
+        if self.pool.fixed_shapes:
+            last, tables = last.repeat_interleave(width), tables.repeat_interleave(width, dim=0)
+            return self.pool.causal_segment(0, last[:, None], last, tables)
+        segment = self.pool.causal_segment(0, last[:, None], last, tables)
+        masks = {window: mask.expand(-1, width, -1) for window, mask in segment.masks.items()}
+        return segment._replace(num_query=width, masks=masks)
+
+
+def build_shared_kv(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> SharedKvDrafter:
+    """Load an assistant model as the drafter of its verifier.
+
+    Args:
+        source: folder of a model of `MODEL_TYPES`.
+
+    Raises:
+        CheckpointError: it was made for another verifier.
+        VocabularyError: it numbers its tokens otherwise than the verifier.
+    """
+    folder = Path(source)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text = config.get_text_config()
+    if not target.config.model_type.startswith("gemma4"):
+        raise CheckpointError(
+            f"{source} is an assistant of Gemma 4: the verifier is of type {target.config.model_type}"
+        )
+    if config.backbone_hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"backbone_hidden_size={config.backbone_hidden_size} differs from the target's {target.hidden_size}"
+        )
+    check_same_vocabulary(folder, text.vocab_size, target.path, target.vocab_size)
+    kv_layers = shared_layers(text, target.config)
+    clusters = (config.num_centroids, config.centroid_intermediate_top_k) if config.use_ordered_embeddings else ()
+    with torch.device("meta"):
+        head = SharedKvHead(text, config.backbone_hidden_size, *clusters)
+    layers = shared_attention_of(head, text, target.config, kv_layers)
+    device = torch.device(options.device)
+    head.load(read_tensors(folder), options.dtype, device)
+    embedding = target.embedding()
+    if embedding is None:
+        raise CheckpointError(f"{target.path} has no embedding to lend: its assistant has none of that width")
+    head.lend(embedding.to(device, options.dtype), math.sqrt(target.hidden_size))
+    return SharedKvDrafter(head, kv_layers, layers, speculation, target.num_layers)
