@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from wingbeat.deployments.bench import BenchConfig, bench_command
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.generate import GenerateConfig, generate_command
+from wingbeat.deployments.inspect import InspectConfig, inspect_command
 from wingbeat.deployments.local import OpenEngine, open_engine
 from wingbeat.deployments.model_options import Config, UserError, model_command
 
@@ -68,9 +70,18 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         """Compare speculative with plain decoding in this process."""
         bench_command(config, as_json, open_engine)
 
+    def inspect(
+        config: InspectConfig,
+        folder: Annotated[Path, typer.Argument(help="Folder of a draft head or a model.", show_default=False)],
+        as_json: JsonOption = False,
+    ) -> None:
+        """Show what a checkpoint holds, and how it drafts for a verifier."""
+        inspect_command(config, folder, as_json, open_engine)
+
     app.command("serve")(model_command(AppConfig, _serve))
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
+    app.command("inspect")(model_command(InspectConfig, inspect))
     _add_train(app)
     _add_extract(app)
     return app

@@ -128,7 +128,7 @@ def describe(choice: ConventionChoice, how: str = "measured") -> str:
 
 def _words(convention: HeadConvention) -> str:
     fields = convention._asdict() | {"tap_layers": list(convention.tap_layers)}
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
+    return ", ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
 
 
 @torch.inference_mode()
