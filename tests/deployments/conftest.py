@@ -1,4 +1,4 @@
-"""One tiny checkpoint for all tests of this folder, and the way to the shared fakes."""
+"""One tiny checkpoint for all tests of this folder, and the way to the fakes and the modules beside the tests."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = str(Path(__file__).parents[1])
-sys.path.insert(0, TESTS)
+sys.path[:0] = [TESTS, str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,113 @@
+"""A scripted engine pool behind the HTTP application, and requests to it without a socket."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import httpx
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from wingbeat.deployments.completion_service import CompletionService
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.router import create_app
+from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.tokenizer import Tokenizer
+
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+URL = "http://wingbeat"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, after one special token."""
+    entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=CHAT_TEMPLATE)
+    return Tokenizer(fast)
+
+
+TOKENIZER = byte_tokenizer()
+VOCAB_SIZE = 257
+
+
+class FakePool:
+    """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
+
+    def __init__(self, answer: Callable[[Request], str] | str = "hello world", tokens_per_output: int = 2) -> None:
+        self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
+        self._answer = answer if callable(answer) else lambda _request: answer
+        self._tokens_per_output = tokens_per_output
+        self.requests: list[Request] = []
+        self.running: set[str] = set()
+        self.aborted: set[str] = set()
+        self.alive = True
+        self.hang_after: int | None = None
+        """Outputs after which a request waits for ever."""
+        self.fail_after: tuple[int, Exception] | None = None
+        """Outputs after which a request fails, and how."""
+
+    def healthy(self) -> bool:
+        return self.alive
+
+    async def generate(self, request: Request):
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        finished = False
+        try:
+            token_ids = [*TOKENIZER.encode(self._answer(request)), 0][: request.params.max_tokens]
+            finish = FinishReason.STOP if token_ids[-1] == 0 else FinishReason.LENGTH
+            for count, start in enumerate(range(0, len(token_ids), self._tokens_per_output)):
+                await self._mishap(count)
+                some = tuple(token_ids[start : start + self._tokens_per_output])
+                finished = start + len(some) == len(token_ids)
+                if finished:
+                    metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
+                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1)
+                else:
+                    yield RequestOutput(request.request_id, some)
+        finally:
+            self.running.discard(request.request_id)
+            if not finished:
+                self.aborted.add(request.request_id)
+
+    async def _mishap(self, count: int) -> None:
+        await asyncio.sleep(0)
+        if self.hang_after is not None and count >= self.hang_after:
+            await asyncio.Event().wait()
+        if self.fail_after is not None and count >= self.fail_after[0]:
+            raise self.fail_after[1]
+
+
+def app_for(pool: FakePool):
+    return create_app(CompletionService(pool, TOKENIZER))
+
+
+def call(pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST") -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app_for(pool), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
+            content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            return await client.request(method, path, content=content)
+
+    return asyncio.run(send())
+
+
+def complete(pool: FakePool, **fields) -> httpx.Response:
+    return call(pool, "/v1/completions", {"model": "demo", "prompt": "hi", "max_tokens": 40, **fields})
+
+
+def chat(pool: FakePool, **fields) -> httpx.Response:
+    return call(
+        pool, "/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
+    )
+
+
+def chunks(response: httpx.Response) -> list[dict]:
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
