@@ -27,7 +27,7 @@ _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
 _DEEP = 1024
-"""Layers of a verifier that is not known, more than any has."""
+"""Layers of a verifier that is not known: more than any has, so that all readings of ids are possible."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,7 @@ def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Co
         return Convention(given._asdict(), source=_source(checkpoint))
     ids, name_outputs = aux_layer_ids(checkpoint.raw)
     taps = None if ids is None else tuple(layer + name_outputs for layer in ids)
-    # Any depth will do for the fields that do not depend on it.
-    readings = checkpoint.conventions(max(taps) + 1 if taps else _DEEP, target_hidden_size)
+    readings = checkpoint.conventions(_DEEP, target_hidden_size)
     found = _convention(checkpoint, readings)
     return Convention({**found.likeliest, "tap_layers": taps}, found.open_fields, source=found.source)
 
