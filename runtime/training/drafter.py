@@ -8,23 +8,20 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from wingbeat.runtime.capture.reader import CaptureReader
-from wingbeat.runtime.drafters.checkpoint import load_eagle_head, save_eagle_head
-from wingbeat.runtime.drafters.decoder_head import DecoderHead
-from wingbeat.runtime.drafters.eagle1_head import Eagle1Head
+from wingbeat.runtime.drafters.draft_head import DraftHead
 from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.training import families
 from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import greedy_acceptance
-from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
 from wingbeat.runtime.training.loop import Task, optimize, prepare, write_metrics
 from wingbeat.runtime.training.losses import DraftLoss
 from wingbeat.runtime.training.parallel import Ranks, joined
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
 from wingbeat.runtime.training.sources import CapturedSource, LiveSource, Source
 from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
-from wingbeat.runtime.training.verifier import FrozenVerifier, default_tap_layers
-from wingbeat.runtime.training.verifier_weights import VerifierWeights, weights_of_checkpoint, weights_of_model
+from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
 
 _CHAIN = 5
 _PROMPT_TOKENS = _NEW_TOKENS = 128
@@ -53,7 +50,7 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
 def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFactory | None) -> None:
     folder = _folder(config.verifier)
     target = TargetDescription.from_checkpoint(folder)
-    tap_layers = _tap_layers(config, target)
+    tap_layers = families.tap_layers(config, target)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     split = split_files(config.corpus, config.suffixes)
     source: Source
@@ -64,19 +61,19 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     else:
         source = CapturedSource(config, config.captures, folder, tap_layers, ranks.device)
         weights = weights_of_checkpoint(target)
-    head = _start(config, tap_layers, weights, source.token_counts()).to(ranks.device)
-    loss = DraftLoss(
-        head, config.ttt_steps, config.step_decay, config.feature_weight if isinstance(head, Eagle1Head) else 0.0
-    )
+    head = families.new_head(config, tap_layers, weights, source.token_counts()).to(ranks.device)
+    loss = DraftLoss(head, config.ttt_steps, config.step_decay, families.feature_weight(config))
 
     def export(path: Path) -> None:
-        save_eagle_head(head, path, layout=config.layout, with_embedding=False, verifier=config.verifier)
+        families.export(head, config, folder, path)
 
     held_out = _held_out(config, target, tokenizer, split.held_out)
     engine = None
     if channel_factory is not None and held_out is not None:
         prompts, dtype = held_out.prompts.tolist(), _served_dtype(ranks)
-        engine = EngineValidation(folder, prompts, held_out.new_tokens, _CHAIN, channel_factory, dtype, ranks.device)
+        engine = EngineValidation(
+            folder, prompts, held_out.new_tokens, _CHAIN, channel_factory, dtype, ranks.device, config.family == "mtp"
+        )
     task = Task(
         head,
         loss,
@@ -103,59 +100,12 @@ def _folder(verifier: str) -> Path:
     return Path(snapshot_download(verifier, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]))
 
 
-def _tap_layers(config: TrainDrafterConfig, target: TargetDescription) -> tuple[int, ...]:
-    if config.family == "eagle1":
-        return (target.num_layers,)
-    if config.tap_layers is not None:
-        return config.tap_layers
-    if config.captures is not None:
-        # The final norm's output is there for other families.
-        return tuple(n for n in CaptureReader(config.captures).spec.tap_layers if n < target.num_layers)
-    return default_tap_layers(target.num_layers)
-
-
 def _precision(config: TrainDrafterConfig) -> torch.dtype:
     return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
 
 
 def _served_dtype(ranks: Ranks) -> torch.dtype:
     return torch.float32 if ranks.device.type == "cpu" else torch.bfloat16
-
-
-def _start(
-    config: TrainDrafterConfig, tap_layers: tuple[int, ...], weights: VerifierWeights, token_counts: Tensor
-) -> DecoderHead:
-    if config.initial_head is not None:
-        return _continued(config, weights)
-    if config.family == "eagle1":
-        return initial_eagle1_head(weights, intermediate_size=config.intermediate_size, seed=config.seed)
-    newer = config.family == "eagle3.1"
-    return initial_eagle3_head(
-        weights,
-        tap_layers,
-        token_counts,
-        draft_vocab_size=config.draft_vocab_size,
-        intermediate_size=config.intermediate_size,
-        seed=config.seed,
-        fc_norm=newer,
-        norm_output=newer,
-    )
-
-
-def _continued(config: TrainDrafterConfig, weights: VerifierWeights) -> DecoderHead:
-    head = load_eagle_head(
-        config.initial_head,
-        target_hidden_size=weights.config.hidden_size,
-        target_num_layers=weights.config.num_hidden_layers,
-        target_vocab_size=weights.vocab_size,
-        target_embedding=weights.embedding.float().clone(),
-        target_lm_head=weights.lm_head.float().clone(),
-    )
-    if isinstance(head, Eagle1Head) != (config.family == "eagle1"):
-        raise ValueError(f"initial_head={str(config.initial_head)!r} is not of family={config.family!r}")
-    head.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
-    head.lm_head.weight.requires_grad_(not isinstance(head, Eagle1Head))
-    return head.train()
 
 
 class _HeldOut(NamedTuple):
@@ -180,13 +130,13 @@ def _held_out(
     return _HeldOut(WindowSampler(documents, config.seed).batch(0, config.validation_prompts, length), new_tokens)
 
 
-def _coverage(source: Source, head: DecoderHead) -> float:
+def _coverage(source: Source, head: DraftHead) -> float:
     """Share of the verifier's text that the head can draft."""
     counts = source.own_token_counts()
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 
 
-def _simulated(folder: Path, head: DecoderHead, held_out: _HeldOut, device: torch.device) -> dict[str, Any]:
+def _simulated(folder: Path, head: DraftHead, held_out: _HeldOut, device: torch.device) -> dict[str, Any]:
     """Greedy chain acceptance in float32, without an engine: the arithmetic a pair is served in on a CPU."""
     verifier = FrozenVerifier(str(folder), head.tap_layers, device, torch.float32)
     prompts = held_out.prompts.to(device)

@@ -18,10 +18,11 @@ class TrainDrafterConfig(TrainingConfig):
     }
 
     verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
-    family: Literal["eagle3", "eagle3.1", "eagle1"] = Field(
+    family: Literal["eagle3", "eagle3.1", "eagle1", "mtp"] = Field(
         "eagle3",
         description="Kind of head: eagle3.1 norms the taps and feeds the normed state back; eagle1 predicts the "
-        "verifier's last hidden state and drafts its whole vocabulary.",
+        "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. These two draft "
+        "the whole vocabulary.",
     )
     captures: Path | None = Field(
         None,
@@ -42,7 +43,7 @@ class TrainDrafterConfig(TrainingConfig):
     tap_layers: tuple[int, ...] | None = Field(
         None,
         description="Layers whose input is tapped; by default the capture's, else (2, n // 2, n - 3), spread out for "
-        "shallow models. eagle1 has its own.",
+        "shallow models. eagle1 and mtp have their own.",
     )
     initial_head: Path | None = Field(
         None, description="Folder of a head to start from, for instance that of an earlier version of the verifier."
@@ -67,7 +68,9 @@ class TrainDrafterConfig(TrainingConfig):
         64, ge=0, description="Held-out prompts of a measurement, 128 new tokens each; 0 measures nothing."
     )
     layout: Literal["specforge", "speculators", "safeailab"] | None = Field(
-        None, description="Tensor names and config of the result: specforge by default, for eagle1 safeailab alone."
+        None,
+        description="Tensor names and config of the result: specforge by default, for eagle1 safeailab alone; mtp "
+        "modules have DeepSeek's",
     )
 
     @model_validator(mode="after")
@@ -76,9 +79,16 @@ class TrainDrafterConfig(TrainingConfig):
             raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of ttt_steps={self.ttt_steps}")
         if self.captures is not None and not self.captures.is_dir():
             raise ValueError(f"captures={str(self.captures)!r} is not a folder")
-        if self.family == "eagle1" and self.tap_layers is not None:
-            raise ValueError(f"tap_layers={self.tap_layers}: eagle1 heads have one tap, the final norm's output")
-        if self.layout is not None and (self.layout == "safeailab") != (self.family == "eagle1"):
+        if self.family in ("eagle1", "mtp") and self.tap_layers is not None:
+            raise ValueError(f"tap_layers={self.tap_layers}: {self.family} has one tap, the final norm's output")
+        if self.family == "mtp":
+            for name in ("initial_head", "intermediate_size", "layout"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}={str(getattr(self, name))!r}: family='mtp' has none")
+            if self.output.resolve() == Path(self.verifier).resolve():
+                raise ValueError(f"output={str(self.output)!r} is the verifier's folder: give another one")
+        wrong_layout = self.layout is not None and (self.layout == "safeailab") != (self.family == "eagle1")
+        if wrong_layout and self.family != "mtp":
             raise ValueError(f"layout={self.layout!r} does not hold heads of family={self.family!r}")
         if self.tap_layers is not None and list(self.tap_layers) != sorted(set(self.tap_layers)):
             raise ValueError(f"tap_layers={self.tap_layers} are not ascending")

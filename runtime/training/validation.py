@@ -34,6 +34,8 @@ class EngineValidation:
     channel_factory: ChannelFactory
     dtype: torch.dtype
     device: torch.device
+    inside_verifier: bool = False
+    """The weights are an MTP module's, written in a folder with the verifier's."""
 
     def measure(self, export: Callable[[Path], None]) -> Acceptance:
         """Write the weights by `export`, load them as a user does, and generate.
@@ -50,11 +52,12 @@ class EngineValidation:
             num_kv_blocks=1 + at_once * limits.max_blocks_per_seq,
             speculation=shape,
         )
-        loaded = load_model(self.verifier, self.dtype, self.device)
         with TemporaryDirectory() as folder:
             export(Path(folder))
+            verifier, source = (folder, "mtp") if self.inside_verifier else (self.verifier, folder)
+            loaded = load_model(verifier, self.dtype, self.device)
             options = DrafterOptions(self.dtype, self.device)
-            drafter = load_drafter(folder, TargetDescription.from_checkpoint(self.verifier), shape, options)
+            drafter = load_drafter(source, TargetDescription.from_checkpoint(verifier), shape, options)
         engine = build_engine(loaded, config, drafter, self.channel_factory)
         params = SamplingParams(max_tokens=self.num_tokens, temperature=0.0, ignore_eos=True)
         for index, prompt in enumerate(self.prompts):

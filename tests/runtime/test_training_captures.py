@@ -14,6 +14,7 @@ from wingbeat.runtime.capture.format import CaptureError
 from wingbeat.runtime.capture.reader import CaptureReader
 from wingbeat.runtime.drafters.checkpoint import load_eagle_head
 from wingbeat.runtime.drafters.eagle1_head import Eagle1Head
+from wingbeat.runtime.drafters.mtp_loader import num_mtp_modules
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.training.drafter import train_drafter
 from wingbeat.runtime.training.head_init import initial_eagle3_head
@@ -93,19 +94,22 @@ def test_without_logits_the_next_tokens_are_learnt(config, world, tmp_path):
     assert target.probabilities.eq(1).all()
 
 
-@pytest.mark.parametrize("family", ["eagle3", "eagle3.1", "eagle1"])
+@pytest.mark.parametrize("family", ["eagle3", "eagle3.1", "eagle1", "mtp"])
 def test_every_family_learns_from_a_capture_and_is_measured_by_the_engine(config, family):
     config = config.model_copy(update={"family": family, "validation_prompts": 4})
     train_drafter(config, InProcessChannel)
     assert sum(losses(config)[-5:]) < sum(losses(config)[:5])
-    head = load(config)
-    assert isinstance(head, Eagle1Head) == (family == "eagle1")
-    assert head.convention.norm_output == (family == "eagle3.1")
-    assert head.tap_layers == ((NUM_LAYERS,) if family == "eagle1" else TAPS)
     [measured] = metrics(config)["validations"]
     assert measured["step"] == 30
     # The engine serves what was exported in bfloat16; otherwise the two are the same measurement.
     assert measured["length"] == pytest.approx(metrics(config)["acceptance"]["length"], abs=0.1)
+    if family == "mtp":
+        assert num_mtp_modules(TargetDescription.from_checkpoint(config.output)) == 1
+        return
+    head = load(config)
+    assert isinstance(head, Eagle1Head) == (family == "eagle1")
+    assert head.convention.norm_output == (family == "eagle3.1")
+    assert head.tap_layers == ((NUM_LAYERS,) if family == "eagle1" else TAPS)
     files = {path.name for path in config.output.iterdir()}
     assert files == {"config.json", "model.safetensors", "metrics.json"}
 
@@ -144,7 +148,7 @@ def test_a_tap_that_was_not_captured_is_refused(config, tmp_path, world):
     ("fields", "message"),
     [
         ({"captures": "/nowhere"}, "captures='/nowhere' is not a folder"),
-        ({"family": "eagle1", "tap_layers": (1,)}, "eagle1 heads have one tap"),
+        ({"family": "eagle1", "tap_layers": (1,)}, "eagle1 has one tap"),
         ({"family": "eagle2"}, "eagle3.1"),
         ({"family": "eagle1", "layout": "specforge"}, "layout='specforge' does not hold heads of family='eagle1'"),
         ({"tap_layers": (2, 1)}, "not ascending"),
