@@ -5,6 +5,7 @@ its acceptance shows it. Knows neither checkpoints nor processes.
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ class SelfTest(NamedTuple):
 
     num_texts: int
     num_tokens: int
+    elapsed_s: float
     metrics: SpeculationMetrics
 
     @property
@@ -52,6 +54,7 @@ class SelfTest(NamedTuple):
         return {
             "num_texts": self.num_texts,
             "num_tokens": self.num_tokens,
+            "elapsed_s": round(self.elapsed_s, 3),
             "num_drafts": self.metrics.num_drafts,
             "first_position": round(self.first_position, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.metrics.acceptance_rate_per_pos()],
@@ -77,7 +80,9 @@ def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_
     length = f"{test.metrics.acceptance_length:.2f} tokens per draft"
     if test.passed:
         rates = " ".join(f"{rate:.2f}" for rate in test.metrics.acceptance_rate_per_pos())
-        logger.info("drafter %s: the self-test accepted %s by depth, %s", name, rates, length)
+        logger.info(
+            "drafter %s: accepted %s by depth, %s, in a self-test of %.1f s", name, rates, length, test.elapsed_s
+        )
         return test
     problem = (
         f"drafter {name} does not suit {engine.loaded.name}: first-position acceptance is {test.first_position:.2f} in "
@@ -103,7 +108,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     """
     if engine.has_unfinished_requests():
         raise RuntimeError("the self-test needs an idle engine")
-    metrics, num_tokens = SpeculationMetrics(), 0
+    metrics, num_tokens, started = SpeculationMetrics(), 0, time.perf_counter()
     max_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, max_tokens, engine.config.max_model_len)
     with _fixed_trees(engine):
@@ -115,7 +120,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
                 if output.metrics is not None:
                     metrics.add(output.metrics)
     engine.forget()
-    return SelfTest(NUM_TEXTS, num_tokens, metrics)
+    return SelfTest(NUM_TEXTS, num_tokens, time.perf_counter() - started, metrics)
 
 
 @contextmanager

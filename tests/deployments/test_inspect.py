@@ -33,7 +33,7 @@ class Opened:
                 Reading(HeadConvention((1, 11, 20)), 1.9, (0.5, 0.8), 0.7, 0.1),
             )
         )
-        self.self_test = SelfTest(32, 640, SpeculationMetrics(100, 700, 30, [20, 10]))
+        self.self_test = SelfTest(32, 640, 1.5, SpeculationMetrics(100, 700, 30, [20, 10]))
 
     def __call__(self, config: LocalConfig, max_num_seqs: int) -> "Opened":
         self.asked.append((config, max_num_seqs))
