@@ -6,6 +6,7 @@ from draft_world import NUM_SLOTS, World, channel_spec
 from models import CHAIN, HIDDEN_SIZE, TREE, engine_config, generate, greedy, greedy_params, random_prompts
 from mtp_world import NUM_LAYERS, Modules
 from slow_growth import assert_tree, slow_tree
+from transformers.modeling_layers import MtpModel
 
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import SpeculationConfig
@@ -163,17 +164,13 @@ def test_the_engine_feeds_modules_what_they_are_made_for(tmp_path, family, count
 @pytest.mark.parametrize("count", [1, 2])
 @torch.inference_mode()
 def test_transformers_own_modules_agree(tmp_path, count):
-    """Where transformers has MTP modules, they are these: order of the inputs, norms, positions, what is fed back."""
-    from transformers import modeling_layers
-
-    if not hasattr(modeling_layers, "MtpModel"):
-        pytest.skip("this transformers has no MtpModel")
+    """Order of the inputs, norms, positions, and what is fed back are as in transformers' MTP modules."""
     modules = Modules.random("glm4_moe", count)
     modules.save(tmp_path)
     ours = load_mtp_modules(TargetDescription.from_checkpoint(tmp_path))
     main = load_model(tmp_path, torch.float32, torch.device("cpu")).model
     main.set_attn_implementation("eager")
-    theirs = modeling_layers.MtpModel(main, count).eval()
+    theirs = MtpModel(main, count).eval()
     for module, mine in zip(theirs.layers, ours.items, strict=True):
         names = {"mtp_block": "block", "post_norm": "norm"}
         for part in ("enorm", "hnorm", "eh_proj", *names):
@@ -183,7 +180,7 @@ def test_transformers_own_modules_agree(tmp_path, count):
     drafted, logits, _ = theirs(
         input_ids=torch.tensor([tokens[1:]]),
         last_hidden_states=taps[None],
-        attention_mask=None,
+        attention_mask=torch.ones(1, len(tokens) - 1, dtype=torch.int64),
         position_ids=torch.arange(1, len(tokens))[None],
         mtp_cache=None,
     )
