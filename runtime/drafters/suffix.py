@@ -20,7 +20,7 @@ from wingbeat.runtime.drafters.suffix_automaton import Cursor, SuffixAutomaton, 
 
 LEVELS_PER_TOKEN = 4.0
 """Levels drafted for each token of the context that matched: the paper's alpha, which it takes from 1 to 4."""
-MIN_PROBABILITY = 0.05
+MIN_PROBABILITY = 0.01
 """Nodes whose path is estimated less likely are not drafted."""
 TAIL_TOKENS = 8
 """Tokens before an output, or before a part of it, that go with it to the shared texts, so that its beginning is
@@ -188,20 +188,22 @@ class SuffixDrafter(Drafter):
         depth_limit = min(levels, max(int(match.cursor.length * LEVELS_PER_TOKEN), 1))
         heap: list[tuple[float, int, _Node]] = []
         nodes: list[_Node] = []
-        num_seen, parent, depth, score, cursor = 0, 0, 0, 0.0, match.cursor
+        num_seen, parent, depth, score = 0, 0, 0, 0.0
+        # Everything hangs on the first token: shorter contexts may have a say there.
+        followers = automaton.continuations(match.cursor, top_k)
         while True:
-            if depth < depth_limit:
-                for follower in automaton.followers(automaton.longest_followed(cursor), top_k):
-                    child_score = score + log(follower.probability)
-                    if child_score >= _LEAST_SCORE:
-                        num_seen += 1
-                        child = _Node(follower.token_id, parent, depth + 1, child_score, follower.cursor)
-                        heapq.heappush(heap, (-child_score, num_seen, child))
+            for follower in followers:
+                child_score = score + log(follower.probability)
+                if child_score >= _LEAST_SCORE:
+                    num_seen += 1
+                    child = _Node(follower.token_id, parent, depth + 1, child_score, follower.cursor)
+                    heapq.heappush(heap, (-child_score, num_seen, child))
             if not heap or len(nodes) == self.speculation.num_nodes - 1:
                 return nodes
             node = heapq.heappop(heap)[2]
             nodes.append(node)
-            parent, depth, score, cursor = len(nodes), node.depth, node.score, node.cursor
+            parent, depth, score = len(nodes), node.depth, node.score
+            followers = automaton.longest_followers(node.cursor, top_k) if depth < depth_limit else []
 
 
 class _Node(NamedTuple):

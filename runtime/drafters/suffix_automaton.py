@@ -93,6 +93,27 @@ class SuffixAutomaton:
             length = self._length[state]
         return Cursor(state, length)
 
+    def continuations(self, cursor: Cursor, most: int) -> list[Follower]:
+        """The likeliest tokens after the longest end of a context that has followers; where these are fewer than
+        `most`, what shorter ends add, as likely as the longer ones leave room for.
+        """
+        found: dict[int, Follower] = {}
+        left = 1.0
+        cursor = self.longest_followed(cursor)
+        while cursor.length and len(found) < most:
+            followers = self.followers(cursor, most)
+            for follower in followers:
+                if follower.token_id not in found:
+                    found[follower.token_id] = follower._replace(probability=left * follower.probability)
+            left *= 1.0 - sum(follower.probability for follower in followers)
+            shorter = self._link[cursor.state]
+            cursor = self.longest_followed(Cursor(shorter, self._length[shorter]))
+        return list(found.values())[:most]
+
+    def longest_followers(self, cursor: Cursor, most: int) -> list[Follower]:
+        """The likeliest tokens after the longest end of a context that has followers."""
+        return self.followers(self.longest_followed(cursor), most)
+
     def followers(self, cursor: Cursor, most: int) -> list[Follower]:
         """The likeliest tokens after a context, likeliest first, of equals the one first seen later; none after an
         empty context.

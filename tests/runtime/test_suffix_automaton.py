@@ -111,3 +111,26 @@ def test_contexts_with_more_followers_than_are_weighed_keep_their_count():
     assert len(others) == suffix_automaton.MAX_FOLLOWERS - 1
     # 300 times something followed, each time something else: all but half is left to what was never seen.
     assert first.probability == pytest.approx(1 / (300 + 300))
+
+
+def test_shorter_ends_add_what_longer_ones_leave_room_for():
+    automaton, end = SuffixAutomaton(), Text()
+    for token in (1, 2, 3, 9, 2, 4, 8, 2, 4, 7, 1, 2):
+        end = automaton.extend(end, token)
+    # 3 came after (1, 2), once; after (2) alone came 4 twice and 3 once.
+    longer, shorter = 1 / (1 + 1 / 2), 2 / (3 + 2)
+    found = automaton.continuations(end.cursor, most=5)
+    assert {f.token_id: f.probability for f in found} == pytest.approx({3: longer, 4: (1 - longer) * shorter})
+    assert [f.cursor.length for f in found] == [3, 2]
+    assert [f.token_id for f in automaton.continuations(end.cursor, most=1)] == [3]
+    assert automaton.continuations(Cursor(), most=5) == []
+
+
+@pytest.mark.parametrize("texts", list(TEXTS.values()), ids=list(TEXTS))
+def test_continuations_are_different_and_share_one_certainty(texts):
+    for automaton, ends, _ in built(texts, Random(3)):
+        for end in ends:
+            found = automaton.continuations(end.cursor, most=6)
+            assert len({f.token_id for f in found}) == len(found) <= 6
+            assert sum(f.probability for f in found) < 1
+            assert [f.cursor.length for f in found] == sorted((f.cursor.length for f in found), reverse=True)
