@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 from draft_world import NUM_SLOTS, World, channel_spec
-from models import CHAIN, NUM_TOKENS, TREE, engine_config, generate, greedy_params, random_model, reference
+from models import CHAIN, NUM_TOKENS, TREE, Run, engine_config, generate, greedy_params, random_model, reference
 from slow_growth import assert_tree, slow_tree
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.draft_model import ModelDrafter, build_draft_model
 from wingbeat.runtime.drafters.registry import DrafterOptions
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.drafters.vocabulary import VocabularyError
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.request import SamplingParams
 
@@ -189,6 +192,21 @@ def test_sampled_text_is_the_same_and_a_shared_prefix_is_cached_on_both_sides():
     tokens, engine = generate(ref.loaded, engine_config(max_num_seqs=1), drafter, prompts, params)
     assert tokens == plain
     counts = engine.speculation
+    assert counts.num_accepted_tokens_per_pos[0] == counts.num_drafts
+
+
+def test_a_draft_model_that_comes_late_is_told_of_what_it_missed():
+    """Contexts are replayed in chunks while others decode; afterwards a copy of the verifier is right as ever."""
+    ref = reference("llama")
+    drafter = ModelDrafter(prepare_model(random_model("llama"), "copy"), CHAIN)
+    engine = Engine(ref.loaded, engine_config(CHAIN, max_num_batched_tokens=48), drafter.needs)
+    run = Run(engine, ref.prompts, greedy_params(64))
+    while min(len(tokens) for tokens in run.tokens) < 10:
+        run.step()
+    connect(engine, drafter, InProcessChannel)
+    assert run.finish() == [more[:64] for more in ref.continuations]
+    counts = engine.speculation
+    assert counts.num_drafts > 8 * 40 / 6
     assert counts.num_accepted_tokens_per_pos[0] == counts.num_drafts
 
 

@@ -6,11 +6,23 @@ from functools import cache
 import pytest
 import torch
 from draft_world import NUM_SLOTS, World, channel_spec
-from models import CHAIN, HIDDEN_SIZE, TREE, VOCAB_SIZE, engine_config, generate, greedy, greedy_params, random_prompts
+from models import (
+    CHAIN,
+    HIDDEN_SIZE,
+    TREE,
+    VOCAB_SIZE,
+    Run,
+    engine_config,
+    generate,
+    greedy,
+    greedy_params,
+    random_prompts,
+)
 from safetensors.torch import load_file, save_file
 from slow_growth import assert_tree, slow_tree
 from transformers import AutoModelForCausalLM, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
+from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.checkpoint import CheckpointError
@@ -18,6 +30,8 @@ from wingbeat.runtime.drafters.draft_model import build_draft_model
 from wingbeat.runtime.drafters.registry import DrafterOptions
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.drafters.vocabulary import VocabularyError
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_loader import load_model
 
 MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
@@ -238,9 +252,10 @@ def dense_state(loaded, tokens):
     return hidden, seen
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
-def test_the_engine_sends_the_keys_that_its_layers_share(root, speculation):
-    """Every tree of a run, replays and shared prefixes among it, equals transformers' one; the text is generate()'s."""
+def test_the_engine_sends_the_keys_that_its_layers_share(root, speculation, late):
+    """Every tree of a run equals transformers' one, replayed contexts or not; the text is generate()'s."""
     folders = saved(root)
     loaded = load_model(folders[0], torch.float32, torch.device("cpu"))
     drafter, slow, seen = build(folders, speculation), Slow(folders), []
@@ -255,9 +270,15 @@ def test_the_engine_sends_the_keys_that_its_layers_share(root, speculation):
 
     drafter.propose = watched
     prompts = random_prompts((5, 17, 40))
-    tokens, engine = generate(loaded, engine_config(speculation), drafter, prompts, greedy_params(24))
+    engine = Engine(loaded, engine_config(speculation, max_num_batched_tokens=16), drafter.needs)
+    run = Run(engine, prompts, greedy_params(24))
+    while late and min(len(tokens) for tokens in run.tokens) < 5:
+        run.step()
+    connect(engine, drafter, InProcessChannel)
+    tokens = run.finish()
+    engine.model.remove_taps()
     assert tokens == [greedy(loaded.model, prompt, 24)[0] for prompt in prompts]
-    assert engine.speculation.num_drafts == len(seen) > 30
+    assert engine.speculation.num_drafts == len(seen) > 20
     with torch.inference_mode():
         for history, tree in seen[::5]:
             logits_of = slow.logits_of(history, *dense_state(loaded, history))
