@@ -6,13 +6,17 @@ from dataclasses import asdict
 import pytest
 import torch
 from fitted_pair import TAPS, fitted_pair, rewrite_config
-from models import CHAIN, TREE, engine_config, greedy_params, random_head, random_prompts
+from models import CHAIN, TREE, engine_config, greedy_params, random_head, random_model, random_prompts
+from mtp_world import Modules
+from recorded_graphs import RecordingDevice
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.checkpoint import save_eagle_head
 from wingbeat.runtime.drafters.conventions import STATED
-from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.llm import LLM, build_engine
 from wingbeat.runtime.model_loader import load_model
 from wingbeat.runtime.self_test import LEAST_ACCEPTANCE, BadDrafterError, check_drafter, run_self_test
 
@@ -95,6 +99,36 @@ def test_drafts_are_of_the_full_shape_whatever_pays(pair):
     assert adaptive is not None
     assert test.metrics.num_draft_tokens == 5 * test.metrics.num_drafts
     assert adaptive.stats().decisions == {}
+
+
+@pytest.mark.parametrize("speculation", ["chain", "tree"])
+def test_captured_rounds_with_the_host_a_round_behind_are_as_new_too(pair, speculation):
+    """What a GPU does: pruned on the device, replayed as graphs, results read one round late."""
+    shape = SpeculationConfig(draft_top_k=1 if speculation == "chain" else 4, adaptive=True)
+    loaded = load_model(pair[0], torch.float32, torch.device("cpu"))
+    drafter = load_drafter(pair[1], TargetDescription.from_checkpoint(pair[0]), shape)
+    engine = build_engine(loaded, engine_config(shape, overlap=True), drafter, InProcessChannel, RecordingDevice())
+    test = check_drafter(engine, None, "head")
+    assert test.first_position > 0.6
+    assert test.metrics.num_draft_tokens == (shape.num_nodes - 1) * test.metrics.num_drafts
+    graphs = engine.stats().graphs
+    assert graphs.captured
+    assert not graphs.replays
+    engine.check_integrity()
+
+
+def test_a_draft_model_is_tested(pair, tmp_path):
+    assert open_llm(pair, pair[0]).self_test.first_position > 0.95, "the verifier itself, up to rounding"
+    random_model("llama", num_hidden_layers=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(BadDrafterError, match="other"):
+        open_llm(pair, tmp_path / "other")
+
+
+def test_prediction_modules_are_tested(tmp_path):
+    Modules.random("deepseek_v3", 1).save(tmp_path)
+    with pytest.raises(BadDrafterError, match="mtp"):
+        open_llm((tmp_path, "mtp"))
+    assert open_llm((tmp_path, "mtp"), allow_bad_drafter=True).self_test.first_position < LEAST_ACCEPTANCE
 
 
 def test_the_shortest_contexts_can_be_tested(pair):
