@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.draft_model import ModelDrafter, build_draft_model
-from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.drafters.vocabulary import VocabularyError
 from wingbeat.runtime.engine import Engine
@@ -228,7 +228,7 @@ def test_a_checkpoint_is_loaded_and_another_vocabulary_is_refused(tmp_path):
     described = TargetDescription.from_checkpoint(target)
 
     def build(folder):
-        return build_draft_model(str(folder), described, TREE, DrafterOptions())
+        return load_drafter(folder, described, TREE)
 
     same = build(save(small(num_hidden_layers=1), tmp_path / "same", words(97)))
     assert len(same.model.model.model.layers) == 1
@@ -243,4 +243,4 @@ def test_a_checkpoint_is_loaded_and_another_vocabulary_is_refused(tmp_path):
     with pytest.raises(VocabularyError, match="112 and 97 tokens, and no tokenizer"):
         build(save(small(vocab_size=112), tmp_path / "bare"))
     with pytest.raises(FileNotFoundError, match="holds no config"):
-        build(tmp_path)
+        build_draft_model(str(tmp_path), described, TREE, DrafterOptions())

@@ -13,6 +13,7 @@ from slow_growth import assert_tree, slow_tree
 from wingbeat.runtime.drafters.checkpoint import CheckpointError
 from wingbeat.runtime.drafters.mtp import MtpDrafter
 from wingbeat.runtime.drafters.mtp_loader import load_mtp_modules, num_mtp_modules
+from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 
 PREFIX = f"model.layers.{NUM_LAYERS}."
@@ -63,6 +64,15 @@ def test_published_layouts_are_read(tmp_path, family, count, options):
     modules = written(tmp_path, family, count, **options)
     assert num_mtp_modules(TargetDescription.from_checkpoint(tmp_path)) == count
     assert_drafts(tmp_path, modules)
+
+
+def test_the_word_mtp_means_the_verifiers_own_modules(tmp_path):
+    written(tmp_path)
+    target = TargetDescription.from_checkpoint(tmp_path)
+    for word in ("mtp", "auto"):
+        drafter = load_drafter(word, target, CHAIN)
+        assert isinstance(drafter, MtpDrafter)
+        assert drafter.needs.tap_layers == (NUM_LAYERS,)
 
 
 def test_copies_of_the_verifiers_matrices_are_held_once(tmp_path):

@@ -27,7 +27,7 @@ from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.checkpoint import CheckpointError
 from wingbeat.runtime.drafters.draft_model import build_draft_model
-from wingbeat.runtime.drafters.registry import DrafterOptions
+from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
 from wingbeat.runtime.drafters.target import TargetDescription
 from wingbeat.runtime.drafters.vocabulary import VocabularyError
 from wingbeat.runtime.engine import Engine
@@ -132,7 +132,7 @@ def root(tmp_path_factory):
 
 def build(folders, speculation, fixed_shapes=False):
     target = TargetDescription.from_checkpoint(folders[0])
-    drafter = build_draft_model(str(folders[1]), target, speculation, DrafterOptions())
+    drafter = load_drafter(folders[1], target, speculation)
     drafter.pool.fixed_shapes = fixed_shapes
     return drafter
 
