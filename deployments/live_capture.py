@@ -28,14 +28,15 @@ def needs_with_capture(config: AppConfig, needs: DrafterNeeds, num_layers: int) 
     """What the verifier is tapped for: the drafter's layers, or those of a head to come where it has none.
 
     Raises:
-        ValueError: a capture is asked for beside a drafter that reads every position without hidden states.
+        ValueError: a capture is asked for beside a drafter whose taps are no hidden states, or not those alone.
     """
-    if config.capture_dir is None or needs.tap_layers:
+    if config.capture_dir is None or (needs.tap_layers and not needs.kv_layers):
         return needs
     if needs.keeps_context:
+        taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to capture"
         raise ValueError(
-            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.drafter_name()} taps no hidden states to "
-            "capture; serve with an EAGLE head, 'ngram', 'suffix' or 'none'"
+            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.drafter_name()} taps {taps}; serve with "
+            "an EAGLE head, 'ngram', 'suffix' or 'none'"
         )
     return needs._replace(tap_layers=default_tap_layers(num_layers))
 

@@ -44,6 +44,8 @@ def test_a_drafter_that_has_no_taps_and_keeps_context_is_refused(tiny_model, tmp
     config = app_config(tiny_model, capture_dir=tmp_path)
     with pytest.raises(ValueError, match="taps no hidden states to capture"):
         needs_with_capture(config, DrafterNeeds((), keeps_context=True), 2)
+    with pytest.raises(ValueError, match="taps keys and values beside the hidden states; serve with an EAGLE head"):
+        needs_with_capture(config, DrafterNeeds((2,), keeps_context=True, kv_layers=(0, 1)), 2)
 
 
 def test_an_engine_of_the_configuration_writes_what_it_served(tiny_model, tmp_path):
