@@ -156,9 +156,9 @@ def test_greedy_text_is_that_of_transformers(kind, shape, batch):
     assert engine.speculation.num_drafts > 0
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_sampled_text_is_that_of_plain_decoding(kind, shape):
-    tokens, engine = kind.generate(shape, kind.ref.prompts, sampled_params())
+@pytest.mark.parametrize(("shape", "overlap"), [(CHAIN, True), (TREE, False)], ids=["chain-overlapped", "tree"])
+def test_sampled_text_is_that_of_plain_decoding(kind, shape, overlap):
+    tokens, engine = kind.generate(shape, kind.ref.prompts, sampled_params(), overlap=overlap)
     assert tokens == kind.sampled
     assert engine.drafter_state == "attached"
 
