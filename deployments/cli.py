@@ -164,6 +164,9 @@ def _train_app() -> typer.Typer:
 
 
 def _run_training(train: Callable[[Config], None], config: Config) -> None:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     try:
         train(config)
     except (ValueError, OSError) as error:

@@ -62,7 +62,8 @@ class Eagle1Head(DecoderHead):
 
     def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normed."""
-        joined = self.fc(torch.cat([self.embed_tokens(token_ids), features], dim=-1))
+        # Under autocast fc gives bfloat16; the residual stream stays in the features' precision.
+        joined = self.fc(torch.cat([self.embed_tokens(token_ids), features], dim=-1)).to(features.dtype)
         return self._layer(joined, joined, rotary, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
