@@ -13,6 +13,7 @@ from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.channels import attach_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.factories import load_factory
+from wingbeat.deployments.log import show_log
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_head import HeadConvention
 from wingbeat.runtime.link import DrafterEnd
@@ -52,6 +53,7 @@ class DrafterActor:
     """
 
     def __init__(self, config: AppConfig, core: int | None = None, convention: HeadConvention | None = None) -> None:
+        show_log()
         if config.num_gpus_per_drafter > 0:
             claim_devices()
         torch.set_num_threads(config.threads)

@@ -26,6 +26,7 @@ from wingbeat.deployments.engine_interface import ModelInfo
 from wingbeat.deployments.engine_loop import EngineLoop
 from wingbeat.deployments.factories import EngineSetup, load_factory
 from wingbeat.deployments.live_capture import TrafficCapture, start_capture
+from wingbeat.deployments.log import show_log
 from wingbeat.deployments.wire import WireOutput, WireRequest
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_head import HeadConvention
@@ -89,6 +90,7 @@ class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`."""
 
     async def __init__(self, config: AppConfig) -> None:
+        show_log()
         if config.num_gpus_per_verifier > 0:
             claim_devices()
         torch.set_num_threads(config.threads)

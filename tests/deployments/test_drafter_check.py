@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -111,6 +113,16 @@ def _in_process(head: Path, norm_output: bool) -> dict:
     while engine.has_unfinished_requests():
         last = engine.step()
     return last[0].metrics.as_dict()
+
+
+def test_lines_of_a_process_of_the_application_are_shown(capfd):
+    """In a process of its own: a handler of this one would stay."""
+    code = "import logging; from wingbeat.deployments.log import show_log as s; s(); s(); "
+    code += "logging.getLogger('wingbeat.runtime.self_test').info('accepted')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("INFO ")
+    assert line.endswith("wingbeat.runtime.self_test: accepted")
 
 
 def test_a_bad_drafter_is_the_start_error(ray_cluster: str, random_head: Path):
