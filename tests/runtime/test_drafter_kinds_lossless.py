@@ -25,6 +25,7 @@ from models import (
     reference,
 )
 from mtp_world import Modules
+from test_shared_kv import saved
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.drafters.checkpoint_writer import save_eagle_head
@@ -35,7 +36,7 @@ from wingbeat.runtime.llm import connect
 from wingbeat.runtime.model_loader import load_model
 from wingbeat.runtime.request import SamplingParams
 
-SHORT = 40
+SHORT = 32
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "user_drafter")
 SHAPES = {"chain": CHAIN, "tree": TREE}
@@ -103,14 +104,25 @@ def draft_model(folder: Path) -> Kind:
     return Kind(ref, target, str(folder / "small"))
 
 
-def mtp(folder: Path) -> Kind:
-    Modules.random("glm4_moe", 2).save(folder)
-    ref = Reference("mtp", load_model(folder, torch.float32, torch.device("cpu")), random_prompts(PROMPT_LENS))
+def of_folder(verifier: Path, source: str) -> Kind:
+    """A kind that drafts for a verifier of its own."""
+    loaded = load_model(verifier, torch.float32, torch.device("cpu"))
+    ref = Reference(verifier.name, loaded, random_prompts(PROMPT_LENS))
     for prompt in ref.prompts:
         tokens, gap = greedy(ref.loaded.model, prompt, SHORT)
         ref.continuations.append(tokens)
         ref.smallest_gap = min(ref.smallest_gap, gap)
-    return Kind(ref, TargetDescription.from_checkpoint(folder), "mtp")
+    return Kind(ref, TargetDescription.from_checkpoint(verifier), source)
+
+
+def mtp(folder: Path) -> Kind:
+    Modules.random("glm4_moe", 2).save(folder)
+    return of_folder(folder, "mtp")
+
+
+def shared_keys(folder: Path) -> Kind:
+    verifier, head = saved(folder)
+    return of_folder(verifier, str(head))
 
 
 KINDS = {
@@ -118,11 +130,12 @@ KINDS = {
     "eagle3": eagle3,
     "draft_model": draft_model,
     "mtp": mtp,
+    "shared_keys": shared_keys,
     "ngram": partial(by_name, "ngram"),
     "suffix": partial(by_name, "suffix"),
     "user": partial(by_name, "bigram_drafter.BigramDrafter"),
 }
-PROPOSING = {"eagle1", "eagle3", "draft_model", "mtp", "user"}
+PROPOSING = {"eagle1", "eagle3", "draft_model", "mtp", "shared_keys", "user"}
 """Kinds that have a tree for every context; the others need one that occurred before."""
 
 
@@ -175,12 +188,13 @@ def test_preempted_requests_go_on_as_they_were(kind):
 def test_cached_prefixes_are_cached_for_the_drafter_too(kind):
     """The same prompts again, and prompts that part from them in the middle of a block."""
     engine = new_engine(kind.ref.loaded, engine_config(block_size=4, num_kv_blocks=600), kind.drafter(TREE))
-    assert Run(engine, kind.ref.prompts, greedy_params(SHORT)).finish() == kind.greedy
+    first, texts = kind.ref.prompts[:5], kind.greedy[:5]
+    assert Run(engine, first, greedy_params(SHORT)).finish() == texts
     before = engine.speculation.num_drafts
-    forks = [[*prompt, *tokens[:10]] for prompt, tokens in zip(kind.ref.prompts, kind.greedy, strict=True)]
-    for prompts, skipped in ((kind.ref.prompts, 0), (forks, 10)):
+    forks = [[*prompt, *tokens[:10]] for prompt, tokens in zip(first, texts, strict=True)]
+    for prompts, skipped in ((first, 0), (forks, 10)):
         run = Run(engine, prompts, greedy_params(SHORT - skipped))
-        assert run.finish() == [tokens[skipped:] for tokens in kind.greedy]
+        assert run.finish() == [tokens[skipped:] for tokens in texts]
         assert sum(output.num_cached_tokens for output in run.last.values()) > 100
     assert engine.speculation.num_drafts > before
     engine.model.remove_taps()
