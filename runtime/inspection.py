@@ -21,7 +21,7 @@ from wingbeat.runtime.drafters.head_config import aux_layer_ids, is_text_rope
 from wingbeat.runtime.drafters.layouts import Family
 from wingbeat.runtime.drafters.mtp_loader import num_mtp_modules
 from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.model_loader import UnsupportedModelError, load_model
+from wingbeat.runtime.model_loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
@@ -137,11 +137,12 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Ins
         ValueError, OSError: transformers does not know its config.
     """
     target = TargetDescription.from_checkpoint(folder)
-    config, tensors = target.config, read_shapes(folder)
+    # As a dictionary: some configs refuse to name one value for what differs from layer to layer.
+    config, tensors = target.config.to_dict(), read_shapes(folder)
     probe, layers = _probe(folder, dtype, device)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("intermediate_size", "vocab_size", "max_position_embeddings")
-    known = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    known = {name: config[name] for name in names if config.get(name) is not None}
     num_modules = num_mtp_modules(target)
     in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
     whole = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -210,8 +211,8 @@ def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
 def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[dict[str, Any], list[LayerAttention]]:
     try:
         loaded = load_model(folder, dtype, device)
-    except UnsupportedModelError as error:
-        return {"can_be_verifier": False, "reason": str(error)}, []
+    except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
+        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, []
     groups: list[dict[str, Any]] = []
     for index, layer in enumerate(loaded.layers):
         described = asdict(layer)

@@ -10,7 +10,7 @@ from eagle_formula import random_weights
 from head_formats import FORMATS, NUM_LAYERS, VOCAB
 from models import WINDOW, random_model
 from mtp_world import Modules
-from transformers import AutoModelForCausalLM, FalconConfig
+from transformers import AutoModelForCausalLM, FalconConfig, Gemma4TextConfig
 
 from wingbeat.runtime.drafters.checkpoint import CheckpointError, head_conventions, load_eagle_head
 from wingbeat.runtime.drafters.target import TargetDescription
@@ -94,6 +94,23 @@ def test_equal_layers_are_told_once(tmp_path):
     random_model("llama").save_pretrained(tmp_path)
     (group,) = inspect_model(tmp_path, torch.float32, CPU).probe["layers"]
     assert (group["first"], group["last"], group["num_heads"], group["num_kv_heads"]) == (0, 3, 4, 2)
+
+
+def test_layers_of_different_shapes_are_told_apart(tmp_path):
+    """A config that refuses to name one head size for all of them."""
+    size = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "vocab_size": 97,
+        "num_hidden_layers": 4,
+        "hidden_size_per_layer_input": 0,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
+    config = Gemma4TextConfig(**size, **heads, **kinds, num_kv_shared_layers=0, vocab_size_per_layer_input=97)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    found = inspect_model(tmp_path, torch.float32, CPU)
+    assert [group["key_dim"] for group in found.probe["layers"]] == [16, 32, 16, 32]
 
 
 @pytest.mark.parametrize("layout", ["deepseek", "qwen"])
