@@ -1,4 +1,4 @@
-"""One round on the device: flatten the batch, run the verifier, choose tokens, walk the trees, compact the KV.
+"""One round on the device: run the verifier over the batch, choose tokens, walk the trees, compact the KV.
 
 A launch waits for nothing: on an accelerator it returns with everything enqueued. Lengths, roots and block tables come
 from the slot state, which the round before advances on the device, and the host's lengths are upper bounds.
@@ -7,7 +7,6 @@ from the slot state, which the round before advances on the device, and the host
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +14,9 @@ from torch.nn.functional import pad
 
 from wingbeat.kernels.kv_cache import move_kv
 from wingbeat.kernels.sampling import choose_tokens, sampling_workspace
-from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
-from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment, worth_packing
+from wingbeat.kernels.tree import walk_tree
 from wingbeat.runtime.batch import AcceptedPaths, TokenTree
+from wingbeat.runtime.batch_builder import BatchBuilder, Decodes
 from wingbeat.runtime.compiled_decode import CompiledDecode
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.decode_graphs import MOST_ROWS, DecodeGraphs
@@ -29,42 +28,10 @@ from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.layer_compile import faster_layers, replay_ms
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.round_in_flight import RoundInFlight, launched_round
-from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
-from wingbeat.runtime.sequence import Sequence
+from wingbeat.runtime.scheduler import SchedulerOutput
 from wingbeat.runtime.slot_state import DecodeRows, SlotState
 from wingbeat.runtime.transfer import upload
-from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
-
-
-class _Decodes(NamedTuple):
-    """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
-
-    slots: Tensor
-    roots: Tensor
-    token_ids: Tensor
-    tree: TokenTree | None
-    """None where all are bare roots."""
-    positions: Tensor
-    kv_slots: Tensor
-    packing: Packing | None = None
-    """Where the trees lie side by side without padding."""
-
-    def packed(self, padded: Tensor) -> Tensor:
-        """[num_reqs, num_nodes] as rows of the flattened batch."""
-        flat = padded.flatten()
-        return flat if self.packing is None else flat[self.packing.nodes]
-
-    def rows_of(self, nodes: Tensor) -> Tensor:
-        """Row of the flattened batch of each node [num_reqs, n]."""
-        num_reqs, num_nodes = self.token_ids.shape
-        if self.packing is None:
-            return nodes + torch.arange(num_reqs, device=nodes.device)[:, None] * num_nodes
-        return self.packing.rows.view(num_reqs, num_nodes).gather(1, nodes)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the flattened batch."""
-        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
+from wingbeat.runtime.verifier_model import VerifierModel
 
 
 class ModelRunner:
@@ -95,9 +62,8 @@ class ModelRunner:
         self.config = config
         self.device = slots.device
         graph_device = _graph_device(config, self.device, graph_device)
-        self.on_host = self.device.type == "cpu" and graph_device is None
-        """Whether the device is the host itself, so that looking at what it computed is no wait."""
-        self.dtype = loaded.dtype
+        on_host = self.device.type == "cpu" and graph_device is None
+        self.builder = BatchBuilder(loaded, cache, slots, config, on_host)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self.forcer: AcceptanceForcer | None = None
@@ -118,6 +84,11 @@ class ModelRunner:
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device is the host itself, so that looking at what it computed is no wait."""
+        return self.builder.on_host
 
     def prepare_trees(self) -> None:
         """Capture what trees need, once; no round may be in flight."""
@@ -151,8 +122,8 @@ class ModelRunner:
         evidence = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
-        decodes = self._prepare_decodes(rows.slots, trees) if plan.decodes else None
-        batch = self._flatten(plan, decodes)
+        decodes = self.builder.decodes(rows.slots, trees) if plan.decodes else None
+        batch = self.builder.flatten(plan, decodes)
         started = time.perf_counter()
         output = self.model(batch) if plan.chunks else self.decode(batch)
         forward_s = time.perf_counter() - started
@@ -180,112 +151,16 @@ class ModelRunner:
         elif trees is not None:
             # The roots are written in place, and what is returned must not be the caller's.
             trees = trees._replace(token_ids=trees.token_ids.clone(), num_valid=trees.num_valid.clone())
-        decodes = self._prepare_decodes(slots, trees)
-        segment = self._masked_segment(decodes, self.slots.block_tables[slots])
-        metadata = AttentionMetadata(self.cache.layers, decodes.kv_slots.flatten(), [segment])
-        token_ids, positions = decodes.token_ids.flatten(), decodes.positions.flatten()
-        output = self.model(ForwardBatch(token_ids[None], positions[None], None, metadata))
+        decodes = self.builder.decodes(slots, trees)
+        output = self.model(self.builder.fixed(decodes))
         if sampled:
             rows = slots[:, None].expand_as(decodes.positions).flatten()
-            chosen = self._sample(output.logits, rows, positions + 1, any_filtered=True)
+            chosen = self._sample(output.logits, rows, decodes.positions.flatten() + 1, any_filtered=True)
         else:
             chosen = output.logits.argmax(dim=-1)
         return self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
 
-    def _prepare_decodes(self, slots: Tensor, tree: TokenTree | None) -> _Decodes:
-        roots = self.slots.committed_lens[slots] - 1
-        root_ids = self.slots.last_token_ids[slots]
-        if tree is None:
-            positions = roots[:, None]
-            return _Decodes(slots, roots, root_ids[:, None], None, positions, self._kv_slots(slots, positions))
-        tree.token_ids[:, 0] = root_ids
-        steps = torch.arange(tree.token_ids.shape[1], device=self.device)
-        real = steps < tree.num_valid[:, None]
-        positions = roots[:, None] + torch.where(real, tree.depths, 0)
-        kv_slots = torch.where(real, self._kv_slots(slots, roots[:, None] + steps), 0)
-        packing = _pack(real) if self.on_host and not self.config.compile else None
-        return _Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)
-
-    def _kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
-        """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
-        size = self.config.block_size
-        last = self.slots.block_tables.shape[1] - 1
-        blocks = self.slots.block_tables[slots].gather(1, (storage // size).clamp_max(last))
-        return blocks * size + storage % size
-
-    def _flatten(self, plan: SchedulerOutput, decodes: _Decodes | None) -> ForwardBatch:
-        token_ids, positions, kv_slots, rows = [], [], [], []
-        segments: list[AttentionSegment] = []
-        num_rows = 0
-        if decodes is not None:
-            segments.append(self._decode_segment(plan.decodes, decodes))
-            token_ids.append(decodes.packed(decodes.token_ids))
-            positions.append(decodes.packed(decodes.positions))
-            kv_slots.append(decodes.packed(decodes.kv_slots))
-            num_rows = decodes.num_rows
-            rows.append(torch.arange(num_rows, device=self.device))
-        for chunk in plan.chunks:
-            chunk_positions = torch.arange(chunk.start, chunk.start + chunk.length, device=self.device)
-            segments.append(self._chunk_segment(num_rows, chunk, chunk_positions))
-            tokens = chunk.seq.token_ids[chunk.start : chunk.start + chunk.length]
-            token_ids.append(upload(tokens, self.device))
-            positions.append(chunk_positions)
-            stored = self._kv_slots(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
-            # A replay reads the KV that stands; writing it again could change a shared block's last bits.
-            kv_slots.append(torch.zeros_like(stored) if chunk.replay else stored)
-            num_rows += chunk.length
-            if chunk.samples:
-                rows.append(torch.full((1,), num_rows - 1, device=self.device))
-        metadata = AttentionMetadata(self.cache.layers, torch.cat(kv_slots), segments)
-        logits_rows = torch.cat(rows) if plan.chunks and rows else None
-        if not rows:
-            logits_rows = torch.zeros(1, dtype=torch.int64, device=self.device)
-        return ForwardBatch(torch.cat(token_ids)[None], torch.cat(positions)[None], logits_rows, metadata)
-
-    def _decode_segment(self, seqs: list[Sequence], decodes: _Decodes) -> AttentionSegment:
-        num_nodes = decodes.token_ids.shape[1]
-        longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
-        num_blocks = -(-longest // self.config.block_size)
-        tables = self.slots.block_tables[decodes.slots, :num_blocks]
-        # A compiled graph would be specialised on the place, and a captured one on the address.
-        run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
-        if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
-            # A bare root sees all there is, which ends with itself.
-            return AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))
-        return self._masked_segment(decodes, tables)._replace(run=run, packing=decodes.packing)
-
-    def _masked_segment(self, decodes: _Decodes, tables: Tensor) -> AttentionSegment:
-        """Each node sees its ancestors: as words on CUDA, where chains need none, and as masks elsewhere."""
-        num_nodes = decodes.token_ids.shape[1]
-        chains = decodes.tree is None or self.config.speculation.draft_top_k == 1
-        visible = words = None
-        if not chains:
-            depth = min(self.max_depth, num_nodes - 1)
-            if self.device.type == "cuda":
-                words = ancestor_words(decodes.tree.parents, depth)
-            else:
-                visible = ancestor_mask(decodes.tree.parents, depth)
-        return build_segment(
-            0,
-            decodes.positions,
-            decodes.roots,
-            visible,
-            tables,
-            self.config.block_size,
-            self.windows,
-            self.dtype,
-            words,
-        )
-
-    def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
-        end = chunk.start + chunk.length
-        tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
-        context = torch.full((1,), chunk.start, device=self.device)
-        return build_segment(
-            start, positions[None], context, None, tables, self.config.block_size, self.windows, self.dtype
-        )
-
-    def _choose(self, plan: SchedulerOutput, decodes: _Decodes | None, logits: Tensor) -> Tensor:
+    def _choose(self, plan: SchedulerOutput, decodes: Decodes | None, logits: Tensor) -> Tensor:
         """The target's token at each row that has logits: int64 [num_rows]."""
         sampled = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if decodes is None and not sampled:
@@ -324,7 +199,7 @@ class ModelRunner:
     def _commit(
         self,
         plan: SchedulerOutput,
-        decodes: _Decodes | None,
+        decodes: Decodes | None,
         chosen: Tensor,
         taps: Tensor | None,
         forward_s: float,
@@ -342,7 +217,7 @@ class ModelRunner:
             accepted = accepted._replace(evidence=evidence)
         return launched_round(plan, accepted, sampled, None if taps is None else taps[num_decode_rows:], forward_s)
 
-    def _accept(self, decodes: _Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+    def _accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
         max_path = self.max_depth + 1
         if decodes is None:
@@ -371,7 +246,7 @@ class ModelRunner:
             decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
         )
 
-    def _accept_bare(self, decodes: _Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
+    def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """`_accept` of bare roots: each emits the target's choice."""
         ones = torch.ones_like(decodes.slots)
         self.slots.committed_lens[decodes.slots] += 1
@@ -386,7 +261,7 @@ class ModelRunner:
             taps=None if taps is None else taps[: len(chosen), None],
         )
 
-    def _compact(self, decodes: _Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
+    def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
         """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
         if self.config.speculation.draft_top_k == 1:
             return
@@ -395,8 +270,8 @@ class ModelRunner:
         if self.on_host and not bool(moved.any()):
             return
         start = decodes.roots[:, None]
-        source = torch.where(moved, self._kv_slots(decodes.slots, start + nodes), 0)
-        target = torch.where(moved, self._kv_slots(decodes.slots, start + steps), 0)
+        source = torch.where(moved, self.builder.kv_slots(decodes.slots, start + nodes), 0)
+        target = torch.where(moved, self.builder.kv_slots(decodes.slots, start + steps), 0)
         move_kv(self.cache.layers, source, target)
 
 
@@ -415,19 +290,3 @@ def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice
     if not wanted:
         return None
     return CudaGraphDevice(device) if given is None else given
-
-
-def _pack(real: Tensor) -> Packing | None:
-    """Where the real nodes [num_reqs, num_nodes] lie side by side; None where padding is too little to be taken out."""
-    flat = real.flatten()
-    if not worth_packing(int(flat.sum()), len(flat)):
-        return None
-    return Packing((flat.cumsum(0) - 1).clamp_min(0), flat.nonzero()[:, 0])
-
-
-def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:
-    """Slots of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
-    blocks = seqs[0].blocks[:num_blocks]
-    if len(seqs) > 1 or blocks != list(range(blocks[0], blocks[0] + num_blocks)):
-        return None
-    return slice(blocks[0] * block_size, (blocks[0] + num_blocks) * block_size)

@@ -160,7 +160,7 @@ def test_trees_in_fixed_shapes_are_the_same_trees(ref, engine_of, kind):
     loaded, end = ending(ref)
     load = Load(ref, end, seed=7)
     engine = engine_of(loaded, drafter_of(kind, ref), **TIGHT)
-    engine.drafting.on_host = engine.runner.on_host = False
+    engine.drafting.on_host = engine.runner.builder.on_host = False
     tokens, _, reasons = load.play(engine)
     assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
     assert engine.speculation.num_accepted_tokens > 0
@@ -220,7 +220,7 @@ def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatc
     loaded, end = ending(ref)
     load = Load(ref, end, seed=11, count=12)
     engine = engine_of(loaded, drafter_of(kind, ref))
-    engine.drafting.on_host = engine.runner.on_host = False
+    engine.drafting.on_host = engine.runner.builder.on_host = False
     for owner, name in [
         (engine.scheduler, "schedule"),
         (engine.slots, "load"),
