@@ -139,7 +139,7 @@ class _Run:
         self.optimizers, self.state, self.curves = optimizers, state, curves
         self.loss = task.loss
         if ranks.world_size > 1:
-            self.loss = DistributedDataParallel(task.loss, broadcast_buffers=False)
+            self.loss = DistributedDataParallel(task.loss)
 
     def finish(self) -> None:
         config, state = self.config, self.state
