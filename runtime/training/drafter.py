@@ -89,7 +89,7 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
             history,
             num_parameters=sum(p.numel() for p in head.parameters() if p.requires_grad),
             draft_vocab_coverage=_coverage(source, head),
-            acceptance=None if held_out is None else _simulated(folder, head, held_out, ranks.device),
+            acceptance=None if held_out is None else _simulated(folder, head, held_out, ranks),
         )
         (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
 
@@ -136,10 +136,10 @@ def _coverage(source: Source, head: DraftHead) -> float:
     return round(float(counts[head.draft_token_ids.cpu()].sum() / counts.sum().clamp_min(1)), 4)
 
 
-def _simulated(folder: Path, head: DraftHead, held_out: _HeldOut, device: torch.device) -> dict[str, Any]:
-    """Greedy chain acceptance in float32, without an engine: the arithmetic a pair is served in on a CPU."""
-    verifier = FrozenVerifier(str(folder), head.tap_layers, device, torch.float32)
-    prompts = held_out.prompts.to(device)
+def _simulated(folder: Path, head: DraftHead, held_out: _HeldOut, ranks: Ranks) -> dict[str, Any]:
+    """Greedy chain acceptance without an engine, in the verifier's arithmetic as it is served."""
+    verifier = FrozenVerifier(str(folder), head.tap_layers, ranks.device, _served_dtype(ranks))
+    prompts = held_out.prompts.to(ranks.device)
     measured = greedy_acceptance(head, verifier, prompts, num_tokens=held_out.new_tokens, num_steps=_CHAIN)
     return {
         "prompts": len(prompts),
