@@ -81,3 +81,14 @@ def test_every_contestant_takes_its_turns(tmp_path):
         names = {one["name"] for one in figures[kind]}
         assert {"Wingbeat, plain", "Wingbeat, speculative"} < names
         assert all(one["tokens_per_s"] > 0 for one in figures[kind])
+
+
+def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
+    figures = quick_run("drafters.py", tmp_path / "drafters.json")
+    assert set(figures) == {"held-out text", "the same requests again"}
+    for runs in figures.values():
+        assert set(runs) == {"none", "eagle", "draft_model", "ngram", "suffix"}
+        assert runs["none"]["speculative_decoding"]["num_drafts"] == 0
+        for name in ("eagle", "draft_model"):
+            assert runs[name]["speculative_decoding"]["num_accepted_tokens"] > 0
+            assert min(runs[name]["accepted_per_draft_ms"]) > 0
