@@ -5,19 +5,18 @@ on what else runs, so it is measured at every attach.
 """
 
 import hashlib
-import json
 import logging
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.layer_compile import replay_ms
@@ -62,12 +61,6 @@ def cost_tables(verifier: VerifierTimes, drafter: DrafterTimes) -> CostTables:
     )
 
 
-def cache_dir() -> Path:
-    """Folder of kept measurements: $WINGBEAT_CACHE_DIR, or wingbeat under the user's cache folder."""
-    own = os.environ.get("WINGBEAT_CACHE_DIR")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
-
-
 def verifier_times(
     loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, captured: bool = False
 ) -> VerifierTimes:
@@ -77,12 +70,12 @@ def verifier_times(
         captured: measure them as CUDA graphs.
     """
     path = cache_dir() / f"verifier-{_key(loaded, config, captured)}.json"
-    kept = _read(path)
+    kept = recall(path, _from_dict)
     if kept is not None:
         return kept
     started = time.perf_counter()
     times = _measure_verifier(loaded, model, cache, config, captured)
-    _write(path, times)
+    keep(path, times._asdict())
     logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
     return times
 
@@ -187,27 +180,10 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
-def _read(path: Path) -> VerifierTimes | None:
-    try:
-        raw = json.loads(path.read_text())
-        return VerifierTimes(
-            tuple(raw["batch_sizes"]),
-            tuple(raw["extra_nodes"]),
-            tuple(tuple(row) for row in raw["verify_s"]),
-            tuple(raw["context_s"]),
-        )
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("cannot read %s (%s): measuring again", path, error)
-        return None
-
-
-def _write(path: Path, times: VerifierTimes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(times._asdict()))
-        temporary.replace(path)
-    except OSError as error:
-        logger.warning("cannot keep measurements in %s: %s", path, error)
+def _from_dict(raw: dict[str, Any]) -> VerifierTimes:
+    return VerifierTimes(
+        tuple(raw["batch_sizes"]),
+        tuple(raw["extra_nodes"]),
+        tuple(tuple(row) for row in raw["verify_s"]),
+        tuple(raw["context_s"]),
+    )

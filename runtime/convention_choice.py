@@ -5,9 +5,7 @@ reading whose chains are accepted longest is the right one. What was found is ke
 """
 
 import hashlib
-import json
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.calibration import cache_dir
 from wingbeat.runtime.capture.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.checkpoint import head_conventions
 from wingbeat.runtime.drafters.draft_head import DraftHead, HeadConvention
@@ -106,12 +104,12 @@ def choose_convention(
         return None
     parts = (_VERSION, checkpoint_fingerprint(Path(source)), checkpoint_fingerprint(target.path), candidates)
     kept = cache_dir() / f"convention-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.json"
-    choice, how = _recall(kept), "recalled"
+    choice, how = recall(kept, ConventionChoice.from_dict), "recalled"
     if choice is None:
         options = DrafterOptions(loaded.dtype, loaded.device, cuda_graphs=False)
         drafter = load_drafter(source, target, SpeculationConfig(), options)
         choice, how = measure_readings(drafter.head, candidates, loaded, tokenizer), "measured"
-        _keep(kept, choice)
+        keep(kept, choice.as_dict())
     logger.info("drafter %s: %s", source, describe(choice, how))
     return choice
 
@@ -221,23 +219,3 @@ def _write_texts(engine: Engine, tokenizer: Tokenizer | None) -> _Texts:
         for output in engine.step():
             texts[output.request_id] += output.token_ids
     return _Texts(list(texts.values()), [len(request.prompt_token_ids) for request in requests])
-
-
-def _recall(path: Path) -> ConventionChoice | None:
-    try:
-        return ConventionChoice.from_dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("cannot read %s (%s): measuring again", path, error)
-        return None
-
-
-def _keep(path: Path, choice: ConventionChoice) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(choice.as_dict()))
-        temporary.replace(path)
-    except OSError as error:
-        logger.warning("cannot keep the choice in %s: %s", path, error)
