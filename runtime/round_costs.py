@@ -11,6 +11,8 @@ import numpy as np
 _STEP = 0.05
 """Weight of one round in the running ratio of real to predicted time."""
 _SCALE_RANGE = (0.25, 4.0)
+_PULL = 0.2
+"""Rounds' worth of evidence that a cost is as measured."""
 
 
 @dataclass(frozen=True)
@@ -56,48 +58,81 @@ class CostTables:
         return cls(**fields)
 
 
+class Scales:
+    """How much a cost is beyond its measurement, by two factors: of what it is at least, and of what comes on top.
+
+    They are told apart by rounds of different sizes; what these do not tell is shared out by a pull towards 1, so that
+    a small batch corrects mostly the one and a large batch mostly the other. Recursive ridge regression.
+    """
+
+    def __init__(self) -> None:
+        self.least = self.added = 1.0
+        self._weight = self._x = self._xx = self._y = self._xy = 0.0
+
+    def observe(self, seconds: float, least_s: float, added_s: float) -> None:
+        """Take in what a round took, beside what was measured for it."""
+        x, predicted = added_s / least_s, self.least + self.added * added_s / least_s
+        # One round of many times the usual length is an interruption, not a cost.
+        y = min(max(seconds / least_s, predicted / 2), predicted * 2)
+        keep = 1.0 - _STEP
+        self._weight = keep * self._weight + 1.0
+        self._x, self._xx = keep * self._x + x, keep * self._xx + x * x
+        self._y, self._xy = keep * self._y + y, keep * self._xy + x * y
+        a, b, d = self._weight + _PULL, self._x, self._xx + _PULL
+        determinant = a * d - b * b
+        self.least = _in_range((d * (self._y + _PULL) - b * (self._xy + _PULL)) / determinant)
+        self.added = _in_range((a * (self._xy + _PULL) - b * (self._y + _PULL)) / determinant)
+
+
 class RoundCosts:
     """Predicts rounds from tables, corrected by the rounds seen.
 
     A tree round runs beside the drafter, on warm or on contended cores, so plain and tree rounds have scales of their
-    own. They scale what a round costs at least: what one more node or level adds is as measured, for a core that has to
-    fetch its weights again pays for that once.
+    own.
     """
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self.plain_scale = self.tree_scale = self.draft_scale = 1.0
+        self._plain_scale: float | None = None
+        self.tree_scales, self.draft_scales = Scales(), Scales()
         self.packing_s = 0.0
         """Added to a tree round by trees of unequal sizes, which have to be packed."""
         self.plain_host_s = self.tree_host_s = 0.0
+        self._beyond_s: dict[bool, float] = {}
+        """What packed and padded tree rounds took beyond their prediction without packing."""
         self._by_batch: dict[int, _BatchCosts] = {}
+
+    @property
+    def plain_scale(self) -> float:
+        """What a plain round takes by its measurement; until one was seen, what tree rounds say of the machine."""
+        return self.tree_scales.least if self._plain_scale is None else self._plain_scale
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         """Time of a forward pass over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
 
         What stands at 0 is a plain round.
         """
-        batch = self._batch(num_reqs)
+        batch, scales = self._batch(num_reqs), self.tree_scales
         least = batch.plain_s + batch.context_s * mean_context
-        trees = self.tree_scale * least + batch.verify(num_extra) - batch.plain_s
+        trees = scales.least * least + scales.added * (batch.verify(num_extra) - batch.plain_s)
         return np.where(np.asarray(num_extra) > 0, trees, self.plain_scale * least)
 
     def verify_up_to_s(self, num_reqs: int, most_extra: int, mean_context: float) -> np.ndarray:
         """`verify_s` of 0, 1, .. `most_extra` drafted nodes: float64 [most_extra + 1]."""
-        batch = self._batch(num_reqs)
+        batch, scales = self._batch(num_reqs), self.tree_scales
         least = batch.plain_s + batch.context_s * mean_context
-        seconds = batch.dense(most_extra) + (self.tree_scale * least - batch.plain_s)
+        seconds = scales.added * batch.dense(most_extra) + (scales.least * least - scales.added * batch.plain_s)
         seconds[0] = self.plain_scale * least
         return seconds
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        batch = self._batch(num_reqs)
-        return self.draft_scale * batch.draft_base_s + batch.draft_level_s * np.asarray(levels)
+        batch, scales = self._batch(num_reqs), self.draft_scales
+        return scales.least * batch.draft_base_s + scales.added * batch.draft_level_s * np.asarray(levels)
 
     def level_s(self, num_reqs: int) -> float:
         """Time of one more level."""
-        return self._batch(num_reqs).draft_level_s
+        return self.draft_scales.added * self._batch(num_reqs).draft_level_s
 
     def observe_verify(
         self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, packed: bool = False
@@ -107,22 +142,23 @@ class RoundCosts:
         Args:
             num_extra: rows beside the roots, padding included where trees were not packed.
         """
-        batch = self._batch(num_reqs)
+        batch, scales = self._batch(num_reqs), self.tree_scales
         least = batch.plain_s + batch.context_s * mean_context
-        added = float(batch.dense(num_extra)[-1]) - batch.plain_s
         if not num_extra:
-            self.plain_scale = _corrected(self.plain_scale, seconds / least)
-        elif packed:
-            # One round of many times the usual length is an interruption, not a cost.
-            beyond = min(seconds - self.tree_scale * least - added, least)
-            self.packing_s = max(self.packing_s + _STEP * (beyond - self.packing_s), 0.0)
-        else:
-            self.tree_scale = _corrected(self.tree_scale, (seconds - added) / least)
+            self._plain_scale = _corrected(self.plain_scale, seconds / least)
+            return
+        added = float(batch.dense(num_extra)[-1]) - batch.plain_s
+        beyond = min(seconds - scales.least * least - scales.added * added, least)
+        before = self._beyond_s.get(packed, beyond)
+        self._beyond_s[packed] = before + _STEP * (beyond - before)
+        if len(self._beyond_s) == 2:
+            self.packing_s = max(self._beyond_s[True] - self._beyond_s[False], 0.0)
+        scales.observe(seconds - (self.packing_s if packed else 0.0), least, added)
 
     def observe_draft(self, seconds: float, num_reqs: int, levels: float) -> None:
         """Correct the prediction by a wait that really was."""
         batch = self._batch(num_reqs)
-        self.draft_scale = _corrected(self.draft_scale, (seconds - batch.draft_level_s * levels) / batch.draft_base_s)
+        self.draft_scales.observe(seconds, batch.draft_base_s, batch.draft_level_s * levels)
 
     def observe_host(self, seconds: float, with_tree: bool) -> None:
         """Note what a round spent outside of models."""
@@ -170,7 +206,11 @@ def _corrected(scale: float, ratio: float) -> float:
     """The running ratio of real to predicted time, one round further."""
     # One round of many times the usual length is an interruption, not a cost.
     ratio = min(max(float(ratio), scale / 2), scale * 2)
-    return min(max(scale + _STEP * (ratio - scale), _SCALE_RANGE[0]), _SCALE_RANGE[1])
+    return _in_range(scale + _STEP * (ratio - scale))
+
+
+def _in_range(scale: float) -> float:
+    return min(max(scale, _SCALE_RANGE[0]), _SCALE_RANGE[1])
 
 
 def _interpolate(at: np.ndarray, points: np.ndarray, values: np.ndarray) -> np.ndarray:

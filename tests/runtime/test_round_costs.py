@@ -32,7 +32,7 @@ def test_beyond_the_last_measurement_the_last_slope_goes_on():
 @pytest.mark.parametrize("num_reqs", [1, 3, 4])
 def test_the_dense_form_equals_the_general_one(num_reqs):
     costs = RoundCosts(TABLES)
-    costs.tree_scale, costs.plain_scale = 1.5, 0.5
+    costs.tree_scales.least, costs.tree_scales.added = 1.5, 0.8
     for most in (2, 7, 20, 5):
         expected = costs.verify_s(num_reqs, np.arange(most + 1), 30.0)
         assert costs.verify_up_to_s(num_reqs, most, 30.0) == pytest.approx(expected)
@@ -51,10 +51,43 @@ def test_predictions_converge_to_what_rounds_take_and_shrug_off_interruptions():
         costs.observe_verify(2.0, 1, 0, 0.0)
         costs.observe_verify(0.6, 1, 2, 0.0)
         costs.observe_draft(0.3, 1, 2)
-    assert costs.verify_s(1, np.array([0, 2]), 0.0) == pytest.approx([2.0, 0.6], rel=0.01)
-    assert costs.draft_s(1, np.array([2])) == pytest.approx([0.3], rel=0.01)
+    assert costs.verify_s(1, np.array([0, 2]), 0.0) == pytest.approx([2.0, 0.6], rel=0.03)
+    assert costs.draft_s(1, np.array([2])) == pytest.approx([0.3], rel=0.03)
     costs.observe_verify(500.0, 1, 0, 0.0)
     assert costs.verify_s(1, np.array([0]), 0.0)[0] < 2.2
+
+
+def test_what_slows_tree_rounds_down_is_expected_of_plain_ones_until_they_are_seen():
+    costs = RoundCosts(TABLES)
+    for _ in range(200):
+        costs.observe_verify(2.2, 1, 2, 0.0)
+    assert costs.verify_s(1, np.array([0]), 0.0)[0] > 1.5
+    for _ in range(200):
+        costs.observe_verify(1.0, 1, 0, 0.0)
+    assert costs.verify_s(1, np.array([0]), 0.0) == pytest.approx([1.0], rel=0.01)
+
+
+def test_rounds_of_different_sizes_tell_what_is_slow():
+    """A slow start and dear nodes are different things, and only the second one speaks against another node."""
+    chance = np.random.default_rng(0)
+    for true_least, true_added in ((1.5, 1.0), (1.0, 1.8), (0.8, 1.4)):
+        costs = RoundCosts(TABLES)
+        for _ in range(300):
+            num_reqs, num_extra = (1, 4) if chance.random() < 0.5 else (4, int(chance.integers(4, 17)))
+            plain, whole = (costs.tables.verify_s[num_reqs > 1][0], RoundCosts(TABLES).verify_s(num_reqs, num_extra, 0))
+            seconds = true_least * plain + true_added * (float(whole) - plain)
+            costs.observe_verify(seconds * chance.normal(1, 0.02), num_reqs, num_extra, 0.0)
+        assert costs.tree_scales.least == pytest.approx(true_least, rel=0.1)
+        assert costs.tree_scales.added == pytest.approx(true_added, rel=0.1)
+
+
+def test_packing_costs_what_packed_rounds_take_beyond_padded_ones():
+    costs = RoundCosts(TABLES)
+    for number in range(300):
+        packed = number % 3 == 0
+        costs.observe_verify(3.0 + 0.4 * packed, 4, 8, 0.0, packed)
+    assert costs.packing_s == pytest.approx(0.4, rel=0.1)
+    assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([3.0], rel=0.05)
 
 
 def test_tables_survive_the_disk_and_refuse_other_shapes():
