@@ -224,19 +224,19 @@ def _longest(
 
 def _growth_rules(proposals: list[tuple[slice, Outcome]]) -> tuple[tuple[slice, GrowthRule], ...]:
     """One rule per verifier; none at all where one of them wants every level."""
-    if not all(bool(outcome.min_reach.any()) for _, outcome in proposals):
+    if not all(outcome.min_reach.numpy().any() for _, outcome in proposals):
         return ()
     return tuple((rows, _growth_rule(outcome, rows.stop - rows.start)) for rows, outcome in proposals)
 
 
 def _growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule:
-    slots = outcome.proposal_slots[:num_proposals]
+    slots = outcome.proposal_slots.numpy()[:num_proposals]
     return GrowthRule(
         outcome.min_reach.numpy(),
         outcome.acceptance_table.numpy(),
         outcome.depth_factors.numpy(),
-        outcome.request_factors[slots].numpy(),
-        (outcome.temperatures[slots] > 0).numpy(),
+        outcome.request_factors.numpy()[slots],
+        outcome.temperatures.numpy()[slots] > 0,
     )
 
 

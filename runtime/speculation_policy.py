@@ -25,7 +25,7 @@ ever show that they do."""
 _PAYS = "pays"
 _PRIOR_ACCEPTANCE = 0.65
 _REPLAN = 8
-"""Rounds a plan to draft holds while the batch stays the same: what it rests on changes slowly."""
+"""Rounds a plan to draft holds for batches of one size: what it rests on changes slowly."""
 
 
 class DraftPlan(NamedTuple):
@@ -64,6 +64,22 @@ class PolicyStats:
     num_accepted: int = 0
 
 
+@dataclass
+class _Decision:
+    """A plan, and what the rounds that follow it are judged by."""
+
+    plan: DraftPlan
+    limit: int
+    """Levels of it."""
+    token_s: float = 0.0
+    """What a token is worth: seconds per token of the best choice; 0 before anything is known."""
+    speedup: float = 1.0
+    until: int = 0
+    """Plans asked for by then end it."""
+    node_costs: dict[int, list[float]] = field(default_factory=dict)
+    """[num_reqs][n]: of verifying n drafted nodes in all, in tokens."""
+
+
 class SpeculationPolicy:
     """Decides for one engine. Host arithmetic only; every input is a handful of small arrays.
 
@@ -99,19 +115,15 @@ class SpeculationPolicy:
         expected = np.cumsum(self._nodes), np.cumsum(self._mass)
         self._gain = np.interp(np.arange(num_nodes), *expected)
         """[n]: expected accepted nodes of a drafting sequence of which the best n drafted nodes are verified."""
-        self._limit = max_depth
         self._plain_rounds = 0
         self._trial_after = _FIRST_TRIAL
         self._exploring = False
         self._plans = 0
         self._decisions: dict[str, int] = {}
-        self._token_s = 0.0
-        """What a token is worth: seconds per token of the best choice."""
-        self._speedup = 1.0
-        self._node_costs: dict[int, list[float]] = {}
-        """[num_reqs][n]: of verifying n drafted nodes in all, in tokens, as of the latest plan."""
-        self._plan = DraftPlan(0, np.zeros(max_depth + 1, dtype=np.float32), "no plan yet")
-        self._asked, self._age = (0, 0), 0
+        self._num_asked = 0
+        self._now = _Decision(self._nothing("no plan yet"), max_depth)
+        self._standing: dict[tuple[int, int], _Decision] = {}
+        """Latest decision to draft by what was asked: the batch changes whenever a sequence comes or goes."""
 
     def plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         """Decide the next draft.
@@ -123,13 +135,19 @@ class SpeculationPolicy:
         """
         if not num_drafting:
             self._count("nobody to draft for")
-            return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), "nobody to draft for")
-        asked = (num_reqs, num_drafting)
-        self._age += 1
-        if asked == self._asked and self._age < _REPLAN and not self._exploring and self._plan.reason == _PAYS:
-            self._count(self._plan.reason)
-            return self._plan
-        self._asked, self._age = asked, 0
+            return self._nothing("nobody to draft for")
+        self._num_asked += 1
+        standing = self._standing.get((num_reqs, num_drafting))
+        if standing is not None and self._num_asked < standing.until:
+            self._now, self._exploring = standing, False
+        else:
+            self._now = self._decide(num_reqs, num_drafting, mean_context)
+            if self._now.plan.reason == _PAYS and not self._exploring:
+                self._standing[num_reqs, num_drafting] = self._now
+        self._count(self._now.plan.reason)
+        return self._now.plan
+
+    def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> "_Decision":
         rates = self.rates(num_reqs, num_drafting, mean_context)
         if self.stops_early:
             best = self.max_depth if rates[-1] > rates[0] else 0
@@ -148,13 +166,12 @@ class SpeculationPolicy:
             self._plans += 1
             if self._plans % _EXPLORE_EVERY == 0:
                 levels, self._exploring = self.max_depth, True
-        self._limit = levels
-        self._token_s = float(1.0 / rates[best])
-        self._speedup = float(rates[best] / rates[0])
-        self._node_costs.clear()
-        self._count(reason)
-        self._plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context), reason)
-        return self._plan
+        token_s = float(1.0 / rates[best])
+        plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context, token_s), reason)
+        return _Decision(plan, levels, token_s, float(rates[best] / rates[0]), self._num_asked + _REPLAN)
+
+    def _nothing(self, reason: str) -> DraftPlan:
+        return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), reason)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second by depth limit, float64 [max_depth + 1]; [0] is plain decoding."""
@@ -179,14 +196,14 @@ class SpeculationPolicy:
             bool [num_trees, num_nodes]: closed under parents, since the best are taken first.
         """
         count = int(real.sum())
-        if self._exploring or not self._token_s:
+        if self._exploring or not self._now.token_s:
             return real
         values = np.where(real, path, -1.0).ravel()
         order = (-values).argsort(kind="stable")[:count]
         gain = np.zeros(count + 1)
         values[order].cumsum(out=gain[1:])
         # What the tree has cost so far is spent: no node at all is judged by the plain pass alone.
-        best = int((gain - self.costs.verify_up_to_s(num_reqs, count, mean_context) / self._token_s).argmax())
+        best = int((gain - self.costs.verify_up_to_s(num_reqs, count, mean_context) / self._now.token_s).argmax())
         if best == count:
             return real
         kept = np.zeros(values.shape, dtype=bool)
@@ -205,7 +222,7 @@ class SpeculationPolicy:
         extra = np.array(widths) - 1
         tokens = num_reqs + num_drafting * self._gain[extra]
         seconds = self.costs.verify_s(num_reqs, num_reqs * extra, mean_context)
-        seconds += self.costs.draft_s(num_drafting, np.array(self._plan.levels)) + self.costs.tree_host_s
+        seconds += self.costs.draft_s(num_drafting, np.array(self._now.plan.levels)) + self.costs.tree_host_s
         return widths[int((tokens / seconds).argmax())]
 
     def observe_ranks(self, path: np.ndarray, real: np.ndarray) -> None:
@@ -225,7 +242,7 @@ class SpeculationPolicy:
             slots: by sequence.
         """
         drafted = [len(chain) - 1 for chain in scores]
-        if self._exploring or not self._token_s:
+        if self._exploring or not self._now.token_s:
             return drafted
         costs = self._costs_of_nodes(len(scores), mean_context)
         paths = [self.tracker.chain_path(*chain)[1:] for chain in zip(scores, sampled, slots, strict=True)]
@@ -239,14 +256,15 @@ class SpeculationPolicy:
         num_reqs, num_extra, longest = len(kept), sum(kept), max(kept)
         gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
         if worth_packing(num_reqs + num_extra, num_reqs * (1 + longest)):
-            return gain - costs[num_extra] - self.costs.packing_s / self._token_s
+            return gain - costs[num_extra] - self.costs.packing_s / self._now.token_s
         return gain - costs[num_reqs * longest]
 
     def _costs_of_nodes(self, num_reqs: int, mean_context: float) -> list[float]:
-        if num_reqs not in self._node_costs:
+        costs = self._now.node_costs
+        if num_reqs not in costs:
             seconds = self.costs.verify_up_to_s(num_reqs, num_reqs * (self.num_nodes - 1), mean_context)
-            self._node_costs[num_reqs] = (seconds / self._token_s).tolist()
-        return self._node_costs[num_reqs]
+            costs[num_reqs] = (seconds / self._now.token_s).tolist()
+        return costs[num_reqs]
 
     @property
     def exploring(self) -> bool:
@@ -273,7 +291,7 @@ class SpeculationPolicy:
         self._next_acceptance[onward] += _SMOOTHING * (
             reached[onward + 1] / reached[onward] - self._next_acceptance[onward]
         )
-        seen = np.arange(width) <= self._limit
+        seen = np.arange(width) <= self._now.limit
         seen[0] = False
         for profile, now in ((self._mass, mass), (self._nodes, nodes), (self._grown, grown)):
             profile[seen] += _SMOOTHING * (now[seen] - profile[seen])
@@ -286,8 +304,8 @@ class SpeculationPolicy:
         """Decisions so far."""
         return PolicyStats(
             dict(self._decisions),
-            self._limit,
-            round(self._speedup, 3),
+            self._now.limit,
+            round(self._now.speedup, 3),
             round(self.tracker.expected_accepted, 1),
             self.tracker.num_accepted,
         )
@@ -295,14 +313,14 @@ class SpeculationPolicy:
     def _count(self, reason: str) -> None:
         self._decisions[reason] = self._decisions.get(reason, 0) + 1
 
-    def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
+    def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float, token_s: float) -> np.ndarray:
         """Summed path probability at each depth from which on one more level is worth its time."""
         if self._exploring:
             return np.zeros(self.max_depth + 1, dtype=np.float32)
         verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
         level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)
         # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.
-        return (level_s / self._token_s / self._next_acceptance).astype(np.float32)
+        return (level_s / token_s / self._next_acceptance).astype(np.float32)
 
 
 def _likeliest(paths: list[list[float]], costs: list[float]) -> list[int]:

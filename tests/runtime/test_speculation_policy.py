@@ -31,7 +31,7 @@ def show_chains(subject, acceptance, rounds=400, num_trees=1):
     """Chains whose every node is accepted with this probability, as far as the policy lets them grow."""
     for _ in range(rounds):
         subject.plan(num_trees, num_trees, 100.0)
-        subject._limit = DEPTH
+        subject._now.limit = DEPTH
         path = np.tile(acceptance ** np.arange(DEPTH + 1.0), (num_trees, 1))
         real = np.tile(np.arange(DEPTH + 1) > 0, (num_trees, 1))
         depths = np.tile(np.arange(DEPTH + 1), (num_trees, 1))
@@ -121,7 +121,7 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
     assert (kept[:, 2:] <= kept[:, 1:-1]).all()
     count = int(kept.sum())
     order = np.sort(path[real])[::-1]
-    value = [order[:n].sum() - (4.8 + node_s * n) / subject._token_s for n in range(len(order) + 1)]
+    value = [order[:n].sum() - (4.8 + node_s * n) / subject._now.token_s for n in range(len(order) + 1)]
     assert value[count] == pytest.approx(max(value))
 
 
