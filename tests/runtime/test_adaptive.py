@@ -217,6 +217,7 @@ def test_mixed_batches_give_each_request_its_plain_text():
 
 
 def test_the_verifier_is_measured_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "_undisturbed", lambda times: True)  # a tiny model on a busy machine
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
     ref = reference("llama")
     config = engine_config(SHAPES["chain"])
@@ -253,3 +254,13 @@ def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
     assert "fixed trees" in caplog.text
     assert tokens == ref.continuations
     assert engine.stats().policy is None
+
+
+@pytest.mark.parametrize(("verify_s", "kept"), [((1.0, 1.2, 1.1), True), ((1.0, 3.0, 1.5), False)])
+def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, kept):
+    ref = reference("llama")
+    times = calibration.VerifierTimes((1,), (0, 1, 4), (verify_s,), (0.0,))
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibration, "_measure_verifier", lambda *arguments: times)
+    assert calibration.verifier_times(ref.loaded, None, None, engine_config()) == times
+    assert any(tmp_path.iterdir()) == kept
