@@ -3,8 +3,8 @@
     python benchmarks/load_sweep.py [--model DIR --drafter DIR] [--plot FILE]
 
 In process, one thread, greedy. Requests arrive in a closed loop: as one ends, the next one starts, so that the number
-of running sequences stays what the column says. The modes take turns, block by block, so that a drift of the machine
-meets all of them alike; figures are medians over the repeats.
+of running sequences stays what the column says. The modes take turns, block by block, and ratios are of blocks that
+ran one after the other, so that a drift of the machine meets all of them alike; figures are medians over the turns.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from wingbeat.runtime.tokenizer import Tokenizer
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
 FIXED_STEPS = 5
+LEAST_PROMPTS = 24
+"""Per block: whether one more prompt happens to start within it must not decide the figure."""
 
 
 class Block(NamedTuple):
@@ -47,28 +49,33 @@ def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
     """As many tokens as all prompts have once, from requests that go round and round, `concurrency` at a time.
 
-    It ends while every sequence is still running: the last ones of a block that is played to its end would run alone,
-    and their load is another row's.
+    The clock starts when all of them run and stops while all still do, so that prompts come as they do under this load:
+    one when a request ends. The first requests are to end one after the other, or plain decoding would meet all prompts
+    at once.
     """
-    engine, params = llm.engine, greedy(max_tokens, speculation)
+    engine = llm.engine
     waiting = enumerate(itertools.cycle(prompts))
     running: set[str] = set()
-    num_tokens, total = 0, SpeculationMetrics()
-    started = time.perf_counter()
 
-    def add(count: int) -> None:
-        for index, prompt in itertools.islice(waiting, count):
-            running.add(str(index))
-            engine.add_request(Request(str(index), tuple(prompt), params))
+    def add(length: int) -> None:
+        index, prompt = next(waiting)
+        running.add(str(index))
+        engine.add_request(Request(str(index), tuple(prompt), greedy(length, speculation)))
 
-    add(concurrency)
+    for place in range(concurrency):
+        add(max(max_tokens * (place + 1) // concurrency, 1))
+    starting = set(running)
+    num_tokens, total, started = 0, SpeculationMetrics(), 0.0
     while num_tokens < len(prompts) * max_tokens:
+        if starting:
+            num_tokens, total, started = 0, SpeculationMetrics(), time.perf_counter()
         for output in engine.step():
+            starting.discard(output.request_id)
             num_tokens += len(output.token_ids)
             if output.finish_reason is not None:
                 running.remove(output.request_id)
                 total.add(output.metrics)
-                add(1)
+                add(max_tokens)
     elapsed_s = time.perf_counter() - started
     for request_id in running:
         engine.abort_request(request_id)
@@ -83,7 +90,7 @@ def measure(
     for load in loads:
         blocks: dict[str, list[Block]] = {mode: [] for mode in engines}
         cycle = itertools.cycle(prompts)
-        chosen = [next(cycle) for _ in range(max(2 * load, 8))]
+        chosen = [next(cycle) for _ in range(max(2 * load, LEAST_PROMPTS))]
         for turn in range(repeats + 1):
             for mode, llm in engines.items():
                 block = run_block(llm, chosen, load, max_tokens, mode != PLAIN)
@@ -98,20 +105,25 @@ def rate(blocks: list[Block]) -> float:
     return middle([block.tokens_per_s for block in blocks])
 
 
+def over(blocks: dict[str, list[Block]], mode: str, other: str) -> float:
+    """Median over the turns of one mode's token rate over another's."""
+    pairs = zip(blocks[mode], blocks[other], strict=True)
+    return middle([block.tokens_per_s / beside.tokens_per_s for block, beside in pairs])
+
+
 def table(results: dict[int, dict[str, list[Block]]]) -> Table:
     """One row per load."""
     rows = []
     for load, blocks in results.items():
-        plain, fixed, adaptive = (rate(blocks[mode]) for mode in (PLAIN, FIXED, ADAPTIVE))
         speculation = blocks[ADAPTIVE][-1].speculation
         nodes = speculation.num_draft_tokens / speculation.num_drafts if speculation.num_drafts else 0.0
         rows.append(
             (
                 str(load),
                 *(spread([block.tokens_per_s for block in blocks[mode]], 0) for mode in (PLAIN, FIXED, ADAPTIVE)),
-                f"{fixed / plain:.2f}",
-                f"{adaptive / plain:.2f}",
-                f"{adaptive / max(plain, fixed):.2f}",
+                f"{over(blocks, FIXED, PLAIN):.2f}",
+                f"{over(blocks, ADAPTIVE, PLAIN):.2f}",
+                f"{min(over(blocks, ADAPTIVE, other) for other in (PLAIN, FIXED)):.2f}",
                 f"{speculation.acceptance_length:.2f}",
                 f"{nodes:.1f}",
             )
@@ -139,7 +151,7 @@ def plot(results: dict[int, dict[str, list[Block]]], path: Path) -> None:
     axes = figure.add_subplot()
     loads = list(results)
     for mode, style in ((PLAIN, "--"), (FIXED, "o-"), (ADAPTIVE, "s-")):
-        ratios = [rate(blocks[mode]) / rate(blocks[PLAIN]) for blocks in results.values()]
+        ratios = [over(blocks, mode, PLAIN) for blocks in results.values()]
         axes.plot(loads, ratios, style, label=mode if mode != FIXED else f"chain of {FIXED_STEPS}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(loads, [str(load) for load in loads])
@@ -160,7 +172,7 @@ def figures(results: dict[int, dict[str, list[Block]]]) -> list[dict[str, Any]]:
             "concurrency": load,
             "mode": mode,
             "tokens_per_s": [round(block.tokens_per_s, 2) for block in series],
-            "over_plain": round(rate(series) / rate(blocks[PLAIN]), 4),
+            "over_plain": round(over(blocks, mode, PLAIN), 4),
             "speculative_decoding": series[-1].speculation.as_dict(),
         }
         for load, blocks in results.items()

@@ -24,11 +24,17 @@ _HOPELESS = -50.0
 
 
 class RoundTimes(NamedTuple):
-    """Seconds of one round."""
+    """What one round took, and what beside the decodes took part in it."""
 
-    draft_wait_s: float
+    draft_s: float
+    """Seconds from asking for its trees to having them, as far as nothing else was done meanwhile."""
     forward_s: float
-    total_s: float
+    host_s: float
+    """Outside of models."""
+    num_chunk_tokens: int
+    """Rows of prompts in its forward pass."""
+    num_drafter_tokens: int
+    """Context that the drafter took in before it grew this round's trees."""
 
 
 class _Trees(NamedTuple):
@@ -148,21 +154,28 @@ class AdaptiveSpeculation:
         if trees is None or not this.learns:
             return
         on_path = np.zeros(trees.real.shape, dtype=bool)
-        np.put_along_axis(on_path, result.path_nodes.numpy(), True, axis=1)
+        np.put_along_axis(on_path, result.path_nodes, True, axis=1)
         tried = trees.real & np.take_along_axis(on_path, np.maximum(trees.parents, 0), axis=1)
         parts = (trees.log_probs, trees.depths, this.sampled, this.slots, tried, tried & on_path)
         self.policy.learn(Round(*parts) if all(live) else Round(*(part[np.array(live)] for part in parts)))
 
     def observe(self, times: RoundTimes) -> None:
-        """Take in what the latest round took; of a round without prompt chunks."""
+        """Take in what the latest round took."""
         this = self._latest
         if this is None or not this.num_decodes:
             return
         costs = self.policy.costs
         if this.num_drafting:
-            costs.observe_draft(times.draft_wait_s, this.num_drafting, this.levels_grown)
-        costs.observe_verify(times.forward_s, this.num_decodes, this.num_extra, this.context, this.packed)
-        costs.observe_host(times.total_s - times.draft_wait_s - times.forward_s, bool(this.num_drafting))
+            costs.observe_draft(times.draft_s, this.num_drafting, this.levels_grown, times.num_drafter_tokens)
+        costs.observe_verify(
+            times.forward_s,
+            this.num_decodes,
+            this.num_extra,
+            this.context,
+            packed=this.packed,
+            num_chunk_tokens=times.num_chunk_tokens,
+        )
+        costs.observe_host(times.host_s, bool(this.num_drafting))
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """Decide the next draft.

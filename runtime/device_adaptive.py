@@ -63,7 +63,7 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
             return
         self.policy.observe_trees(path[rows], seen.kept[rows], depths[rows], seen.real[rows])
         self.policy.observe_ranks(path[rows], seen.real[rows])
-        on_path = _before_pruning(result.path_nodes.numpy(), seen.kept)
+        on_path = _before_pruning(result.path_nodes, seen.kept)
         tried = seen.kept & np.take_along_axis(on_path, seen.parents, axis=1)
         parts = (seen.log_probs, depths, this.sampled, this.slots, tried, tried & on_path)
         self.policy.learn(Round(*(part[rows] for part in parts)))

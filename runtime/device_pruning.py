@@ -119,9 +119,8 @@ class DevicePruner:
         return path
 
 
-def unpack_evidence(packed: Tensor) -> Evidence:
+def unpack_evidence(words: np.ndarray) -> Evidence:
     """Read `PrunedTrees.evidence` on the host."""
-    words = packed.numpy()
     log_probs = (words & 0xFFFFFFFF).astype(np.uint32).view(np.float32).astype(np.float64)
     return Evidence(
         parents=(words >> _PARENT) & _PARENT_MASK,

@@ -26,6 +26,7 @@ from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import DecodeRows, SlotState
 from wingbeat.runtime.transfer import copy_into, upload
+from wingbeat.runtime.tree_check import TreeCheck
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class DraftSession:
         self.config = config
         self.adaptive = adaptive
         self._max_levels = config.speculation.max_path - 1
+        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self.block_manager = block_manager
         self.slots = slots
         self.state = DrafterState.NONE
@@ -68,8 +70,11 @@ class DraftSession:
         self._round = 0
         self.ring_s = 0.0
         """Seconds that the latest `publish` spent waking the drafter; 0 where it did not."""
+        self.num_chunk_tokens = 0
+        """Context that the latest `publish` handed over, beside what the round accepted."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
+        self._check: TreeCheck | None = None
 
     def attach(self, end: VerifierEnd, running: list[Sequence]) -> None:
         """Draft through this end from the next round on; contexts the drafter lacks are replayed.
@@ -77,7 +82,10 @@ class DraftSession:
         No round may be in flight: the history handed over would lack its tokens.
         """
         self._end, self._incarnation = end, end.incarnation
+        self.slots.forget_published()
         self._deferred = DeferredPairs(end.spec, self.slots)
+        chains = self.config.speculation.draft_top_k == 1
+        self._check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
@@ -143,36 +151,17 @@ class DraftSession:
         if reply is None or self._end.incarnation != self._incarnation:
             self._lose()
             return None
-        reply = self._rows_of(reply, decodes, rows)
-        tree = TokenTree(*(getattr(reply, name) for name in TokenTree._fields))
-        state, slots = self.slots, rows.slots
-        fresh = (
-            rows.wanted.bool()
-            & (reply.epochs == state.epochs[slots])
-            & (reply.committed_lens == state.committed_lens[slots])
-            & (tree.token_ids[:, 0] == state.last_token_ids[slots])
-            & well_formed(tree, state.vocab_size, chains=self.config.speculation.draft_top_k == 1)
-        )
-        if self.on_host and not bool(fresh.any()):
+        trees, usable = self._check(self._rows_of(reply, decodes, rows), rows, self.slots)
+        if not self.on_host:
+            return trees
+        if not bool(usable.any()):
             return None
-        # What is not to be verified must not reach an index either: a stale row may hold anything.
-        index = torch.arange(tree.token_ids.shape[1], device=fresh.device)
-        real = fresh[:, None] & (index < tree.num_valid[:, None])
-        checked = TokenTree(
-            torch.where(real, tree.token_ids, 0),
-            torch.where(real, tree.parents, 0),
-            torch.where(real, tree.depths, 0),
-            tree.scores,
-            torch.where(fresh, tree.num_valid, 1),
-        )
-        if self.on_host:
-            width = int(checked.num_valid.max())
-            return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in checked))
-        return checked
+        width = int(trees.num_valid.max())
+        return TokenTree(*(field[:, :width] if field.dim() == 2 else field for field in trees))
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
-        self.ring_s = 0.0
+        self.ring_s, self.num_chunk_tokens = 0.0, 0
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
             return
@@ -197,8 +186,7 @@ class DraftSession:
             proposals = proposals if levels else []
         self._ask(proposals)
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
-        for name, by_slot in self.slots.published.items():
-            copy_into(getattr(outcome, name), by_slot)
+        self.slots.publish(outcome)
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
         _write(outcome.header[1:6], [len(rows), num_chunks, len(proposals), levels, longest])
         started = time.perf_counter()
@@ -256,8 +244,10 @@ class DraftSession:
         """A reply by decode instead of by slot, on the verifier's device."""
         here, there = self.slots.device, reply.token_ids.device
         slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
-        by_slot = (field[slots].to(here, non_blocking=here.type != "cpu") for field in reply[1:])
-        return TreeReply(reply.header, *by_slot)
+        by_row = [field.index_select(0, slots) for field in reply[1:]]
+        if there != here:
+            by_row = [field.to(here, non_blocking=here.type != "cpu") for field in by_row]
+        return TreeReply(reply.header, *by_row)
 
     def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> int:
         """Copy the chunks that continue the drafter's context, then what was kept back; returns their number.
@@ -303,6 +293,7 @@ class DraftSession:
         _write(outcome.chunk_slots, slots)
         _write(outcome.chunk_positions, positions)
         _write(outcome.chunk_lens, lens)
+        self.num_chunk_tokens = filled
         return len(slots)
 
     def _publish_decodes(
@@ -331,9 +322,9 @@ class DraftSession:
         history = self._end.token_ids
         if plan.decodes:
             paths = flight.decodes
-            steps = torch.arange(paths.token_ids.shape[1], device=paths.slots.device)
             # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-            columns = (paths.positions[:, None] + 1 + steps).clamp_max(history.shape[1] - 1)
+            columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
+            columns = columns.clamp_max_(history.shape[1] - 1)
             _put(history, paths.slots[:, None], columns, paths.token_ids)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if sampling:
@@ -373,23 +364,6 @@ def _write(target: Tensor, values: list[int]) -> None:
 def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
     """history[slots, columns] = token_ids, wherever each of them is."""
     where = history.device
-    history[slots.to(where), columns.to(where)] = token_ids.to(where)
-
-
-def well_formed(tree: TokenTree, vocab_size: int, *, chains: bool = False) -> Tensor:
-    """bool [num_reqs]: parents precede their children, depths follow from them, tokens exist.
-
-    A wrong depth would shift positions and so change the output: it is the one field that must never be believed.
-
-    Args:
-        chains: each node must follow the one before it: where chains are configured, accepted KV is never moved.
-    """
-    num_nodes = tree.token_ids.shape[1]
-    index = torch.arange(num_nodes, device=tree.token_ids.device)
-    parents, depths = tree.parents, tree.depths
-    bad = (parents >= index) | (parents < (index - 1 if chains else 0))
-    bad |= depths != depths.gather(1, parents.clamp(0, num_nodes - 1)) + 1
-    bad[:, 0] = depths[:, 0] != 0
-    bad |= (tree.token_ids < 0) | (tree.token_ids >= vocab_size)
-    bad &= index < tree.num_valid[:, None]
-    return ~bad.any(1) & (tree.num_valid >= 1) & (tree.num_valid <= num_nodes)
+    if slots.device != where:
+        slots, columns, token_ids = slots.to(where), columns.to(where), token_ids.to(where)
+    history[slots, columns] = token_ids

@@ -217,8 +217,9 @@ class Engine:
         if launched:
             rows = self.slots.load(plan)
             watch.lap("schedule_s")
+            asked_s, num_drafter_tokens = self.drafting.ring_s, self.drafting.num_chunk_tokens
             trees = self.drafting.collect(plan.decodes, rows)
-            waited_s = watch.lap("draft_wait_s")
+            draft_s = asked_s + watch.lap("draft_wait_s")
             if self.adaptive is not None:
                 trees = self.adaptive.prune(trees, plan.decodes)
             num_nodes = None if self.adaptive is None else self.adaptive.num_nodes
@@ -234,10 +235,11 @@ class Engine:
             self.drafting.publish(plan, flight)
             # Where the drafter shares the core, ringing for it is waiting for it.
             watch.lap("publish_s", draft_wait_s=self.drafting.ring_s)
-            waited_s += self.drafting.ring_s
         outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
-        if self.adaptive is not None and launched and not plan.chunks:
-            self.adaptive.observe(RoundTimes(waited_s, flight.forward_s, watch.total_s))
+        if self.adaptive is not None and launched:
+            host_s = watch.total_s - (draft_s - asked_s) - flight.forward_s - self.drafting.ring_s
+            num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
+            self.adaptive.observe(RoundTimes(draft_s, flight.forward_s, host_s, num_chunk_tokens, num_drafter_tokens))
         return outputs
 
     def _schedule(self) -> SchedulerOutput:

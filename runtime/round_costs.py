@@ -1,6 +1,6 @@
 """What a round costs: measured tables, interpolated, and scaled by what rounds really take.
 
-Seconds throughout. `verify` is one forward pass of the verifier and what follows it; `draft` is the wait for trees.
+Seconds throughout. `verify` is one forward pass of the verifier; `draft` is the wait for trees.
 """
 
 from dataclasses import asdict, dataclass
@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from wingbeat.runtime.cost_fit import CostFit
+
 _STEP = 0.05
-"""Weight of one round in the running ratio of real to predicted time."""
-_SCALE_RANGE = (0.25, 4.0)
-_PULL = 0.2
-"""Rounds' worth of evidence that a cost is as measured."""
+"""Weight of one round in the running means."""
 
 
 @dataclass(frozen=True)
@@ -58,107 +57,93 @@ class CostTables:
         return cls(**fields)
 
 
-class Scales:
-    """How much a cost is beyond its measurement, by two factors: of what it is at least, and of what comes on top.
-
-    They are told apart by rounds of different sizes; what these do not tell is shared out by a pull towards 1, so that
-    a small batch corrects mostly the one and a large batch mostly the other. Recursive ridge regression.
-    """
-
-    def __init__(self) -> None:
-        self.least = self.added = 1.0
-        self._weight = self._x = self._xx = self._y = self._xy = 0.0
-
-    def observe(self, seconds: float, least_s: float, added_s: float) -> None:
-        """Take in what a round took, beside what was measured for it."""
-        x, predicted = added_s / least_s, self.least + self.added * added_s / least_s
-        # One round of many times the usual length is an interruption, not a cost.
-        y = min(max(seconds / least_s, predicted / 2), predicted * 2)
-        keep = 1.0 - _STEP
-        self._weight = keep * self._weight + 1.0
-        self._x, self._xx = keep * self._x + x, keep * self._xx + x * x
-        self._y, self._xy = keep * self._y + y, keep * self._xy + x * y
-        a, b, d = self._weight + _PULL, self._x, self._xx + _PULL
-        determinant = a * d - b * b
-        self.least = _in_range((d * (self._y + _PULL) - b * (self._xy + _PULL)) / determinant)
-        self.added = _in_range((a * (self._xy + _PULL) - b * (self._y + _PULL)) / determinant)
-
-
 class RoundCosts:
     """Predicts rounds from tables, corrected by the rounds seen.
 
-    A tree round runs beside the drafter, on warm or on contended cores, so plain and tree rounds have scales of their
-    own.
+    Prompt chunks are told apart from what they share a round with, and are in no prediction: a token costs its share
+    of a prompt however it is decoded. A tree round runs beside the drafter, on warm or on contended cores, so plain and
+    tree rounds are corrected each by themselves.
     """
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain_scale: float | None = None
-        self.tree_scales, self.draft_scales = Scales(), Scales()
-        self.packing_s = 0.0
-        """Added to a tree round by trees of unequal sizes, which have to be packed."""
+        self.tree_fit = CostFit((1.0, 1.0, 1.0, 0.0))
+        """Of the roots, the drafted nodes, prompt chunks, and packing trees of unequal sizes."""
+        self.plain_fit = CostFit((1.0, 1.0))
+        """Of the roots and prompt chunks."""
+        self.draft_fit = CostFit((1.0, 1.0, 1.0))
+        """Of a draft's base, its levels, and the prompt chunks that the drafter takes in before it."""
         self.plain_host_s = self.tree_host_s = 0.0
-        self._beyond_s: dict[bool, float] = {}
-        """What packed and padded tree rounds took beyond their prediction without packing."""
+        self._chunk_token_s, self._draft_chunk_token_s = _chunk_tokens_s(tables)
         self._by_batch: dict[int, _BatchCosts] = {}
-
-    @property
-    def plain_scale(self) -> float:
-        """What a plain round takes by its measurement; until one was seen, what tree rounds say of the machine."""
-        return self.tree_scales.least if self._plain_scale is None else self._plain_scale
 
     def verify_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         """Time of a forward pass over `num_reqs` roots and `num_extra` [n] drafted nodes in all: float64 [n].
 
         What stands at 0 is a plain round.
         """
-        batch, scales = self._batch(num_reqs), self.tree_scales
-        least = batch.plain_s + batch.context_s * mean_context
-        trees = scales.least * least + scales.added * (batch.verify(num_extra) - batch.plain_s)
-        return np.where(np.asarray(num_extra) > 0, trees, self.plain_scale * least)
+        batch = self._batch(num_reqs)
+        least, added, _, _ = self.tree_fit.factors
+        roots_s = batch.roots_s(mean_context)
+        trees = least * roots_s + added * (batch.verify(num_extra) - batch.plain_s)
+        return np.where(np.asarray(num_extra) > 0, trees, self._plain_factor() * roots_s)
 
     def verify_up_to_s(self, num_reqs: int, most_extra: int, mean_context: float) -> np.ndarray:
         """`verify_s` of 0, 1, .. `most_extra` drafted nodes: float64 [most_extra + 1]."""
-        batch, scales = self._batch(num_reqs), self.tree_scales
-        least = batch.plain_s + batch.context_s * mean_context
-        seconds = scales.added * batch.dense(most_extra) + (scales.least * least - scales.added * batch.plain_s)
-        seconds[0] = self.plain_scale * least
+        batch = self._batch(num_reqs)
+        least, added, _, _ = self.tree_fit.factors
+        roots_s = batch.roots_s(mean_context)
+        seconds = added * batch.dense(most_extra) + (least * roots_s - added * batch.plain_s)
+        seconds[0] = self._plain_factor() * roots_s
         return seconds
+
+    def packing_s(self, num_reqs: int, mean_context: float) -> float:
+        """Added to a tree round by trees of unequal sizes, which have to be packed."""
+        return self.tree_fit.factors[3] * self._batch(num_reqs).roots_s(mean_context)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        batch, scales = self._batch(num_reqs), self.draft_scales
-        return scales.least * batch.draft_base_s + scales.added * batch.draft_level_s * np.asarray(levels)
+        batch = self._batch(num_reqs)
+        base, level, _ = self.draft_fit.factors
+        return base * batch.draft_base_s + level * batch.draft_level_s * np.asarray(levels)
 
     def level_s(self, num_reqs: int) -> float:
         """Time of one more level."""
-        return self.draft_scales.added * self._batch(num_reqs).draft_level_s
+        return self.draft_fit.factors[1] * self._batch(num_reqs).draft_level_s
 
     def observe_verify(
-        self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, packed: bool = False
+        self,
+        seconds: float,
+        num_reqs: int,
+        num_extra: int,
+        mean_context: float,
+        *,
+        packed: bool = False,
+        num_chunk_tokens: int = 0,
     ) -> None:
         """Correct the prediction by a round that really ran.
 
         Args:
             num_extra: rows beside the roots, padding included where trees were not packed.
+            num_chunk_tokens: rows of prompts.
         """
-        batch, scales = self._batch(num_reqs), self.tree_scales
-        least = batch.plain_s + batch.context_s * mean_context
-        if not num_extra:
-            self._plain_scale = _corrected(self.plain_scale, seconds / least)
-            return
-        added = float(batch.dense(num_extra)[-1]) - batch.plain_s
-        beyond = min(seconds - scales.least * least - scales.added * added, least)
-        before = self._beyond_s.get(packed, beyond)
-        self._beyond_s[packed] = before + _STEP * (beyond - before)
-        if len(self._beyond_s) == 2:
-            self.packing_s = max(self._beyond_s[True] - self._beyond_s[False], 0.0)
-        scales.observe(seconds - (self.packing_s if packed else 0.0), least, added)
-
-    def observe_draft(self, seconds: float, num_reqs: int, levels: float) -> None:
-        """Correct the prediction by a wait that really was."""
         batch = self._batch(num_reqs)
-        self.draft_scales.observe(seconds, batch.draft_base_s, batch.draft_level_s * levels)
+        roots_s, chunks_s = batch.roots_s(mean_context), self._chunk_token_s * num_chunk_tokens
+        if num_extra:
+            added_s = float(batch.dense(num_extra)[-1]) - batch.plain_s
+            self.tree_fit.observe(seconds, (roots_s, added_s, chunks_s, roots_s * packed))
+        else:
+            self.plain_fit.observe(seconds, (roots_s, chunks_s))
+
+    def observe_draft(self, seconds: float, num_reqs: int, levels: float, num_chunk_tokens: int = 0) -> None:
+        """Correct the prediction by a wait that really was.
+
+        Args:
+            num_chunk_tokens: context that the drafter took in first.
+        """
+        batch = self._batch(num_reqs)
+        chunks_s = self._draft_chunk_token_s * num_chunk_tokens
+        self.draft_fit.observe(seconds, (batch.draft_base_s, batch.draft_level_s * levels, chunks_s))
 
     def observe_host(self, seconds: float, with_tree: bool) -> None:
         """Note what a round spent outside of models."""
@@ -166,6 +151,10 @@ class RoundCosts:
             self.tree_host_s += _STEP * (seconds - self.tree_host_s)
         else:
             self.plain_host_s += _STEP * (seconds - self.plain_host_s)
+
+    def _plain_factor(self) -> float:
+        """Until a plain round was seen, tree rounds say how fast the machine is."""
+        return (self.plain_fit if self.plain_fit.seen else self.tree_fit).factors[0]
 
     def _batch(self, num_reqs: int) -> "_BatchCosts":
         if num_reqs not in self._by_batch:
@@ -191,6 +180,10 @@ class _BatchCosts:
         self.draft_level_s = float(between(tables.draft_level_s))
         self._dense = np.zeros(0)
 
+    def roots_s(self, mean_context: float) -> float:
+        """Seconds of a plain round."""
+        return self.plain_s + self.context_s * mean_context
+
     def verify(self, num_extra: np.ndarray) -> np.ndarray:
         """Seconds by drafted nodes of the whole batch."""
         return _interpolate(np.asarray(num_extra) / max(self._num_reqs, 1), self._columns, self._measured)
@@ -202,15 +195,13 @@ class _BatchCosts:
         return self._dense[: most_extra + 1]
 
 
-def _corrected(scale: float, ratio: float) -> float:
-    """The running ratio of real to predicted time, one round further."""
-    # One round of many times the usual length is an interruption, not a cost.
-    ratio = min(max(float(ratio), scale / 2), scale * 2)
-    return _in_range(scale + _STEP * (ratio - scale))
-
-
-def _in_range(scale: float) -> float:
-    return min(max(scale, _SCALE_RANGE[0]), _SCALE_RANGE[1])
+def _chunk_tokens_s(tables: CostTables) -> tuple[float, float]:
+    """What a token of a prompt may take the verifier and the drafter: about what a row of the largest batch does."""
+    most, level = tables.batch_sizes[-1], tables.draft_level_s
+    rows = (tables.extra_nodes[-1] - tables.extra_nodes[0]) * most
+    verify_s = (tables.verify_s[-1][-1] - tables.verify_s[-1][0]) / max(rows, 1)
+    draft_s = (level[-1] - level[0]) / max(most - tables.batch_sizes[0], 1)
+    return max(verify_s, 0.0), max(draft_s, 0.0)
 
 
 def _interpolate(at: np.ndarray, points: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from wingbeat.runtime.batch import AcceptedPaths
@@ -19,9 +20,9 @@ class RoundResult(NamedTuple):
     """Nodes of the tree that was verified, by decode; 1 is a bare root."""
     chunk_token_ids: list[list[int]]
     """By chunk: the token its last row yields, or nothing."""
-    path_nodes: Tensor
+    path_nodes: np.ndarray
     """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
-    evidence: Tensor | None = None
+    evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
 
 

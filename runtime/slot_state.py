@@ -5,14 +5,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.batch import Outcome
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.scheduler import SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
-from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.transfer import copy_into, upload
 
 
 class DecodeRows(NamedTuple):
-    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`."""
+    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`. Never changed:
+    the next round may use it again."""
 
     slots: Tensor
     """int64 [num_decodes]"""
@@ -45,25 +47,47 @@ class SlotState:
         self.top_ks = column(torch.int64)
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
-        self.published = {
+        self._published = {
             name: getattr(self, name)[:-1]
             for name in ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
         }
-        """What drafters get of it, by the names of `wingbeat.runtime.batch.Outcome`: views without the spare row."""
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        self._latest_columns: tuple[list[int], list[bool]] = [], []
+        self._latest_rows = DecodeRows(none, none)
+        self._num_changes = dict.fromkeys(self._published, 0)
+        self._written: dict[tuple[int, str], int] = {}
         self.reset_spare()
 
     def reset_spare(self) -> None:
         """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
         self.committed_lens[self.spare :].fill_(1)
 
+    def publish(self, outcome: Outcome) -> None:
+        """Bring a drafter's copy of what it gets of this up to date.
+
+        Most of it seldom changes, and each copy is a launch: what a buffer holds already is not written again.
+        """
+        self._num_changes["committed_lens"] += 1
+        for name, by_slot in self._published.items():
+            target, changes = getattr(outcome, name), self._num_changes[name]
+            if self._written.get((target.data_ptr(), name)) != changes:
+                self._written[target.data_ptr(), name] = changes
+                copy_into(target, by_slot)
+
+    def forget_published(self) -> None:
+        """Other buffers come, perhaps where old ones were."""
+        self._written.clear()
+
     def load(self, plan: SchedulerOutput) -> DecodeRows:
         """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""
         if plan.admitted:
             self._admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
-        columns = [[seq.slot for seq in plan.decodes], [seq.tree_requested for seq in plan.decodes]]
-        slots, wanted = upload(columns, self.device).unbind()
-        return DecodeRows(slots, wanted)
+        columns = [seq.slot for seq in plan.decodes], [seq.tree_requested for seq in plan.decodes]
+        if columns != self._latest_columns:  # a batch mostly stays as it is
+            slots, wanted = upload(columns, self.device).unbind()
+            self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted)
+        return self._latest_rows
 
     def _admit(self, seqs: list[Sequence]) -> None:
         params = [seq.request.params for seq in seqs]
@@ -84,6 +108,8 @@ class SlotState:
         self.committed_lens[slots] = lens
         self.last_token_ids[slots] = last_token_ids
         self.epochs[slots] = epochs
+        for name in ("epochs", "temperatures", "seeds"):
+            self._num_changes[name] += 1
         self.seeds[slots] = seeds
         self.temperatures[slots] = temperatures
         self.top_ks[slots] = top_ks
@@ -105,3 +131,4 @@ class SlotState:
         if slots:
             rows, places, ids = upload([slots, columns, blocks], self.device)
             self.block_tables[rows, places] = ids
+            self._num_changes["block_tables"] += 1

@@ -19,13 +19,13 @@ _SMOOTHING = 0.06
 _FIRST_TRIAL, _LAST_TRIAL = 32, 1024
 """Plain rounds between two trials of speculation; doubled by every trial that does not pay."""
 _TRIAL_ROUNDS = 8
-_EXPLORE_EVERY = 6
-"""Plans to draft: one is carried out to the full, levels and nodes that do not seem to pay included, or nothing would
-ever show that they do."""
+_EXPLORE_EVERY = 48
+"""Rounds drafted: one of them is carried out to the full, levels and nodes that do not seem to pay included, or nothing
+would ever show that they do."""
 _PAYS = "pays"
 _PRIOR_ACCEPTANCE = 0.65
 _REPLAN = 8
-"""Rounds a plan to draft holds for batches of one size: what it rests on changes slowly."""
+"""Rounds a plan to draft holds for batches of about one size: what it rests on changes slowly."""
 
 
 class DraftPlan(NamedTuple):
@@ -64,6 +64,21 @@ class PolicyStats:
     num_accepted: int = 0
 
 
+class _TokenCosts(NamedTuple):
+    """What a pass takes, in tokens that could be had in that time."""
+
+    nodes: list[float]
+    """[n]: of verifying n drafted nodes in all."""
+    packing: float
+    """Added where trees have to be packed."""
+
+    def value(self, gain: float, num_reqs: int, num_extra: int, longest: int) -> float:
+        """`gain` expected tokens, less what verifying `num_extra` nodes of chains up to `longest` takes."""
+        if worth_packing(num_reqs + num_extra, num_reqs * (1 + longest)):
+            return gain - self.nodes[num_extra] - self.packing
+        return gain - self.nodes[num_reqs * longest]
+
+
 @dataclass
 class _Decision:
     """A plan, and what the rounds that follow it are judged by."""
@@ -74,10 +89,10 @@ class _Decision:
     token_s: float = 0.0
     """What a token is worth: seconds per token of the best choice; 0 before anything is known."""
     speedup: float = 1.0
-    until: int = 0
-    """Plans asked for by then end it."""
-    node_costs: dict[int, list[float]] = field(default_factory=dict)
-    """[num_reqs][n]: of verifying n drafted nodes in all, in tokens."""
+    rounds_left: int = _REPLAN - 1
+    """That it holds for."""
+    token_costs: dict[int, "_TokenCosts"] = field(default_factory=dict)
+    """By num_reqs, worked out when first asked for."""
 
 
 class SpeculationPolicy:
@@ -118,12 +133,11 @@ class SpeculationPolicy:
         self._plain_rounds = 0
         self._trial_after = _FIRST_TRIAL
         self._exploring = False
-        self._plans = 0
+        self._num_drafted, self._explore_at = 0, _EXPLORE_EVERY
         self._decisions: dict[str, int] = {}
-        self._num_asked = 0
         self._now = _Decision(self._nothing("no plan yet"), max_depth)
         self._standing: dict[tuple[int, int], _Decision] = {}
-        """Latest decision to draft by what was asked: the batch changes whenever a sequence comes or goes."""
+        """Latest decision to draft by size of the batch, which changes whenever a sequence comes or goes."""
 
     def plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         """Decide the next draft.
@@ -136,15 +150,17 @@ class SpeculationPolicy:
         if not num_drafting:
             self._count("nobody to draft for")
             return self._nothing("nobody to draft for")
-        self._num_asked += 1
-        standing = self._standing.get((num_reqs, num_drafting))
-        if standing is not None and self._num_asked < standing.until:
+        alike = _alike(num_reqs), _alike(num_drafting)
+        standing = self._standing.get(alike)
+        if standing is not None and standing.rounds_left:
             self._now, self._exploring = standing, False
+            standing.rounds_left -= 1
         else:
             self._now = self._decide(num_reqs, num_drafting, mean_context)
             if self._now.plan.reason == _PAYS and not self._exploring:
-                self._standing[num_reqs, num_drafting] = self._now
+                self._standing[alike] = self._now
         self._count(self._now.plan.reason)
+        self._num_drafted += self._now.plan.levels > 0
         return self._now.plan
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> "_Decision":
@@ -163,12 +179,12 @@ class SpeculationPolicy:
                 self._plain_rounds, self._trial_after = 0, min(2 * self._trial_after, _LAST_TRIAL)
         else:
             self._plain_rounds, self._trial_after = 0, _FIRST_TRIAL
-            self._plans += 1
-            if self._plans % _EXPLORE_EVERY == 0:
+            if self._num_drafted >= self._explore_at:
                 levels, self._exploring = self.max_depth, True
+                self._explore_at = self._num_drafted + _EXPLORE_EVERY
         token_s = float(1.0 / rates[best])
         plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context, token_s), reason)
-        return _Decision(plan, levels, token_s, float(rates[best] / rates[0]), self._num_asked + _REPLAN)
+        return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
 
     def _nothing(self, reason: str) -> DraftPlan:
         return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), reason)
@@ -244,27 +260,27 @@ class SpeculationPolicy:
         drafted = [len(chain) - 1 for chain in scores]
         if self._exploring or not self._now.token_s:
             return drafted
-        costs = self._costs_of_nodes(len(scores), mean_context)
+        costs = self._token_costs(len(scores), mean_context)
         paths = [self.tracker.chain_path(*chain)[1:] for chain in zip(scores, sampled, slots, strict=True)]
-        choices = [[0] * len(scores), _likeliest(paths, costs)]
+        kept, gain = _likeliest(paths, costs.nodes)
+        most = costs.value(gain, len(paths), sum(kept), max(kept))
         # Chains of one length need no packing, and what packing would save may be less than it takes.
-        choices += [[min(count, length) for count in drafted] for length in range(1, max(drafted) + 1)]
-        return max(choices, key=lambda kept: self._value(paths, kept, costs))
+        length, gain, num_extra = 0, 0.0, 0
+        for this in range(1, max(drafted) + 1):
+            level = [path[this - 1] for path in paths if len(path) >= this]
+            gain, num_extra = gain + sum(level), num_extra + len(level)
+            value = costs.value(gain, len(paths), num_extra, this)
+            if value > most:
+                most, length = value, this
+        return [min(count, length) for count in drafted] if length else kept
 
-    def _value(self, paths: list[list[float]], kept: list[int], costs: list[float]) -> float:
-        """Expected tokens of chains cut to `kept` nodes, less what verifying them costs in tokens."""
-        num_reqs, num_extra, longest = len(kept), sum(kept), max(kept)
-        gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
-        if worth_packing(num_reqs + num_extra, num_reqs * (1 + longest)):
-            return gain - costs[num_extra] - self.costs.packing_s / self._now.token_s
-        return gain - costs[num_reqs * longest]
-
-    def _costs_of_nodes(self, num_reqs: int, mean_context: float) -> list[float]:
-        costs = self._now.node_costs
-        if num_reqs not in costs:
+    def _token_costs(self, num_reqs: int, mean_context: float) -> "_TokenCosts":
+        known = self._now.token_costs
+        if num_reqs not in known:
             seconds = self.costs.verify_up_to_s(num_reqs, num_reqs * (self.num_nodes - 1), mean_context)
-            costs[num_reqs] = (seconds / self._now.token_s).tolist()
-        return costs[num_reqs]
+            packing_s = self.costs.packing_s(num_reqs, mean_context)
+            known[num_reqs] = _TokenCosts((seconds / self._now.token_s).tolist(), packing_s / self._now.token_s)
+        return known[num_reqs]
 
     @property
     def exploring(self) -> bool:
@@ -323,15 +339,25 @@ class SpeculationPolicy:
         return (level_s / token_s / self._next_acceptance).astype(np.float32)
 
 
-def _likeliest(paths: list[list[float]], costs: list[float]) -> list[int]:
-    """How many nodes of each chain to verify, where each one costs what it costs alone."""
-    likeliest = sorted((-probability, row) for row, path in enumerate(paths) for probability in path)
-    best, gain, most = 0, 0.0, -costs[0]
+def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int], float]:
+    """How many nodes of each chain to verify where each one costs what it costs alone, and the tokens they are worth.
+
+    Args:
+        costs: [n]: of n nodes, in tokens.
+    """
+    likeliest = sorted([(-probability, row) for row, path in enumerate(paths) for probability in path])
+    best, gain, best_gain, most = 0, 0.0, 0.0, -costs[0]
     for count, (probability, _) in enumerate(likeliest, start=1):
         gain -= probability
         if gain - costs[count] > most:
-            best, most = count, gain - costs[count]
+            best, best_gain, most = count, gain, gain - costs[count]
     kept = [0] * len(paths)
     for _, row in likeliest[:best]:
         kept[row] += 1
-    return kept
+    return kept, best_gain
+
+
+def _alike(count: int) -> int:
+    """The same for batches of about the same size: exact up to 8, by eighths beyond."""
+    shift = max(count.bit_length() - 4, 0)
+    return count >> shift << shift

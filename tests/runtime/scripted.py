@@ -8,6 +8,7 @@ from torch import Tensor
 
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.tree_check import TreeCheck
 
 Nodes = list[tuple[int, int]]
 """(token id, parent) of node 1, 2, ...; the root is node 0."""
@@ -116,6 +117,12 @@ def random_tree(upcoming: list[int], vocab_size: int, chance: random.Random) -> 
         return []
     known = [*upcoming, chance.randrange(vocab_size)]
     return [(chance.choice(known), chance.randrange(index + 1)) for index in range(chance.randrange(1, 16))]
+
+
+def well_formed(tree: TokenTree, vocab_size: int) -> bool:
+    """Whether all of these are trees."""
+    usable, _ = TreeCheck(tree.token_ids.shape[1], vocab_size, torch.device("cpu"), chains=False).well_formed(tree)
+    return bool(usable.all())
 
 
 def malform(tree: TokenTree, chance: random.Random) -> None:

@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 import torch
 from models import CHAIN, TREE, Run, eagle_drafter, engine_config, generate, greedy_params, new_engine, reference
-from scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, tree_tensors, wrong_tree
+from scripted import (
+    ScriptedDrafter,
+    malform,
+    random_tree,
+    right_chain,
+    right_tree,
+    tree_tensors,
+    well_formed,
+    wrong_tree,
+)
 
 from wingbeat.runtime import calibration
 from wingbeat.runtime.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.drafting import well_formed
 from wingbeat.runtime.request import Request, SamplingParams
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import SpeculationPolicy
@@ -79,7 +87,7 @@ def test_pruned_trees_hold_exactly_the_chosen_paths(seed):
     if not kept.any():
         assert pruned is None
         return
-    assert well_formed(pruned, 100).all()
+    assert well_formed(pruned, 100)
     assert pruned.token_ids.shape[1] == int(pruned.num_valid.max())
     for row in range(5):
         number = {0: ()}

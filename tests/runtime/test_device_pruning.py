@@ -8,14 +8,13 @@ import pytest
 import torch
 from models import CHAIN, TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from recorded_graphs import RecordingDevice
-from scripted import ScriptedDrafter, malform, random_tree, right_tree, tree_tensors, wrong_tree
+from scripted import ScriptedDrafter, malform, random_tree, right_tree, tree_tensors, well_formed, wrong_tree
 from test_adaptive import hostile, paths
 
 from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.acceptance import AcceptanceTracker, path_probabilities
 from wingbeat.runtime.cuda_graph import Stage
 from wingbeat.runtime.device_pruning import DevicePruner, unpack_evidence
-from wingbeat.runtime.drafting import well_formed
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.round_costs import CostTables, RoundCosts
 from wingbeat.runtime.slot_state import SlotState
@@ -61,9 +60,9 @@ def test_the_likeliest_nodes_stay_and_the_host_can_tell_which(seed, num_nodes):
     tracker, trees = learned_tracker(), some_trees(seed)
     slots = torch.tensor([4, 3, 0, 1, 2, 8])
     pruned, packed = pruner_of(tracker).prune(trees, slots, num_nodes)
-    seen = unpack_evidence(packed)
+    seen = unpack_evidence(packed.numpy())
     assert pruned.token_ids.shape == (6, num_nodes)
-    assert well_formed(pruned, 100).all()
+    assert well_formed(pruned, 100)
     sampled = (slots == 3).numpy()
     host = tracker.conditional(seen.log_probs[:5], seen.depths[:5], sampled[:5], slots[:5].numpy())
     path = np.where(seen.real[:5], path_probabilities(host, seen.parents[:5], DEPTH - 1), -1.0)
@@ -89,9 +88,9 @@ def test_hostile_scores_and_depths_beyond_the_longest_path_prune_to_trees():
     trees = some_trees(1)._replace(scores=trees.scores)
     slots = SlotState(engine_config(max_num_seqs=8), 100, torch.device("cpu"))
     pruned, packed = DevicePruner(slots, 3).prune(trees, torch.arange(6), 8)
-    assert well_formed(pruned, 100).all()
+    assert well_formed(pruned, 100)
     assert pruned.depths.max() <= 3
-    assert np.isfinite(unpack_evidence(packed).log_probs).all()
+    assert np.isfinite(unpack_evidence(packed.numpy()).log_probs).all()
 
 
 def policy_of(verify_s):

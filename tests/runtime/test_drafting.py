@@ -1,12 +1,8 @@
 """The verifier's side of drafting: a drafter is asked only where its context is complete, and its loss is no loss."""
 
 import pytest
-import torch
 from models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
 from watchers import ContextDrafter, FailingEnd, Rig, dense_taps
-
-from wingbeat.runtime.batch import TokenTree
-from wingbeat.runtime.drafting import well_formed
 
 SHORT = 48
 
@@ -156,31 +152,3 @@ def test_only_sequences_that_can_use_a_tree_are_drafted_for(ref, taps):
     run.finish()
     assert [run.last[index].metrics.num_drafts for index in range(3)] == [0, 0, 1]
     engine.model.remove_taps()
-
-
-def tree_of(parents, depths, num_valid, token_ids=None):
-    row = torch.tensor([parents])
-    tokens = torch.tensor([token_ids]) if token_ids else torch.ones_like(row)
-    return TokenTree(tokens, row, torch.tensor([depths]), torch.zeros(row.shape), torch.tensor([num_valid]))
-
-
-@pytest.mark.parametrize(
-    ("tree", "good", "good_chain"),
-    [
-        (tree_of([-1, 0, 1], [0, 1, 2], 3), True, True),
-        (tree_of([-1, 0, 0], [0, 1, 1], 3), True, False),
-        (tree_of([-1, 0, 9], [0, 1, 7], 2), True, True),
-        (tree_of([-1, 0, 0], [0, 0, 0], 1), True, True),
-        (tree_of([-1, 1, 0], [0, 1, 1], 3), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 1], 3), False, False),
-        (tree_of([-1, 0, 1], [1, 2, 3], 3), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 2], 4), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 2], 0), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 2], 3, [1, 1, 10]), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 2], 3, [1, -1, 1]), False, False),
-        (tree_of([-1, 0, 1], [0, 1, 2], 2, [1, 1, 10]), True, True),
-    ],
-)
-def test_well_formed(tree, good, good_chain):
-    assert well_formed(tree, 10).tolist() == [good]
-    assert well_formed(tree, 10, chains=True).tolist() == [good_chain]

@@ -32,7 +32,9 @@ def test_beyond_the_last_measurement_the_last_slope_goes_on():
 @pytest.mark.parametrize("num_reqs", [1, 3, 4])
 def test_the_dense_form_equals_the_general_one(num_reqs):
     costs = RoundCosts(TABLES)
-    costs.tree_scales.least, costs.tree_scales.added = 1.5, 0.8
+    for seconds, num_extra in ((1.6, 1), (2.9, 9)):
+        costs.observe_verify(seconds, 1, num_extra, 0.0)
+    costs.observe_verify(2.2, 1, 0, 0.0)
     for most in (2, 7, 20, 5):
         expected = costs.verify_s(num_reqs, np.arange(most + 1), 30.0)
         assert costs.verify_up_to_s(num_reqs, most, 30.0) == pytest.approx(expected)
@@ -68,7 +70,7 @@ def test_what_slows_tree_rounds_down_is_expected_of_plain_ones_until_they_are_se
 
 
 def test_rounds_of_different_sizes_tell_what_is_slow():
-    """A slow start and dear nodes are different things, and only the second one speaks against another node."""
+    """Dear roots and dear nodes are different things, and only the second one speaks against another node."""
     chance = np.random.default_rng(0)
     for true_least, true_added in ((1.5, 1.0), (1.0, 1.8), (0.8, 1.4)):
         costs = RoundCosts(TABLES)
@@ -77,17 +79,32 @@ def test_rounds_of_different_sizes_tell_what_is_slow():
             plain, whole = (costs.tables.verify_s[num_reqs > 1][0], RoundCosts(TABLES).verify_s(num_reqs, num_extra, 0))
             seconds = true_least * plain + true_added * (float(whole) - plain)
             costs.observe_verify(seconds * chance.normal(1, 0.02), num_reqs, num_extra, 0.0)
-        assert costs.tree_scales.least == pytest.approx(true_least, rel=0.1)
-        assert costs.tree_scales.added == pytest.approx(true_added, rel=0.1)
+        assert costs.tree_fit.factors[:2] == pytest.approx([true_least, true_added], rel=0.1)
 
 
 def test_packing_costs_what_packed_rounds_take_beyond_padded_ones():
     costs = RoundCosts(TABLES)
     for number in range(300):
         packed = number % 3 == 0
-        costs.observe_verify(3.0 + 0.4 * packed, 4, 8, 0.0, packed)
-    assert costs.packing_s == pytest.approx(0.4, rel=0.1)
+        costs.observe_verify(3.0 + 0.4 * packed, 4, 8, 0.0, packed=packed)
+    assert costs.packing_s(4, 0.0) == pytest.approx(0.4, rel=0.1)
     assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([3.0], rel=0.05)
+
+
+def test_prompt_chunks_are_no_cost_of_the_round_they_ride_in():
+    """Under load no round is without one, and each of them corrects what is thought of roots, nodes and levels."""
+    chance = np.random.default_rng(0)
+    costs, measured = RoundCosts(TABLES), RoundCosts(TABLES)
+    for _ in range(300):
+        num_extra, levels, num_chunk_tokens = (int(chance.integers(*ends)) for ends in ((1, 17), (1, 5), (50, 400)))
+        slow_s = 1.8 * float(measured.verify_s(4, num_extra, 0.0)) + 0.01 * num_chunk_tokens
+        costs.observe_verify(slow_s, 4, num_extra, 0.0, num_chunk_tokens=num_chunk_tokens)
+        costs.observe_verify(1.5 * 2.0 + 0.01 * num_chunk_tokens, 4, 0, 0.0, num_chunk_tokens=num_chunk_tokens)
+        drafted_s = 1.4 * float(measured.draft_s(4, levels)) + 0.001 * num_chunk_tokens
+        costs.observe_draft(drafted_s, 4, levels, num_chunk_tokens)
+    assert costs.verify_s(4, np.array([8, 16]), 0.0) == pytest.approx([1.8 * 3.0, 1.8 * 5.0], rel=0.1)
+    assert costs.verify_s(4, np.array([0]), 0.0) == pytest.approx([1.5 * 2.0], rel=0.1)
+    assert costs.draft_s(4, np.array([1, 4])) == pytest.approx([1.4 * 0.28, 1.4 * 0.52], rel=0.1)
 
 
 def test_tables_survive_the_disk_and_refuse_other_shapes():

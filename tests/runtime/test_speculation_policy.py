@@ -148,13 +148,13 @@ def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs, monkeypat
 
 
 def test_dear_packing_levels_chains():
-    subject = policy(node_s=0.2)
-    show_chains(subject, 0.8, num_trees=4)
-    subject.plan(4, 4, 100.0)
-    chance = np.random.default_rng(2)
     num_packed = []
     for packing_s in (0.0, 3.0):
-        subject.costs.packing_s = packing_s
+        chance = np.random.default_rng(2)
+        subject = policy(node_s=0.2)
+        subject.costs.packing_s = lambda num_reqs, mean_context, seconds=packing_s: seconds
+        show_chains(subject, 0.8, num_trees=4)
+        subject.plan(4, 4, 100.0)
         packed = 0
         for _ in range(30):
             scores = np.pad(np.log(chance.uniform(0.01, 0.9, (4, DEPTH))).cumsum(axis=1), ((0, 0), (1, 0)))
@@ -181,3 +181,21 @@ def test_the_decision_and_its_reason_are_counted():
     stats = subject.stats()
     assert stats.decisions["pays"] == 10
     assert stats.expected_speedup > 1
+
+
+def test_a_plan_holds_for_batches_of_about_its_size():
+    """At high load the batch changes every round, and deciding anew each time would cost more than it tells."""
+    subject = policy()
+    show_chains(subject, 0.9, num_trees=4)
+    decided = []
+    subject.rates = lambda *batch, rates=subject.rates: decided.append(batch) or rates(*batch)
+    for num_reqs in (64, 62, 59, 64, 57, 60):
+        subject.plan(num_reqs, num_reqs - 1, 100.0)
+    assert len(decided) <= 3
+    decided.clear()
+    for num_reqs in (3, 4, 3, 4):
+        subject.plan(num_reqs, num_reqs, 100.0)
+    assert len(decided) == 2
+    for _ in range(40):
+        subject.plan(4, 4, 100.0)
+    assert len(decided) >= 2 + 40 // 8 - 1
