@@ -256,9 +256,12 @@ def masked_attention(
     num_reqs, num_query, num_heads, key_dim = query.shape
     num_kv_heads, value_dim = key.shape[2], value.shape[3]
     group = num_heads // num_kv_heads
-    # The heads of a group share their keys: they become rows of one tile.
-    packed = query.view(num_reqs, num_query, num_kv_heads, group, key_dim).permute(0, 2, 3, 1, 4)
-    packed = packed.reshape(num_reqs, num_kv_heads, group * num_query, key_dim)
+    # The heads of a group share their keys: they become rows of one tile. Those of a single query lie there already.
+    if num_query == 1:
+        packed = query.view(num_reqs, num_kv_heads, group, key_dim)
+    else:
+        packed = query.view(num_reqs, num_query, num_kv_heads, group, key_dim).permute(0, 2, 3, 1, 4)
+        packed = packed.reshape(num_reqs, num_kv_heads, group * num_query, key_dim)
     if mask is not None:
         mask = mask[:, None, None].expand(-1, 1, group, num_query, -1).reshape(num_reqs, 1, group * num_query, -1)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
@@ -274,5 +277,7 @@ def masked_attention(
             logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, -1, 1).float()], dim=-1)
         weights = torch.softmax(logits, dim=-1)[..., : key.shape[2]].to(value.dtype)
         out = weights @ value
+    if num_query == 1:
+        return out.reshape(num_reqs, 1, num_heads, value_dim)
     out = out.view(num_reqs, num_kv_heads, group, num_query, value_dim)
     return out.permute(0, 3, 1, 2, 4).reshape(num_reqs, num_query, num_heads, value_dim)

@@ -206,7 +206,7 @@ def attend_segments(
             rows = query[segment.start : segment.start + segment.num_reqs * segment.num_query]
         else:
             rows = query[segment.start : segment.start + len(packing.nodes)].index_select(0, packing.rows)
-        rows = rows.unflatten(0, (segment.num_reqs, segment.num_query))
+        rows = rows.view(segment.num_reqs, segment.num_query, *rows.shape[1:])
         mask = segment.masks[sliding_window]
         out = paged_attention(
             rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.run
