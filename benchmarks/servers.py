@@ -19,6 +19,7 @@ from ray import serve
 
 from wingbeat.deployments.app import build
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.launch import NICENESS
 
 STATS_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 180.0
@@ -45,6 +46,7 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
     port = free_port()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(NICENESS, "0")
     cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:

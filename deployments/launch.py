@@ -1,5 +1,6 @@
 """Starts the application on this machine's Ray, or says in one line why it cannot."""
 
+import os
 import time
 
 from ray import serve
@@ -11,6 +12,8 @@ from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter_supervisor import root_cause
 
 APP_NAME = "wingbeat"
+NICENESS = "RAY_worker_niceness"
+"""Ray's workers yield to all else on their machine (nice 15) unless the Ray that starts them is told otherwise."""
 POLL_S = 1.0
 
 
@@ -21,10 +24,13 @@ class StartError(RuntimeError):
 def launch(config: AppConfig, host: str = "127.0.0.1", port: int = 8000) -> None:
     """Start Ray Serve's proxy and the application; returns when it answers requests.
 
+    A Ray that is started for it runs its workers at normal priority: serving is what they are for.
+
     Raises:
         StartError: no node has the GPUs of a pair, or a replica could not start, such as for a checkpoint that cannot
             be read.
     """
+    os.environ.setdefault(NICENESS, "0")
     serve.start(http_options={"host": host, "port": port})
     if config.resolved_device() == "cuda":
         _check_gpus(config)

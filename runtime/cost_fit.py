@@ -9,7 +9,7 @@ _FORGET = 0.05
 """Evidence that fades per observation."""
 _PULL_COMMON, _PULL_OWN = 0.1, 0.3
 """Observations' worth of belief that a prediction is right as a whole, and that its parts are off alike."""
-_RANGE = (0.25, 4.0)
+_RANGE = (0.1, 10.0)
 _FOLD_AFTER = 64
 
 

@@ -7,7 +7,6 @@ import torch
 
 from wingbeat.cluster.memory import ChannelError
 from wingbeat.cluster.shm import ShmChannel
-from wingbeat.deployments import launch
 from wingbeat.deployments.channels import attach_channel, create_channel
 from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.batch import ChannelSpec
@@ -43,11 +42,3 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
 def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
     with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
         create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)
-
-
-def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch.serve, "start", lambda **options: None)
-    monkeypatch.setattr(launch, "node_gpus", lambda: [0.0])
-    monkeypatch.setattr(launch, "build", lambda config: pytest.fail("deployed"))
-    with pytest.raises(launch.StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
-        launch.launch(ON_GPU)

@@ -42,9 +42,9 @@ def test_factors_stay_within_reason():
     for _ in range(200):
         low.observe(0.0, (1.0, 1.0))
         high.observe(1e9, (1.0, 1.0))
-    assert low.factors[0] >= 0.25
+    assert low.factors[0] >= 0.1
     assert low.factors[1] >= 0.0
-    assert max(high.factors) <= 4.0
+    assert max(high.factors) <= 10.0
 
 
 def test_it_makes_no_difference_when_factors_are_looked_at():

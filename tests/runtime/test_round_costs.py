@@ -96,11 +96,11 @@ def test_prompt_chunks_are_no_cost_of_the_round_they_ride_in():
     chance = np.random.default_rng(0)
     costs, measured = RoundCosts(TABLES), RoundCosts(TABLES)
     for _ in range(300):
-        num_extra, levels, num_chunk_tokens = (int(chance.integers(*ends)) for ends in ((1, 17), (1, 5), (50, 400)))
-        slow_s = 1.8 * float(measured.verify_s(4, num_extra, 0.0)) + 0.01 * num_chunk_tokens
+        num_extra, levels, num_chunk_tokens = (int(chance.integers(*ends)) for ends in ((1, 17), (1, 5), (0, 40)))
+        slow_s = 1.8 * float(measured.verify_s(4, num_extra, 0.0)) + 0.3 * num_chunk_tokens
         costs.observe_verify(slow_s, 4, num_extra, 0.0, num_chunk_tokens=num_chunk_tokens)
-        costs.observe_verify(1.5 * 2.0 + 0.01 * num_chunk_tokens, 4, 0, 0.0, num_chunk_tokens=num_chunk_tokens)
-        drafted_s = 1.4 * float(measured.draft_s(4, levels)) + 0.001 * num_chunk_tokens
+        costs.observe_verify(1.5 * 2.0 + 0.3 * num_chunk_tokens, 4, 0, 0.0, num_chunk_tokens=num_chunk_tokens)
+        drafted_s = 1.4 * float(measured.draft_s(4, levels)) + 0.02 * num_chunk_tokens
         costs.observe_draft(drafted_s, 4, levels, num_chunk_tokens)
     assert costs.verify_s(4, np.array([8, 16]), 0.0) == pytest.approx([1.8 * 3.0, 1.8 * 5.0], rel=0.1)
     assert costs.verify_s(4, np.array([0]), 0.0) == pytest.approx([1.5 * 2.0], rel=0.1)
