@@ -217,7 +217,9 @@ class GrowthRule:
     """The drafter's part: whether to grow another level, by the verifier's tables.
 
     Args:
-        min_reach: float32 [max_depth + 1]: summed path probability at each depth that makes the next level worth it.
+        min_reach: float32 [max_depth + 1]: sum at each depth that makes the next level worth its time. Summed is by how
+            much each path probability exceeds the price, since a node that is not worth verifying costs nothing.
+        node_price: float32 [max_depth + 1]: path probability at each depth from which on a child is worth verifying.
         table: float32 [2, NUM_BINS]: see `AcceptanceTracker.table`.
         depth_factors: float32 [max_depth + 1].
         request_factors: float32 [num_reqs].
@@ -227,13 +229,14 @@ class GrowthRule:
     def __init__(
         self,
         min_reach: np.ndarray,
+        node_price: np.ndarray,
         table: np.ndarray,
         depth_factors: np.ndarray,
         request_factors: np.ndarray,
         sampled: np.ndarray,
     ) -> None:
         self._path = np.ones((len(sampled), 1))
-        self._min_reach = min_reach
+        self._min_reach, self._node_price = min_reach, node_price
         self._all_tables = table
         self._sampled = sampled
         self._depth_factors = depth_factors
@@ -251,11 +254,11 @@ class GrowthRule:
             self._chains = [
                 _Chain(tables[kind], factor) for kind, factor in zip(self._sampled.tolist(), factors, strict=True)
             ]
-        by_depth, reach = float(self._depth_factors[depth]), 0.0
+        by_depth, price, reach = float(self._depth_factors[depth]), float(self._node_price[depth]), 0.0
         for chain, log_prob in zip(self._chains, log_probs, strict=True):
             given = chain.table[bisect_left(_EDGE_LIST, log_prob)] * chain.factor * by_depth
             chain.path *= min(max(given, _FLOOR), _CEILING)
-            reach += chain.path
+            reach += max(chain.path - price, 0.0)
         return reach > self._min_reach[depth]
 
     def pays(self, log_probs: np.ndarray, chosen: np.ndarray, depth: int) -> bool:
@@ -272,4 +275,4 @@ class GrowthRule:
         conditional = np.clip(by_confidence * factors[:, None], _FLOOR, _CEILING)
         path = (self._path[:, :, None] * conditional.reshape(log_probs.shape)).reshape(num_reqs, -1)
         self._path = np.take_along_axis(path, chosen, 1)
-        return float(self._path.sum()) > self._min_reach[depth]
+        return float(np.maximum(self._path - self._node_price[depth], 0.0).sum()) > self._min_reach[depth]

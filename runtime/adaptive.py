@@ -197,6 +197,7 @@ class AdaptiveSpeculation:
             return
         self._written[buffer] = state
         outcome.min_reach.numpy()[:] = plan.min_reach
+        outcome.node_price.numpy()[:] = plan.node_price
         outcome.acceptance_table.numpy()[:] = tracker.table
         outcome.depth_factors.numpy()[:] = tracker.depth_factors
         outcome.request_factors.numpy()[:] = tracker.request_factors

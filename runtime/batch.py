@@ -112,7 +112,9 @@ class Outcome(NamedTuple):
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
     min_reach: Tensor
-    """float32 [max_path]: `wingbeat.runtime.acceptance.GrowthRule`, as the next three; zeros grow every level."""
+    """float32 [max_path]: `wingbeat.runtime.acceptance.GrowthRule`, as the next four; zeros grow every level."""
+    node_price: Tensor
+    """float32 [max_path]"""
     acceptance_table: Tensor
     """float32 [2, NUM_BINS]"""
     depth_factors: Tensor
@@ -164,6 +166,7 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "temperatures": (slots, torch.float32),
         "seeds": (slots, long),
         "min_reach": ((spec.max_path,), torch.float32),
+        "node_price": ((spec.max_path,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
         "depth_factors": ((spec.max_path,), torch.float32),
         "request_factors": (slots, torch.float32),

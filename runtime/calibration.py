@@ -116,8 +116,8 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -
     outcome.decode_token_ids[:num_reqs] = 0
     outcome.decode_taps[:num_reqs] = 0
     outcome.proposal_slots[:num_reqs] = slots
-    for field in (outcome.epochs, outcome.block_tables, outcome.temperatures, outcome.seeds, outcome.min_reach):
-        field.zero_()
+    for name in ("epochs", "block_tables", "temperatures", "seeds", "min_reach", "node_price"):
+        getattr(outcome, name).zero_()
     outcome.committed_lens[:] = end.spec.max_path + 1
     outcome.header[1:5] = torch.tensor([num_reqs, 0, num_reqs, depth])
     started = time.perf_counter()

@@ -233,6 +233,7 @@ def _growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule:
     slots = outcome.proposal_slots.numpy()[:num_proposals]
     return GrowthRule(
         outcome.min_reach.numpy(),
+        outcome.node_price.numpy(),
         outcome.acceptance_table.numpy(),
         outcome.depth_factors.numpy(),
         outcome.request_factors.numpy()[slots],

@@ -34,7 +34,9 @@ class DraftPlan(NamedTuple):
     levels: int
     """Most levels to grow; 0 asks for no trees."""
     min_reach: np.ndarray
-    """float32 [max_depth + 1]: grow level d + 1 only while the summed path probability at depth d exceeds [d]."""
+    """float32 [max_depth + 1]: see `wingbeat.runtime.acceptance.GrowthRule`; zeros grow every level."""
+    node_price: np.ndarray
+    """float32 [max_depth + 1]"""
     reason: str
 
 
@@ -183,11 +185,12 @@ class SpeculationPolicy:
                 levels, self._exploring = self.max_depth, True
                 self._explore_at = self._num_drafted + _EXPLORE_EVERY
         token_s = float(1.0 / rates[best])
-        plan = DraftPlan(levels, self._min_reach(num_reqs, num_drafting, mean_context, token_s), reason)
+        plan = DraftPlan(levels, *self._growth(num_reqs, num_drafting, mean_context, token_s), reason)
         return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
 
     def _nothing(self, reason: str) -> DraftPlan:
-        return DraftPlan(0, np.zeros(self.max_depth + 1, dtype=np.float32), reason)
+        zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
+        return DraftPlan(0, zeros, zeros, reason)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second by depth limit, float64 [max_depth + 1]; [0] is plain decoding."""
@@ -329,14 +332,21 @@ class SpeculationPolicy:
     def _count(self, reason: str) -> None:
         self._decisions[reason] = self._decisions.get(reason, 0) + 1
 
-    def _min_reach(self, num_reqs: int, num_drafting: int, mean_context: float, token_s: float) -> np.ndarray:
-        """Summed path probability at each depth from which on one more level is worth its time."""
+    def _growth(
+        self, num_reqs: int, num_drafting: int, mean_context: float, token_s: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """From what sum of path probabilities, beyond what price of each, one more level is worth its time, by depth.
+
+        A child is expected to be accepted as often as others at its depth: that many times its parent's probability.
+        """
         if self._exploring:
-            return np.zeros(self.max_depth + 1, dtype=np.float32)
+            zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
+            return zeros, zeros
         verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
-        level_s = self.costs.level_s(num_drafting) + max(float(verify_s[-1] - verify_s[num_drafting]), 0.0)
+        node_s = max(float(verify_s[-1] - verify_s[num_drafting]), 0.0) / num_drafting
         # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.
-        return (level_s / token_s / self._next_acceptance).astype(np.float32)
+        min_reach = self.costs.level_s(num_drafting) / token_s / self._next_acceptance
+        return min_reach.astype(np.float32), (node_s / token_s / self._next_acceptance).astype(np.float32)
 
 
 def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int], float]:
