@@ -13,8 +13,10 @@ from wingbeat.runtime.transfer import copy_into, upload
 
 
 class DecodeRows(NamedTuple):
-    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`. Never changed:
-    the next round may use it again."""
+    """What the host says of a round's decodes, on the device; in the order of `SchedulerOutput.decodes`.
+
+    Never changed: the next round may use it again.
+    """
 
     slots: Tensor
     """int64 [num_decodes]"""

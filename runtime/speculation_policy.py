@@ -265,17 +265,18 @@ class SpeculationPolicy:
             return drafted
         costs = self._token_costs(len(scores), mean_context)
         paths = [self.tracker.chain_path(*chain)[1:] for chain in zip(scores, sampled, slots, strict=True)]
-        kept, gain = _likeliest(paths, costs.nodes)
-        most = costs.value(gain, len(paths), sum(kept), max(kept))
         # Chains of one length need no packing, and what packing would save may be less than it takes.
-        length, gain, num_extra = 0, 0.0, 0
+        length, gain, num_extra, most = 0, 0.0, 0, -costs.nodes[0]
         for this in range(1, max(drafted) + 1):
             level = [path[this - 1] for path in paths if len(path) >= this]
             gain, num_extra = gain + sum(level), num_extra + len(level)
             value = costs.value(gain, len(paths), num_extra, this)
             if value > most:
                 most, length = value, this
-        return [min(count, length) for count in drafted] if length else kept
+        likeliest, gain = _likeliest(paths, costs.nodes)
+        if costs.value(gain, len(paths), sum(likeliest), max(likeliest)) > most:
+            return likeliest
+        return [min(count, length) for count in drafted]
 
     def _token_costs(self, num_reqs: int, mean_context: float) -> "_TokenCosts":
         known = self._now.token_costs

@@ -165,6 +165,16 @@ def test_dear_packing_levels_chains():
     assert num_packed[1] == 0
 
 
+def test_chains_worth_less_than_any_pass_are_not_verified():
+    """Packing is not free: where it eats up what the likeliest nodes bring, and so does levelling, nothing is left."""
+    subject = policy(node_s=0.5)
+    subject.costs.packing_s = lambda num_reqs, mean_context: 50.0
+    show_chains(subject, 0.8, num_trees=4)
+    subject.plan(4, 4, 100.0)
+    scores = [[0.0] + [-0.01 * (row == 0) - 12.0 * (row > 0)] * DEPTH for row in range(4)]
+    assert subject.cut_chains(scores, [False] * 4, [0, 1, 2, 3], 100.0) == [0] * 4
+
+
 def test_dearer_levels_ask_for_more_reach():
     reach = []
     for level_s in (0.05, 0.5, 1.0):
