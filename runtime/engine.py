@@ -219,7 +219,7 @@ class Engine:
             watch.lap("schedule_s")
             asked_s, num_drafter_tokens = self.drafting.ring_s, self.drafting.num_chunk_tokens
             trees = self.drafting.collect(plan.decodes, rows)
-            draft_s = asked_s + watch.lap("draft_wait_s")
+            waited_s = watch.lap("draft_wait_s")
             if self.adaptive is not None:
                 trees = self.adaptive.prune(trees, plan.decodes)
             num_nodes = None if self.adaptive is None else self.adaptive.num_nodes
@@ -237,9 +237,10 @@ class Engine:
             watch.lap("publish_s", draft_wait_s=self.drafting.ring_s)
         outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
         if self.adaptive is not None and launched:
-            host_s = watch.total_s - (draft_s - asked_s) - flight.forward_s - self.drafting.ring_s
+            host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s
             num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-            self.adaptive.observe(RoundTimes(draft_s, flight.forward_s, host_s, num_chunk_tokens, num_drafter_tokens))
+            times = RoundTimes(asked_s + waited_s, flight.forward_s, host_s, num_chunk_tokens, num_drafter_tokens)
+            self.adaptive.observe(times)
         return outputs
 
     def _schedule(self) -> SchedulerOutput:

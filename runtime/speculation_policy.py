@@ -369,6 +369,6 @@ def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int],
 
 
 def _alike(count: int) -> int:
-    """The same for batches of about the same size: exact up to 8, by eighths beyond."""
+    """The same for batches of about the same size: exact up to 15, by eighths beyond."""
     shift = max(count.bit_length() - 4, 0)
     return count >> shift << shift

@@ -138,6 +138,29 @@ def test_greedy_text_stays_that_of_generate(shape, drafter):
     assert sum(engine.stats().policy.decisions.values()) > 0
 
 
+def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
+    """Under load there may be no others."""
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=2), drafter)
+    times, costs = [], []
+    monkeypatch.setattr(
+        AdaptiveSpeculation,
+        "observe",
+        lambda self, seen, old=AdaptiveSpeculation.observe: (times.append(seen), old(self, seen)),
+    )
+    observe_verify = engine.adaptive.policy.costs.observe_verify
+    engine.adaptive.policy.costs.observe_verify = lambda *args, **more: (
+        costs.append(more),
+        observe_verify(*args, **more),
+    )
+    Run(engine, ref.prompts, greedy_params(6)).finish()
+    assert sum(seen.num_chunk_tokens for seen in times) == sum(map(len, ref.prompts))
+    assert any(more["num_chunk_tokens"] for more in costs)
+    assert all(seen.forward_s > 0 and seen.host_s > 0 for seen in times)
+    engine.model.remove_taps()
+
+
 def test_good_drafts_are_taken_and_hopeless_ones_given_up():
     ref = reference("llama")
     config = engine_config(SHAPES["tree"])
