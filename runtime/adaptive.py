@@ -19,6 +19,8 @@ _LEARN_EVERY = 8
 """Rounds: learning costs as much as deciding, and after the first few every eighth round says enough."""
 _FEW = 16
 """Sequences up to which plain numbers are quicker than arrays of them."""
+_FOLLOW_ONE_IN = 8
+"""Sequences: where plain decoding is faster, keeping up with all of them would cost what it wins."""
 _HOPELESS = -50.0
 """Log-probability of what no drafter can have meant."""
 
@@ -35,6 +37,8 @@ class RoundTimes(NamedTuple):
     """Rows of prompts in its forward pass."""
     num_drafter_tokens: int
     """Context that the drafter took in before it grew this round's trees."""
+    num_new_tokens: int
+    """That were handed out meanwhile."""
 
 
 class _Trees(NamedTuple):
@@ -83,6 +87,21 @@ class AdaptiveSpeculation:
         self._round = 0
         self._launched: deque[Launched] = deque()
         self._latest: Launched | None = None
+        self._num_passed_over = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the drafter is to have the context of whoever it can draft for."""
+        return self.policy.follows
+
+    def follows_next(self) -> bool:
+        """Whether it is to have that of the sequence now admitted: some are followed in any case, or nothing would ever
+        show that drafting pays again."""
+        self._num_passed_over += 1
+        if self.follows or self._num_passed_over == _FOLLOW_ONE_IN:
+            self._num_passed_over = 0
+            return True
+        return False
 
     def admit(self, seq: Sequence) -> None:
         """A sequence got its slot."""
@@ -165,6 +184,7 @@ class AdaptiveSpeculation:
         if this is None or not this.num_decodes:
             return
         costs = self.policy.costs
+        costs.observe_prompts(times.num_chunk_tokens, times.num_new_tokens)
         if this.num_drafting:
             costs.observe_draft(times.draft_s, this.num_drafting, this.levels_grown, times.num_drafter_tokens)
         costs.observe_verify(

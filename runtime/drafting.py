@@ -98,15 +98,17 @@ class DraftSession:
     def admit(self, seq: Sequence) -> None:
         """Note how much of a sequence's cached context the drafter holds, and hand over its tokens."""
         seq.draft_len, seq.num_deferred, seq.draft_complete, seq.tree_requested = 0, 0, False, False
+        seq.followed = False
         if self._end is None or not seq.request.params.speculation:
             return
+        seq.followed = self._stateless or self.adaptive is None or self.adaptive.follows_next()
         size = self.config.block_size
         for index, block in enumerate(seq.blocks):
             filled = self.block_manager.draft_filled(block, self._incarnation)
             seq.draft_len = min(index * size + filled, seq.num_computed)
             if filled < size:
                 break
-        seq.draft_complete = self._stateless or seq.draft_len == seq.num_computed
+        seq.draft_complete = self._stateless or (seq.followed and seq.draft_len == seq.num_computed)
         history = self._end.token_ids
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
@@ -121,8 +123,10 @@ class DraftSession:
         budget = plan.budget_left
         chunks: list[Chunk] = []
         held: list[Sequence] = []
+        takes_up = self.adaptive is None or self.adaptive.follows
         for seq in plan.decodes:
-            if seq.draft_complete or not seq.request.params.speculation or not budget:
+            seq.followed |= takes_up and seq.request.params.speculation
+            if seq.draft_complete or not seq.followed or not budget:
                 continue
             missing = seq.num_computed - seq.draft_len
             if missing <= budget and seq.in_flight:
@@ -166,7 +170,7 @@ class DraftSession:
         if self._end is None or plain:
             return
         draft = None
-        if self.adaptive is not None and not plan.chunks:
+        if self.adaptive is not None and not any(chunk.seq.followed for chunk in plan.chunks):
             draft = self.adaptive.plan(plan.decodes, self._proposals(plan, flight))
             if not draft.levels and self._defer(plan, flight):
                 return
@@ -213,12 +217,11 @@ class DraftSession:
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
         """Keep a round of bare roots back, when no trees are wanted next; False where it has to be published."""
         seqs = [seq for seq in plan.decodes if seq.draft_complete]
-        if not self._stateless:
+        if seqs and not self._stateless:
             bare = flight.decodes.nodes.shape[1] == 1 and all(seq.min_len == seq.max_len for seq in seqs)
             if not bare or not self._deferred.has_room(seqs):
                 return False
-            if seqs:
-                self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs))
+            self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs))
         self._publish_history(plan, flight)
         self._ask([])
         return True
@@ -262,7 +265,7 @@ class DraftSession:
             sampled = flight.sampled[num_sampled] if chunk.samples else None
             begin += chunk.length
             num_sampled += chunk.samples
-            if not seq.request.params.speculation or seq.draft_len != chunk.start:
+            if not seq.followed or seq.draft_len != chunk.start:
                 continue
             if flight.chunk_taps is not None:
                 copy_into(outcome.chunk_taps[filled : filled + chunk.length], flight.chunk_taps[rows])

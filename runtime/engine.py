@@ -239,7 +239,9 @@ class Engine:
         if self.adaptive is not None and launched:
             host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s
             num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-            times = RoundTimes(asked_s + waited_s, flight.forward_s, host_s, num_chunk_tokens, num_drafter_tokens)
+            num_new_tokens = sum(len(output.token_ids) for output in outputs)
+            drafted = asked_s + waited_s, flight.forward_s, host_s
+            times = RoundTimes(*drafted, num_chunk_tokens, num_drafter_tokens, num_new_tokens)
             self.adaptive.observe(times)
         return outputs
 

@@ -12,6 +12,8 @@ from wingbeat.runtime.cost_fit import CostFit
 
 _STEP = 0.05
 """Weight of one round in the running means."""
+_MIX_STEP = 0.01
+"""The same for the mix of prompts and answers: prompts come seldom."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RoundCosts:
         self.draft_fit = CostFit((1.0, 1.0, 1.0))
         """Of a draft's base, its levels, and the prompt chunks that the drafter takes in before it."""
         self.plain_host_s = self.tree_host_s = 0.0
+        self._prompt_tokens = self._new_tokens = 0.0
         self._chunk_token_s, self._draft_chunk_token_s = _chunk_tokens_s(tables)
         self._by_batch: dict[int, _BatchCosts] = {}
 
@@ -110,6 +113,16 @@ class RoundCosts:
     def level_s(self, num_reqs: int) -> float:
         """Time of one more level."""
         return self.draft_fit.factors[1] * self._batch(num_reqs).draft_level_s
+
+    def context_s(self) -> float:
+        """What the drafter takes per new token to know the prompts: seconds."""
+        prompt_token_s = self.draft_fit.factors[2] * self._draft_chunk_token_s
+        return prompt_token_s * self._prompt_tokens / max(self._new_tokens, 1.0)
+
+    def observe_prompts(self, num_prompt_tokens: int, num_new_tokens: int) -> None:
+        """Note how much was read and written in a round."""
+        self._prompt_tokens += _MIX_STEP * (num_prompt_tokens - self._prompt_tokens)
+        self._new_tokens += _MIX_STEP * (num_new_tokens - self._new_tokens)
 
     def observe_verify(
         self,
@@ -148,9 +161,9 @@ class RoundCosts:
     def observe_host(self, seconds: float, with_tree: bool) -> None:
         """Note what a round spent outside of models."""
         if with_tree:
-            self.tree_host_s += _STEP * (seconds - self.tree_host_s)
+            self.tree_host_s = _mean(self.tree_host_s, seconds)
         else:
-            self.plain_host_s += _STEP * (seconds - self.plain_host_s)
+            self.plain_host_s = _mean(self.plain_host_s, seconds)
 
     def _plain_factor(self) -> float:
         """Until a plain round was seen, tree rounds say how fast the machine is."""
@@ -193,6 +206,11 @@ class _BatchCosts:
         if len(self._dense) <= most_extra:
             self._dense = self.verify(np.arange(max(most_extra + 1, 2 * len(self._dense))))
         return self._dense[: most_extra + 1]
+
+
+def _mean(before: float, now: float) -> float:
+    """A running mean; what is first seen is all there is to go by."""
+    return before + _STEP * (now - before) if before else now
 
 
 def _chunk_tokens_s(tables: CostTables) -> tuple[float, float]:

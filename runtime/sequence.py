@@ -17,6 +17,7 @@ class Sequence:
         "draft_complete",
         "draft_len",
         "epoch",
+        "followed",
         "in_flight",
         "last_hash",
         "metrics",
@@ -52,6 +53,8 @@ class Sequence:
         self.epoch = 0
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""
+        self.followed = False
+        """Whether the drafter is to have its context: that takes time, wasted where nobody drafts."""
         self.draft_len = 0
         """Positions 0..draft_len-1 have the attached drafter's KV."""
         self.draft_complete = False

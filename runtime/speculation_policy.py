@@ -19,13 +19,17 @@ _SMOOTHING = 0.06
 _FIRST_TRIAL, _LAST_TRIAL = 32, 1024
 """Plain rounds between two trials of speculation; doubled by every trial that does not pay."""
 _TRIAL_ROUNDS = 8
-_EXPLORE_EVERY = 48
-"""Rounds drafted: one of them is carried out to the full, levels and nodes that do not seem to pay included, or nothing
-would ever show that they do."""
-_PAYS = "pays"
+_FIRST_EXPLORED, _FIRST_LOOK, _LAST_LOOK = 48, 24, 768
+"""Rounds drafted until one is carried out to the full, levels and nodes that do not seem to pay included, or nothing
+would ever show that they do; and until one is decoded plainly, since what that takes is half of every decision. Both
+wait twice as long each time: at first little is known."""
+_CATCH_UP = 1.05
+"""Speed-up from which it pays to give a drafter the contexts that it was not given; until it is as much of a loss, it
+goes on getting them."""
+_PAYS, _TRIAL = "pays", "trial"
 _PRIOR_ACCEPTANCE = 0.65
 _REPLAN = 8
-"""Rounds a plan to draft holds for batches of about one size: what it rests on changes slowly."""
+"""Rounds a plan holds for batches of about one size: what it rests on changes slowly."""
 
 
 class DraftPlan(NamedTuple):
@@ -132,14 +136,17 @@ class SpeculationPolicy:
         expected = np.cumsum(self._nodes), np.cumsum(self._mass)
         self._gain = np.interp(np.arange(num_nodes), *expected)
         """[n]: expected accepted nodes of a drafting sequence of which the best n drafted nodes are verified."""
+        self.follows = True
+        """Whether drafting for everybody pays, what it takes to know their contexts included."""
+        self._rounds_undrafted = 0
         self._plain_rounds = 0
         self._trial_after = _FIRST_TRIAL
         self._exploring = False
-        self._num_drafted, self._explore_at = 0, _EXPLORE_EVERY
+        self._num_drafted, self._explore_at, self._look_at = 0, _FIRST_EXPLORED, _FIRST_LOOK
         self._decisions: dict[str, int] = {}
         self._now = _Decision(self._nothing("no plan yet"), max_depth)
         self._standing: dict[tuple[int, int], _Decision] = {}
-        """Latest decision to draft by size of the batch, which changes whenever a sequence comes or goes."""
+        """Latest decision by size of the batch, which changes whenever a sequence comes or goes."""
 
     def plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         """Decide the next draft.
@@ -150,16 +157,25 @@ class SpeculationPolicy:
             mean_context: tokens of context per sequence.
         """
         if not num_drafting:
+            self._rounds_undrafted += 1
+            if self._rounds_undrafted % _REPLAN == 0:
+                self._judge(self.rates(num_reqs, num_reqs, mean_context))
             self._count("nobody to draft for")
             return self._nothing("nobody to draft for")
         alike = _alike(num_reqs), _alike(num_drafting)
         standing = self._standing.get(alike)
-        if standing is not None and standing.rounds_left:
+        if self.stops_early and self._num_drafted >= self._look_at:
+            self._look_at = _later(self._num_drafted)
+            self._count("to see what plain decoding takes")
+            return self._nothing("to see what plain decoding takes")
+        trial_due = self._plain_rounds >= self._trial_after
+        if standing is not None and standing.rounds_left and not trial_due:
             self._now, self._exploring = standing, False
             standing.rounds_left -= 1
+            self._plain_rounds += not standing.plan.levels
         else:
             self._now = self._decide(num_reqs, num_drafting, mean_context)
-            if self._now.plan.reason == _PAYS and not self._exploring:
+            if self._now.plan.reason != _TRIAL and not self._exploring:
                 self._standing[alike] = self._now
         self._count(self._now.plan.reason)
         self._num_drafted += self._now.plan.levels > 0
@@ -167,6 +183,8 @@ class SpeculationPolicy:
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> "_Decision":
         rates = self.rates(num_reqs, num_drafting, mean_context)
+        most = 2 * num_drafting >= num_reqs
+        self._judge(rates if most else self.rates(num_reqs, num_reqs, mean_context))
         if self.stops_early:
             best = self.max_depth if rates[-1] > rates[0] else 0
         else:
@@ -176,17 +194,27 @@ class SpeculationPolicy:
         if not best:
             self._plain_rounds += 1
             if self._plain_rounds > self._trial_after:
-                levels, reason = self.max_depth, "trial"
+                levels, reason = self.max_depth, _TRIAL
             if self._plain_rounds >= self._trial_after + _TRIAL_ROUNDS:
                 self._plain_rounds, self._trial_after = 0, min(2 * self._trial_after, _LAST_TRIAL)
         else:
             self._plain_rounds, self._trial_after = 0, _FIRST_TRIAL
             if self._num_drafted >= self._explore_at:
                 levels, self._exploring = self.max_depth, True
-                self._explore_at = self._num_drafted + _EXPLORE_EVERY
+                self._explore_at = _later(self._num_drafted)
         token_s = float(1.0 / rates[best])
         plan = DraftPlan(levels, *self._growth(num_reqs, num_drafting, mean_context, token_s), reason)
         return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
+
+    def _judge(self, rates: np.ndarray) -> None:
+        """Decide `follows`, with a margin either way: what a drafter was not given has to be computed again.
+
+        Args:
+            rates: where everybody is drafted for.
+        """
+        seconds = 1.0 / rates
+        speedup = seconds[0] / (seconds[1:].min() + self.costs.context_s())
+        self.follows = bool(speedup > (1 / _CATCH_UP if self.follows else _CATCH_UP))
 
     def _nothing(self, reason: str) -> DraftPlan:
         zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
@@ -366,6 +394,11 @@ def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int],
     for _, row in likeliest[:best]:
         kept[row] += 1
     return kept, best_gain
+
+
+def _later(num_drafted: int) -> int:
+    """Rounds drafted until something is to be tried again that was tried now."""
+    return num_drafted + min(num_drafted, _LAST_LOOK)
 
 
 def _alike(count: int) -> int:

@@ -239,6 +239,54 @@ def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overla
     assert drafter.num_chunk_tokens > sum(len(prompt) for prompt in ref.prompts[:4])
 
 
+class PassesOver(SpeculationPolicy):
+    """Follows nobody until it is told to."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.follows = False
+
+    def _judge(self, rates):
+        pass
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch, overlap, caching):
+    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", PassesOver)
+    ref = reference("llama")
+    drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+    config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4, enable_prefix_caching=caching)
+    engine = new_engine(ref.loaded, config, drafter)
+    drafter.counts = True
+    run = Run(engine, ref.prompts[:4], greedy_params())
+    for _ in range(12):
+        run.step()
+    assert drafter.num_passes == 0
+    assert engine.stats().num_replayed_tokens == 0
+    engine.adaptive.policy.follows = True
+    assert run.finish() == ref.continuations[:4]
+    engine.model.remove_taps()
+    assert drafter.num_passes > 0
+    assert engine.stats().num_replayed_tokens > sum(map(len, ref.prompts[:4]))
+    assert engine.stats().speculation.num_accepted_tokens > 0
+
+
+def test_some_are_followed_even_where_plain_decoding_is_faster(monkeypatch):
+    """Or nothing would ever show that drafting pays again."""
+    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", PassesOver)
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=4), drafter)
+    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
+    engine.model.remove_taps()
+    assert len(ref.prompts) == 8
+    assert engine.stats().speculation.num_drafts > 0
+    assert [engine.adaptive.follows_next() for _ in range(16)].count(True) == 2
+    engine.adaptive.policy.follows = True
+    assert all(engine.adaptive.follows_next() for _ in range(16))
+
+
 def test_mixed_batches_give_each_request_its_plain_text():
     ref = reference("llama")
     params = [greedy_params(speculation=index % 2 == 0) for index in range(len(ref.prompts))]

@@ -113,3 +113,22 @@ def test_tables_survive_the_disk_and_refuse_other_shapes():
         CostTables.from_dict(TABLES.as_dict() | {"verify_s": [[1.0], [2.0]]})
     with pytest.raises(ValueError, match="batch size"):
         CostTables.from_dict(TABLES.as_dict() | {"context_s": [1.0]})
+
+
+def test_prompts_are_counted_by_new_token():
+    costs = RoundCosts(TABLES)
+    assert costs.context_s() == 0.0
+    for _ in range(2000):
+        costs.observe_prompts(30, 10)
+    for _ in range(100):
+        costs.observe_draft(0.5, 4, 2.0, 30)
+    assert costs.context_s() == pytest.approx(3.0 * costs.draft_fit.factors[2] * costs._draft_chunk_token_s)
+    assert costs.context_s() > 0
+
+
+def test_the_first_host_time_is_all_there_is_to_go_by():
+    costs = RoundCosts(TABLES)
+    costs.observe_host(0.002, with_tree=False)
+    assert costs.plain_host_s == 0.002
+    costs.observe_host(0.004, with_tree=False)
+    assert 0.002 < costs.plain_host_s < 0.003

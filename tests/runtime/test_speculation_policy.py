@@ -203,9 +203,66 @@ def test_a_plan_holds_for_batches_of_about_its_size():
         subject.plan(num_reqs, num_reqs - 1, 100.0)
     assert len(decided) <= 4
     decided.clear()
-    for num_reqs in (3, 4, 3, 4):
+    for num_reqs in (5, 6, 5, 6):
         subject.plan(num_reqs, num_reqs, 100.0)
     assert len(decided) == 2
     for _ in range(40):
         subject.plan(4, 4, 100.0)
     assert len(decided) >= 2 + 40 // 8 - 1
+
+
+def test_contexts_are_followed_until_plain_decoding_is_clearly_faster():
+    """What a drafter was not given has to be computed again: near break-even nothing changes."""
+    subject = policy()
+
+    def judged(speedup):
+        subject._judge(np.array([100.0, 100.0 * speedup, 50.0]))
+        return subject.follows
+
+    assert [judged(speedup) for speedup in (1.5, 0.97, 0.9, 1.03, 1.1, 0.97)] == [True, True, False, False, True, True]
+
+
+def test_knowing_prompts_counts_against_drafting():
+    """A drafter that has to read long prompts for short answers may cost more than it brings."""
+    subject = policy()
+    show_chains(subject, 0.9)
+    rates = subject.rates(1, 1, 100.0)
+    subject._judge(rates)
+    assert subject.follows
+    subject.costs.context_s = lambda: 2.0 / float(rates[0])
+    subject._judge(rates)
+    assert not subject.follows
+
+
+@pytest.mark.parametrize("acceptance", [0.02, 0.9])
+def test_where_nobody_is_followed_it_is_still_judged(acceptance):
+    subject = policy(level_s=1.0)
+    show_chains(subject, acceptance)
+    subject.follows = acceptance < 0.5
+    for _ in range(8):
+        assert not subject.plan(1, 0, 100.0).levels
+    assert subject.follows == (acceptance > 0.5)
+
+
+def test_one_round_is_plain_now_and_then_and_less_and_less():
+    """Only where rounds tell what they take."""
+    subject = policy()
+    subject.stops_early = True
+    show_chains(subject, 0.9, rounds=0)
+    plain = [number for number in range(2000) if not subject.plan(1, 1, 100.0).levels]
+    assert 4 <= len(plain) <= 12
+    assert plain[0] < 30
+    assert (np.diff(plain, 2) >= 0).all()
+    blind = policy()
+    assert all(blind.plan(1, 1, 100.0).levels for _ in range(100))
+
+
+def test_a_plan_to_decode_plainly_holds_for_a_while_too():
+    subject = policy(level_s=8.0)
+    show_chains(subject, 0.1)
+    decided = []
+    subject.rates = lambda *batch, rates=subject.rates: decided.append(batch) or rates(*batch)
+    subject._plain_rounds = 0
+    for _ in range(32):
+        subject.plan(5, 5, 100.0)
+    assert 1 < len(decided) <= 5
