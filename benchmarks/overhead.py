@@ -35,6 +35,7 @@ class Rounds(NamedTuple):
 class Overhead(NamedTuple):
     """Both ways, prompt by prompt."""
 
+    way: str
     local: list[Rounds]
     remote: list[Rounds]
 
@@ -46,21 +47,15 @@ class Overhead(NamedTuple):
         """The part of it that is spent within the rounds: the hop, and what contention costs."""
         return [remote.engine_ms - local.engine_ms for local, remote in zip(self.local, self.remote, strict=True)]
 
-    def table(self) -> Table:
+    def row(self) -> tuple[str, ...]:
         """Medians and ranges over the prompts."""
         local, remote = [one.ms for one in self.local], [one.ms for one in self.remote]
-        rows = [
-            ("in process", spread(local, 3)),
-            ("behind actors and channel, over HTTP", spread(remote, 3)),
-            ("more per round", spread(self.extra_ms(), 3)),
-            ("of it within the engine's rounds", spread(self.extra_engine_ms(), 3)),
-        ]
-        note = "Median (range) over single requests; a request's rounds last from its first token to its last."
-        return Table("A round in process and behind actors", ("", "ms per round"), rows, note)
+        return (self.way, *(spread(times, 2) for times in (local, remote, self.extra_ms(), self.extra_engine_ms())))
 
     def figures(self) -> dict[str, Any]:
         """For the JSON file."""
         return {
+            "way": self.way,
             "extra_ms_per_round": middle(self.extra_ms()),
             "extra_ms_within_a_round": middle(self.extra_engine_ms()),
             "local": [one._asdict() for one in self.local],
@@ -68,15 +63,22 @@ class Overhead(NamedTuple):
         }
 
 
+def overhead_table(ways: list[Overhead]) -> Table:
+    """One row per way of having the answers."""
+    columns = ("answers", "in process ms", "behind actors and channel ms", "more ms", "of it within the rounds ms")
+    note = "Per round, median (range) over single requests; a request's rounds last from its first token to its last."
+    return Table("A round in process and behind actors", columns, [way.row() for way in ways], note)
+
+
 def measure_overhead(
-    app: App, client: LoadClient, llm: LLM, bodies: list[dict[str, Any]], prompts: list[Prompt]
+    way: str, app: App, client: LoadClient, llm: LLM, bodies: list[dict[str, Any]], prompts: list[Prompt]
 ) -> Overhead:
     """Each prompt by itself, in this process and then behind the application; the first one is run twice."""
     local, remote = [], []
     for body, prompt in zip([bodies[0], *bodies], [prompts[0], *prompts], strict=True):
         local.append(_local_rounds(llm, prompt, body["max_tokens"]))
         remote.append(_remote_rounds(app, client, body))
-    return Overhead(local[1:], remote[1:])
+    return Overhead(way, local[1:], remote[1:])
 
 
 def _local_rounds(llm: LLM, prompt: Prompt, max_tokens: int) -> Rounds:

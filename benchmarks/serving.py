@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import hop
 from http_load import Block, LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, open_llm, quiet
-from overhead import measure_overhead
+from overhead import Overhead, measure_overhead, overhead_table
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
 from round_times import RoundTimes, between, round_table
 from servers import App, wingbeat_apps
@@ -29,6 +29,8 @@ from wingbeat.runtime.tokenizer import Tokenizer
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
+SILENCE_MS = 1e6
+"""Between messages: an answer then comes as its first token and the rest."""
 
 
 class Mode(NamedTuple):
@@ -212,6 +214,20 @@ def run_loads(
     return done, tables, facts
 
 
+def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> list[Overhead]:
+    """What actors and channel cost by themselves, and with an answer that is streamed round by round."""
+    shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
+    llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile, speculation=shape)
+    bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
+    config = app_configs(pair, args)["speculative"]
+    quiet_config = config.model_copy(update={"stream_interval_ms": SILENCE_MS})
+    ways = []
+    for way, how in (("in two messages", quiet_config), ("streamed round by round", config)):
+        with wingbeat_apps({"app": how}) as apps, LoadClient() as client:
+            ways.append(measure_overhead(way, apps["app"], client, llm, bodies, prompts))
+    return ways
+
+
 def run(args: argparse.Namespace) -> Report:
     """Start what is to be measured, and measure it."""
     pair = chosen_pair(args)
@@ -233,13 +249,10 @@ def run(args: argparse.Namespace) -> Report:
     with wingbeat_apps(app_configs(pair, args)) as apps, LoadClient() as client:
         done, tables, more = run_loads(client, modes_of(apps), args, prompts, hop_s)
         figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}
-        if args.overhead:
-            shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
-            llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile, speculation=shape)
-            bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
-            overhead = measure_overhead(apps["speculative"], client, llm, bodies, prompts)
-            tables.append(overhead.table())
-            figures["overhead"] = overhead.figures()
+    if args.overhead:
+        ways = overheads(pair, args, prompts)
+        tables.append(overhead_table(ways))
+        figures["overhead"] = [way.figures() for way in ways]
     return Report("Serving", facts | more, tables, figures)
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 YIELD_S = 300e-6
 """A yield with nobody else to run is a spin (0.25 us); a pure spin would keep the peer off a shared core. More of it
 would take time from what is waited for."""
-ROUND_SLEEP_S = 2e-3
+ROUND_SLEEP_S = 10e-3
 IDLE_SLEEP_S = 20e-3
 """A ring ends a sleep at once; these bound how late a peer's death is noticed, and cost well below 2 % of a core."""
 NAP_S = 0.5e-3
@@ -78,7 +78,10 @@ class Bell:
 
 
 class Doorbell:
-    """Waits on a condition that a bell announces: yields for a while, then sleeps up to `max_sleep_s` at a time."""
+    """Waits on a condition that a bell announces: yields for a while, then sleeps up to `max_sleep_s` at a time.
+
+    A thread that has but one core sleeps at once: a peer beside it would have to share that core with its yields.
+    """
 
     def __init__(self, bell: Bell, max_sleep_s: float = ROUND_SLEEP_S) -> None:
         self.bell = bell
@@ -100,6 +103,7 @@ class Doorbell:
         now = time.monotonic()
         since = now if quiet_since is None else quiet_since
         deadline, next_check = now + timeout_s, now + GONE_CHECK_S
+        yield_until: float | None = None
         while True:
             seen = words[index]  # before the condition is looked at: a ring in between then forbids the sleep
             if ready():
@@ -110,14 +114,13 @@ class Doorbell:
                 if gone():
                     return ready()
                 next_check = now + GONE_CHECK_S
-            self._pause(seen, now - since, deadline - now)
+            if yield_until is None:
+                yield_until = since + YIELD_S if len(os.sched_getaffinity(0)) > 1 else now
+            if now < yield_until:
+                os.sched_yield()
+            else:
+                self.bell.sleep(seen, min(self.max_sleep_s, deadline - now))
             now = time.monotonic()
-
-    def _pause(self, seen: int, waited_s: float, left_s: float) -> None:
-        if waited_s < YIELD_S:
-            os.sched_yield()
-        else:
-            self.bell.sleep(seen, min(self.max_sleep_s, left_s))
 
 
 class PumpDoorbell(Doorbell):

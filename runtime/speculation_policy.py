@@ -22,7 +22,7 @@ _TRIAL_ROUNDS = 8
 _FIRST_EXPLORED, _FIRST_LOOK, _LAST_LOOK = 48, 24, 768
 """Rounds drafted until one is carried out to the full, levels and nodes that do not seem to pay included, or nothing
 would ever show that they do; and until one is decoded plainly, since what that takes is half of every decision. Both
-wait twice as long each time: at first little is known."""
+wait twice as long each time: at first little is known. Each load has its own count."""
 _CATCH_UP = 1.05
 """Speed-up from which it pays to give a drafter the contexts that it was not given; until it is as much of a loss, it
 goes on getting them."""
@@ -68,6 +68,8 @@ class PolicyStats:
     expected_accepted: float = 0.0
     """By the calibrated probabilities; equal to `num_accepted` where they are right."""
     num_accepted: int = 0
+    follows: bool = True
+    """Whether drafters are given the contexts of sequences that come; see `SpeculationPolicy.follows`."""
 
 
 class _TokenCosts(NamedTuple):
@@ -99,6 +101,15 @@ class _Decision:
     """That it holds for."""
     token_costs: dict[int, "_TokenCosts"] = field(default_factory=dict)
     """By num_reqs, worked out when first asked for."""
+
+
+@dataclass
+class _Drafted:
+    """Rounds drafted at about one load, and how many there are to be before something else is tried."""
+
+    num_rounds: int = 0
+    explore_at: int = _FIRST_EXPLORED
+    look_at: int = _FIRST_LOOK
 
 
 class SpeculationPolicy:
@@ -142,7 +153,8 @@ class SpeculationPolicy:
         self._plain_rounds = 0
         self._trial_after = _FIRST_TRIAL
         self._exploring = False
-        self._num_drafted, self._explore_at, self._look_at = 0, _FIRST_EXPLORED, _FIRST_LOOK
+        self._drafted: dict[int, _Drafted] = {}
+        """By load."""
         self._decisions: dict[str, int] = {}
         self._now = _Decision(self._nothing("no plan yet"), max_depth)
         self._standing: dict[tuple[int, int], _Decision] = {}
@@ -164,8 +176,9 @@ class SpeculationPolicy:
             return self._nothing("nobody to draft for")
         alike = _alike(num_reqs), _alike(num_drafting)
         standing = self._standing.get(alike)
-        if self.stops_early and self._num_drafted >= self._look_at:
-            self._look_at = _later(self._num_drafted)
+        drafted = self._drafted_at(num_reqs)
+        if self.stops_early and drafted.num_rounds >= drafted.look_at:
+            drafted.look_at = _later(drafted.num_rounds)
             self._count("to see what plain decoding takes")
             return self._nothing("to see what plain decoding takes")
         trial_due = self._plain_rounds >= self._trial_after
@@ -178,13 +191,13 @@ class SpeculationPolicy:
             if self._now.plan.reason != _TRIAL and not self._exploring:
                 self._standing[alike] = self._now
         self._count(self._now.plan.reason)
-        self._num_drafted += self._now.plan.levels > 0
+        drafted.num_rounds += self._now.plan.levels > 0
         return self._now.plan
 
     def _decide(self, num_reqs: int, num_drafting: int, mean_context: float) -> "_Decision":
         rates = self.rates(num_reqs, num_drafting, mean_context)
-        most = 2 * num_drafting >= num_reqs
-        self._judge(rates if most else self.rates(num_reqs, num_reqs, mean_context))
+        everybody = rates if 2 * num_drafting >= num_reqs else self.rates(num_reqs, num_reqs, mean_context)
+        self._judge(everybody)
         if self.stops_early:
             best = self.max_depth if rates[-1] > rates[0] else 0
         else:
@@ -199,9 +212,10 @@ class SpeculationPolicy:
                 self._plain_rounds, self._trial_after = 0, min(2 * self._trial_after, _LAST_TRIAL)
         else:
             self._plain_rounds, self._trial_after = 0, _FIRST_TRIAL
-            if self._num_drafted >= self._explore_at:
+            drafted = self._drafted_at(num_reqs)
+            if drafted.num_rounds >= drafted.explore_at:
                 levels, self._exploring = self.max_depth, True
-                self._explore_at = _later(self._num_drafted)
+                drafted.explore_at = _later(drafted.num_rounds)
         token_s = float(1.0 / rates[best])
         plan = DraftPlan(levels, *self._growth(num_reqs, num_drafting, mean_context, token_s), reason)
         return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
@@ -215,6 +229,9 @@ class SpeculationPolicy:
         seconds = 1.0 / rates
         speedup = seconds[0] / (seconds[1:].min() + self.costs.context_s())
         self.follows = bool(speedup > (1 / _CATCH_UP if self.follows else _CATCH_UP))
+
+    def _drafted_at(self, num_reqs: int) -> "_Drafted":
+        return self._drafted.setdefault(num_reqs.bit_length(), _Drafted())
 
     def _nothing(self, reason: str) -> DraftPlan:
         zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
@@ -356,6 +373,7 @@ class SpeculationPolicy:
             round(self._now.speedup, 3),
             round(self.tracker.expected_accepted, 1),
             self.tracker.num_accepted,
+            self.follows,
         )
 
     def _count(self, reason: str) -> None:
@@ -396,9 +414,9 @@ def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int],
     return kept, best_gain
 
 
-def _later(num_drafted: int) -> int:
-    """Rounds drafted until something is to be tried again that was tried now."""
-    return num_drafted + min(num_drafted, _LAST_LOOK)
+def _later(num_rounds: int) -> int:
+    """Rounds drafted by when something is to be tried again that was tried now."""
+    return num_rounds + min(num_rounds, _LAST_LOOK)
 
 
 def _alike(count: int) -> int:

@@ -75,6 +75,15 @@ def test_a_ring_ends_a_sleep(bell: Bell) -> None:
     thread.join()
 
 
+@pytest.mark.parametrize("cores", [{0}, {0, 1}])
+def test_only_who_has_cores_to_spare_yields(bell: Bell, cores: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    yields = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
+    assert not Doorbell(bell).wait(lambda: False, 0.02)
+    assert bool(yields) == (len(cores) > 1)
+
+
 def test_an_idle_waiter_hardly_works(bell: Bell) -> None:
     started, cpu = time.monotonic(), time.thread_time()
     for _ in range(5):
