@@ -78,7 +78,9 @@ def measure_overhead(
     for body, prompt in zip([bodies[0], *bodies], [prompts[0], *prompts], strict=True):
         local.append(_local_rounds(llm, prompt, body["max_tokens"]))
         remote.append(_remote_rounds(app, client, body))
-    return Overhead(way, local[1:], remote[1:])
+    # Where the first token is no whole character yet, two messages are one piece of text, and nothing lies between.
+    pairs = [(here, there) for here, there in zip(local[1:], remote[1:], strict=True) if there.elapsed_s]
+    return Overhead(way, [here for here, _ in pairs], [there for _, there in pairs])
 
 
 def _local_rounds(llm: LLM, prompt: Prompt, max_tokens: int) -> Rounds:
