@@ -32,7 +32,9 @@ class RoundTimes(NamedTuple):
     """Seconds from asking for its trees to having them, as far as nothing else was done meanwhile."""
     forward_s: float
     host_s: float
-    """Outside of models."""
+    """Outside of models, before the drafter is told and after."""
+    publish_s: float
+    """Telling the drafter: part of the next draft, where one was asked for."""
     num_chunk_tokens: int
     """Rows of prompts in its forward pass."""
     num_drafter_tokens: int
@@ -88,6 +90,8 @@ class AdaptiveSpeculation:
         self._launched: deque[Launched] = deque()
         self._latest: Launched | None = None
         self._num_passed_over = 0
+        self._asked = False
+        """Whether the latest plan was to draft."""
 
     @property
     def follows(self) -> bool:
@@ -196,6 +200,7 @@ class AdaptiveSpeculation:
             num_chunk_tokens=times.num_chunk_tokens,
         )
         costs.observe_host(times.host_s, bool(this.num_drafting))
+        costs.observe_publish(times.publish_s, self._asked)
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """Decide the next draft.
@@ -204,7 +209,10 @@ class AdaptiveSpeculation:
             running: sequences that decode in the next round.
             proposals: those among them that may be drafted for.
         """
-        return self.policy.plan(max(len(running), len(proposals)), len(proposals), mean_context(proposals or running))
+        num_reqs, context = max(len(running), len(proposals)), mean_context(proposals or running)
+        plan = self.policy.plan(num_reqs, len(proposals), context)
+        self._asked = plan.levels > 0
+        return plan
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome) -> None:
         """Hand the drafter its growth rule."""

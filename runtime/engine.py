@@ -234,14 +234,14 @@ class Engine:
                 watch.lap("wait_s")
             self.drafting.publish(plan, flight)
             # Where the drafter shares the core, ringing for it is waiting for it.
-            watch.lap("publish_s", draft_wait_s=self.drafting.ring_s)
+            published_s = watch.lap("publish_s", draft_wait_s=self.drafting.ring_s) - self.drafting.ring_s
         outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
         if self.adaptive is not None and launched:
-            host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s
+            host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s - published_s
             num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
             num_new_tokens = sum(len(output.token_ids) for output in outputs)
-            drafted = asked_s + waited_s, flight.forward_s, host_s
-            times = RoundTimes(*drafted, num_chunk_tokens, num_drafter_tokens, num_new_tokens)
+            seconds = asked_s + waited_s, flight.forward_s, host_s, published_s
+            times = RoundTimes(*seconds, num_chunk_tokens, num_drafter_tokens, num_new_tokens)
             self.adaptive.observe(times)
         return outputs
 

@@ -75,7 +75,10 @@ class RoundCosts:
         """Of the roots and prompt chunks."""
         self.draft_fit = CostFit((1.0, 1.0, 1.0))
         """Of a draft's base, its levels, and the prompt chunks that the drafter takes in before it."""
-        self.plain_host_s = self.tree_host_s = 0.0
+        self._host_s = {False: 0.0, True: 0.0}
+        """By whether trees were drafted."""
+        self._publish_s = {False: 0.0, True: 0.0}
+        """By whether trees were asked for."""
         self._prompt_tokens = self._new_tokens = 0.0
         self._chunk_token_s, self._draft_chunk_token_s = _chunk_tokens_s(tables)
         self._by_batch: dict[int, _BatchCosts] = {}
@@ -159,11 +162,16 @@ class RoundCosts:
         self.draft_fit.observe(seconds, (batch.draft_base_s, batch.draft_level_s * levels, chunks_s))
 
     def observe_host(self, seconds: float, with_tree: bool) -> None:
-        """Note what a round spent outside of models."""
-        if with_tree:
-            self.tree_host_s = _mean(self.tree_host_s, seconds)
-        else:
-            self.plain_host_s = _mean(self.plain_host_s, seconds)
+        """Note what a round spent outside of models, telling the drafter aside."""
+        self._host_s[with_tree] = _mean(self._host_s[with_tree], seconds)
+
+    def observe_publish(self, seconds: float, asked: bool) -> None:
+        """Note what telling the drafter took."""
+        self._publish_s[asked] = _mean(self._publish_s[asked], seconds)
+
+    def host_s(self, drafting: bool) -> float:
+        """What a round takes outside of models, where every round is drafted, or none."""
+        return self._host_s[drafting] + self._publish_s[drafting]
 
     def _plain_factor(self) -> float:
         """Until a plain round was seen, tree rounds say how fast the machine is."""

@@ -243,8 +243,8 @@ class SpeculationPolicy:
         nodes = num_drafting * np.cumsum(self._nodes)
         levels = np.cumsum(self._grown)
         seconds = self.costs.verify_s(num_reqs, nodes, mean_context)
-        seconds[1:] += self.costs.draft_s(num_drafting, levels[1:]) + self.costs.tree_host_s
-        seconds[0] += self.costs.plain_host_s
+        seconds[1:] += self.costs.draft_s(num_drafting, levels[1:]) + self.costs.host_s(True)
+        seconds[0] += self.costs.host_s(False)
         rates = tokens / seconds
         return rates
 
@@ -286,7 +286,7 @@ class SpeculationPolicy:
         extra = np.array(widths) - 1
         tokens = num_reqs + num_drafting * self._gain[extra]
         seconds = self.costs.verify_s(num_reqs, num_reqs * extra, mean_context)
-        seconds += self.costs.draft_s(num_drafting, np.array(self._now.plan.levels)) + self.costs.tree_host_s
+        seconds += self.costs.draft_s(num_drafting, np.array(self._now.plan.levels)) + self.costs.host_s(True)
         return widths[int((tokens / seconds).argmax())]
 
     def observe_ranks(self, path: np.ndarray, real: np.ndarray) -> None:

@@ -129,6 +129,17 @@ def test_prompts_are_counted_by_new_token():
 def test_the_first_host_time_is_all_there_is_to_go_by():
     costs = RoundCosts(TABLES)
     costs.observe_host(0.002, with_tree=False)
-    assert costs.plain_host_s == 0.002
+    assert costs.host_s(drafting=False) == 0.002
     costs.observe_host(0.004, with_tree=False)
-    assert 0.002 < costs.plain_host_s < 0.003
+    assert 0.002 < costs.host_s(drafting=False) < 0.003
+
+
+def test_telling_the_drafter_is_part_of_what_was_asked_for():
+    """A plain round among drafted ones asks for trees: that is no cost of decoding plainly."""
+    costs = RoundCosts(TABLES)
+    costs.observe_host(0.002, with_tree=False)
+    costs.observe_publish(0.005, asked=True)
+    assert costs.host_s(drafting=False) == 0.002
+    assert costs.host_s(drafting=True) == 0.005
+    costs.observe_publish(0.001, asked=False)
+    assert costs.host_s(drafting=False) == pytest.approx(0.003)
