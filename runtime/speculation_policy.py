@@ -26,7 +26,7 @@ wait twice as long each time: at first little is known. Each load has its own co
 _CATCH_UP = 1.05
 """Speed-up from which it pays to give a drafter the contexts that it was not given; until it is as much of a loss, it
 goes on getting them."""
-_PAYS, _TRIAL = "pays", "trial"
+_PAYS, _TRIAL, _LOOK = "pays", "trial", "to see what plain decoding takes"
 _PRIOR_ACCEPTANCE = 0.65
 _REPLAN = 8
 """Rounds a plan holds for batches of about one size: what it rests on changes slowly."""
@@ -179,8 +179,8 @@ class SpeculationPolicy:
         drafted = self._drafted_at(num_reqs)
         if self.stops_early and drafted.num_rounds >= drafted.look_at:
             drafted.look_at = _later(drafted.num_rounds)
-            self._count("to see what plain decoding takes")
-            return self._nothing("to see what plain decoding takes")
+            self._count(_LOOK)
+            return self._nothing(_LOOK)
         trial_due = self._plain_rounds >= self._trial_after
         if standing is not None and standing.rounds_left and not trial_due:
             self._now, self._exploring = standing, False
@@ -245,8 +245,7 @@ class SpeculationPolicy:
         seconds = self.costs.verify_s(num_reqs, nodes, mean_context)
         seconds[1:] += self.costs.draft_s(num_drafting, levels[1:]) + self.costs.host_s(True)
         seconds[0] += self.costs.host_s(False)
-        rates = tokens / seconds
-        return rates
+        return tokens / seconds
 
     def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
         """Which drafted nodes are worth verifying, over all sequences together.
