@@ -23,7 +23,7 @@ def fuse_norms(model: nn.Module) -> int:
         eps_name = next((name for name in _EPS_NAMES if isinstance(getattr(module, name, None), float)), None)
         if not kind.__name__.endswith("RMSNorm") or kind is nn.RMSNorm or eps_name is None:
             continue
-        if isinstance(weight, Tensor) and weight.ndim == 1 and _same(module, getattr(module, eps_name)):
+        if isinstance(weight, nn.Parameter) and weight.ndim == 1 and _same(module, getattr(module, eps_name)):
             module.__class__ = _fused(kind, eps_name)
             num_fused += 1
     return num_fused
@@ -42,7 +42,7 @@ def _fused(kind: type[nn.Module], eps_name: str) -> type[nn.Module]:
     """The same module with another forward: weights, names and copies of it stay what they are."""
 
     def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        weight = self.weight  # looked up once: a parameter is slow to find
+        weight = self._parameters["weight"]  # looked up by name, a parameter is slow to find
         return torch.rms_norm(hidden_states, weight.shape, weight, self.__dict__[eps_name])
 
     return type(kind.__name__, (kind,), {"forward": forward})

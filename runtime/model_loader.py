@@ -12,6 +12,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from wingbeat.kernels.attention import masked_attention
 from wingbeat.runtime.attention import ATTENTION_NAME, LayerAttention
 from wingbeat.runtime.fused_norm import fuse_norms
+from wingbeat.runtime.fused_rope import fuse_rope
+from wingbeat.runtime.linear_layout import lay_out_linears
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,8 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
         limit = min(limit, chunk)
     model.set_attn_implementation(ATTENTION_NAME)
     fuse_norms(model)
+    fuse_rope(model)
+    lay_out_linears(model)
     decoder_layers = _decoder_layers(model, len(layers))
     return LoadedModel(
         model=model,

@@ -20,6 +20,7 @@ from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private
 from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.workspace import Workspace
 from wingbeat.runtime.graph_device import GraphDevice
+from wingbeat.runtime.linear_layout import lay_out_linears
 from wingbeat.runtime.transfer import upload
 
 
@@ -41,6 +42,7 @@ class EagleDrafter(Drafter):
         fixed_shapes: bool = False,
     ) -> None:
         self.head = head.eval().requires_grad_(False)
+        lay_out_linears(self.head)
         self.speculation = speculation
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True)
         self.trained_positions = head.max_position_embeddings

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata, LayerAttention
+from wingbeat.runtime.linear_layout import lay_out_linears
 from wingbeat.runtime.model_loader import PROBE_KEYWORD, PROBE_NAME, Recorder, UnsupportedModelError
 
 
@@ -110,6 +111,7 @@ class MtpModules(nn.Module):
             UnsupportedModelError: a layer never calls the attention function, or the two disagree.
         """
         self.eval().requires_grad_(False)
+        lay_out_linears(self)
         recorder = Recorder()
         for index, module in enumerate(self.items):
             probed, expected = (self._probe(module, name, recorder) for name in (PROBE_NAME, "eager"))
