@@ -230,14 +230,23 @@ def paged_attention(
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
-    if run is None:
-        num_reqs, blocks = len(block_tables), block_tables.flatten()
-        key, value = (
-            cache.index_select(0, blocks).view(num_reqs, -1, *cache.shape[2:]) for cache in (key_cache, value_cache)
-        )
-    else:
-        key, value = (cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
+    key, value = read_kv(key_cache, value_cache, block_tables, run)
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
+
+
+def read_kv(
+    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, run: slice | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`."""
+    if run is not None:
+        return tuple(cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
+    return _blocks_of(key_cache, block_tables), _blocks_of(value_cache, block_tables)
+
+
+def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:
+    # Looking up rows of a table is the quickest of torch's ways to copy blocks.
+    blocks = F.embedding(block_tables, cache.flatten(1))
+    return blocks.view(len(block_tables), -1, *cache.shape[2:])
 
 
 def masked_attention(
@@ -253,31 +262,62 @@ def masked_attention(
 
     No mask shows every key to every query.
     """
-    num_reqs, num_query, num_heads, key_dim = query.shape
-    num_kv_heads, value_dim = key.shape[2], value.shape[3]
+    num_query, group = query.shape[1], query.shape[2] // key.shape[2]
+    mask = None if mask is None else tile_mask(mask, group)
+    tiles = tile_attention(tile_queries(query, key.shape[2]), key, value, mask, scaling, softcap, sinks)
+    return untile(tiles, num_query)
+
+
+def tile_queries(query: Tensor, num_kv_heads: int) -> Tensor:
+    """[num_reqs, num_query, num_heads, dim] -> [num_reqs, num_kv_heads, group * num_query, dim].
+
+    The heads of a group share their keys: they become rows of one tile.
+    """
+    num_reqs, num_query, num_heads, dim = query.shape
     group = num_heads // num_kv_heads
-    # The heads of a group share their keys: they become rows of one tile. Those of a single query lie there already.
+    if num_query == 1:  # they lie there already
+        return query.view(num_reqs, num_kv_heads, group, dim)
+    tiles = query.view(num_reqs, num_query, num_kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    return tiles.reshape(num_reqs, num_kv_heads, group * num_query, dim)
+
+
+def untile(tiles: Tensor, num_query: int) -> Tensor:
+    """The way back from `tile_queries`."""
+    num_reqs, num_kv_heads, rows, dim = tiles.shape
+    num_heads = num_kv_heads * rows // num_query
     if num_query == 1:
-        packed = query.view(num_reqs, num_kv_heads, group, key_dim)
-    else:
-        packed = query.view(num_reqs, num_query, num_kv_heads, group, key_dim).permute(0, 2, 3, 1, 4)
-        packed = packed.reshape(num_reqs, num_kv_heads, group * num_query, key_dim)
-    if mask is not None:
-        mask = mask[:, None, None].expand(-1, 1, group, num_query, -1).reshape(num_reqs, 1, group * num_query, -1)
+        return tiles.reshape(num_reqs, 1, num_heads, dim)
+    query = tiles.view(num_reqs, num_kv_heads, rows // num_query, num_query, dim).permute(0, 3, 1, 2, 4)
+    return query.reshape(num_reqs, num_query, num_heads, dim)
+
+
+def tile_mask(mask: Tensor, group: int) -> Tensor:
+    """An additive mask [num_reqs, num_query, num_keys] for tiles: [num_reqs, 1, group * num_query, num_keys]."""
+    num_reqs, num_query, num_keys = mask.shape
+    return mask[:, None].expand(-1, group, -1, -1).reshape(num_reqs, 1, group * num_query, num_keys)
+
+
+def tile_attention(
+    tiles: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`masked_attention` of `tile_queries`' tiles under a `tile_mask`: a tile per request and key head, in and out."""
+    num_kv_heads, num_keys = key.shape[2], key.shape[1]
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     if softcap is None and sinks is None:
-        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
-    else:
-        logits = (packed @ key.transpose(2, 3)) * scaling
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        logits = (logits if mask is None else logits + mask).float()
-        if sinks is not None:
-            sink = sinks.view(1, num_kv_heads, group, 1).expand(num_reqs, -1, -1, num_query)
-            logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, -1, 1).float()], dim=-1)
-        weights = torch.softmax(logits, dim=-1)[..., : key.shape[2]].to(value.dtype)
-        out = weights @ value
-    if num_query == 1:
-        return out.reshape(num_reqs, 1, num_heads, value_dim)
-    out = out.view(num_reqs, num_kv_heads, group, num_query, value_dim)
-    return out.permute(0, 3, 1, 2, 4).reshape(num_reqs, num_query, num_heads, value_dim)
+        return F.scaled_dot_product_attention(tiles, key, value, attn_mask=mask, scale=scaling)
+    logits = (tiles @ key.transpose(2, 3)) * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = (logits if mask is None else logits + mask).float()
+    if sinks is not None:
+        num_reqs, _, rows, _ = tiles.shape
+        sink = sinks.view(1, num_kv_heads, -1, 1)
+        sink = sink.expand(num_reqs, -1, -1, rows // sink.shape[2])
+        logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, rows, 1).float()], dim=-1)
+    return torch.softmax(logits, dim=-1)[..., :num_keys].to(value.dtype) @ value

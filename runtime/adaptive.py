@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.acceptance import path_probabilities
-from wingbeat.runtime.attention import worth_packing
 from wingbeat.runtime.batch import Outcome, TokenTree
+from wingbeat.runtime.packing import worth_packing
 from wingbeat.runtime.round_in_flight import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy

@@ -7,9 +7,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from wingbeat.kernels.attention import context_mask, paged_attention, tree_attention
+from wingbeat.kernels.attention import (
+    context_mask,
+    read_kv,
+    tile_attention,
+    tile_mask,
+    tile_queries,
+    tree_attention,
+    untile,
+)  # fmt: skip
 from wingbeat.kernels.kv_cache import store_kv
 from wingbeat.kernels.tree import pack_mask
+from wingbeat.runtime.packing import Packing
 
 ATTENTION_NAME = "wingbeat"
 METADATA_KEYWORD = "wingbeat_batch"
@@ -30,7 +39,7 @@ class AttentionSegment(NamedTuple):
     """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window, 0 standing for none; None masks nothing."""
     run: slice | None = None
     """CPU: where a single request's blocks follow one another, its keys' slots in the pool."""
-    packing: "Packing | None" = None
+    packing: Packing | None = None
     """CPU: where trees of unequal sizes lie without padding."""
     num_context: Tensor | None = None
     """CUDA: int64 [num_reqs], tokens before the first new row."""
@@ -38,20 +47,17 @@ class AttentionSegment(NamedTuple):
     """CUDA: int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
     mask_words: Tensor | None = None
     """CUDA: int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.pack_mask`; None is causal."""
+    tile_masks: dict[tuple[int, int], Tensor] | None = None
+    """CPU: `masks` as tiles have them, by window and heads in a group, made by the first layer that needs one."""
 
-
-class Packing(NamedTuple):
-    """Rows of unequal trees side by side: padding takes part in attention alone, and in no other layer."""
-
-    rows: Tensor
-    """int64 [num_reqs * num_query]: row of each node, counted from the segment's start; any row for padding."""
-    nodes: Tensor
-    """int64 [num_rows]: index of each row among the padded nodes."""
-
-
-def worth_packing(num_rows: int, num_padded: int) -> bool:
-    """Whether trees of unequal sizes are packed: taking them apart in every layer costs as much as a few rows."""
-    return 8 * num_rows < 7 * num_padded
+    def tile_mask(self, window: int, group: int) -> Tensor | None:
+        """The mask of `kernels.attention.tile_attention` in a layer of that window and so many heads in a group."""
+        mask, made = self.masks[window], self.tile_masks
+        if mask is None or made is None:
+            return mask if mask is None else tile_mask(mask, group)
+        if (window, group) not in made:
+            made[window, group] = tile_mask(mask, group)
+        return made[window, group]
 
 
 class AttentionMetadata(NamedTuple):
@@ -130,7 +136,7 @@ def build_segment(
         window: context_mask(query_positions, num_context, visible, num_keys, window or None, dtype)
         for window in windows
     }
-    return AttentionSegment(start, num_reqs, num_query, block_tables, masks)
+    return AttentionSegment(start, num_reqs, num_query, block_tables, masks, tile_masks={})
 
 
 def wingbeat_attention(
@@ -199,19 +205,21 @@ def attend_segments(
             sinks=sinks,
             workspace=workspace,
         )
+    num_kv_heads = key_cache.shape[2]
+    group = query.shape[1] // num_kv_heads
     parts = []
     for segment in segments:
-        packing = segment.packing
+        key, value = read_kv(key_cache, value_cache, segment.block_tables, segment.run)
+        mask = segment.tile_mask(sliding_window, group)
+        packing, shape = segment.packing, (segment.num_reqs, segment.num_query)
+        num_rows = shape[0] * shape[1] if packing is None else len(packing.nodes)
+        rows = query if len(segments) == 1 else query[segment.start : segment.start + num_rows]
         if packing is None:
-            rows = query[segment.start : segment.start + segment.num_reqs * segment.num_query]
+            tiles = tile_queries(rows.view(*shape, *rows.shape[1:]), num_kv_heads)
         else:
-            rows = query[segment.start : segment.start + len(packing.nodes)].index_select(0, packing.rows)
-        rows = rows.view(segment.num_reqs, segment.num_query, *rows.shape[1:])
-        mask = segment.masks[sliding_window]
-        out = paged_attention(
-            rows, key_cache, value_cache, segment.block_tables, mask, scaling, softcap, sinks, segment.run
-        ).flatten(0, 1)
-        parts.append(out if packing is None else out.index_select(0, packing.nodes))
+            tiles = packing.tile(rows, num_kv_heads)
+        out = tile_attention(tiles, key, value, mask, scaling, softcap, sinks)
+        parts.append(untile(out, segment.num_query).flatten(0, 1) if packing is None else packing.untile(out))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree import ancestor_mask, ancestor_words
-from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, Packing, build_segment, worth_packing
+from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, build_segment
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.packing import Packing, pack
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import SlotState
@@ -41,10 +42,10 @@ class Decodes(NamedTuple):
 
     def rows_of(self, nodes: Tensor) -> Tensor:
         """Row of the flattened batch of each node [num_reqs, n]."""
+        if self.packing is not None:
+            return self.packing.rows.gather(1, nodes)
         num_reqs, num_nodes = self.token_ids.shape
-        if self.packing is None:
-            return nodes + torch.arange(num_reqs, device=nodes.device)[:, None] * num_nodes
-        return self.packing.rows.view(num_reqs, num_nodes).gather(1, nodes)
+        return nodes + torch.arange(num_reqs, device=nodes.device)[:, None] * num_nodes
 
     @property
     def num_rows(self) -> int:
@@ -89,7 +90,7 @@ class BatchBuilder:
         real = steps < tree.num_valid[:, None]
         positions = roots[:, None] + torch.where(real, tree.depths, 0)
         kv_slots = torch.where(real, self.kv_slots(slots, roots[:, None] + steps), 0)
-        packing = _pack(real) if self.on_host and not self.config.compile else None
+        packing = pack(real) if self.on_host and not self.config.compile else None
         return Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)
 
     def kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
@@ -177,14 +178,6 @@ class BatchBuilder:
         return build_segment(
             start, positions[None], context, None, tables, self.config.block_size, self.windows, self.dtype
         )
-
-
-def _pack(real: Tensor) -> Packing | None:
-    """Where the real nodes [num_reqs, num_nodes] lie side by side; None where padding is too little to be taken out."""
-    flat = real.flatten()
-    if not worth_packing(int(flat.sum()), len(flat)):
-        return None
-    return Packing((flat.cumsum(0) - 1).clamp_min(0), flat.nonzero()[:, 0])
 
 
 def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.acceptance import AcceptanceTracker
-from wingbeat.runtime.attention import worth_packing
+from wingbeat.runtime.packing import worth_packing
 from wingbeat.runtime.round_costs import RoundCosts
 
 _SMOOTHING = 0.06

@@ -5,7 +5,7 @@ import pytest
 
 from wingbeat.runtime import speculation_policy
 from wingbeat.runtime.acceptance import AcceptanceTracker, path_probabilities
-from wingbeat.runtime.attention import worth_packing
+from wingbeat.runtime.packing import worth_packing
 from wingbeat.runtime.round_costs import CostTables, RoundCosts
 from wingbeat.runtime.speculation_policy import SpeculationPolicy
 
