@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
@@ -32,7 +33,7 @@ _REPEATS = 3
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
 _LEAST_STEP = 0.75
-_VERSION = 2
+_VERSION = 3
 
 
 class VerifierTimes(NamedTuple):
@@ -179,6 +180,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         os.cpu_count(),
         cuda,
         torch.__version__,
+        transformers.__version__,
         captured,
         str(loaded.dtype),
         loaded.model.config.to_json_string(use_diff=False),
