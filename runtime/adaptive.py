@@ -199,8 +199,9 @@ class AdaptiveSpeculation:
             packed=this.packed,
             num_chunk_tokens=times.num_chunk_tokens,
         )
-        costs.observe_host(times.host_s, bool(this.num_drafting))
-        costs.observe_publish(times.publish_s, self._asked)
+        with_prompts = times.num_chunk_tokens > 0
+        costs.observe_host(times.host_s, bool(this.num_drafting), with_prompts)
+        costs.observe_publish(times.publish_s, self._asked, with_prompts)
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """Decide the next draft.

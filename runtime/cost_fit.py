@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 _FORGET = 0.05
 """Evidence that fades per observation."""
-_PULL_COMMON, _PULL_OWN = 0.1, 0.3
+_PULL_COMMON, _PULL_OWN = 0.1, 0.1
 """Observations' worth of belief that a prediction is right as a whole, and that its parts are off alike."""
 _RANGE = (0.1, 10.0)
 _FOLD_AFTER = 64
@@ -38,7 +38,7 @@ class CostFit:
         """Whether anything was observed."""
 
     def observe(self, seconds: float, parts: Sequence[float]) -> None:
-        """Note what was taken where `parts` were predicted, in seconds; the first part is never 0."""
+        """Note what was taken where `parts` were predicted, in seconds, of which not all are 0."""
         self.seen = True
         self._new.append((seconds, parts))
         if len(self._new) >= _FOLD_AFTER:
@@ -55,11 +55,12 @@ class CostFit:
         """Take in what is new; asked for less often than noted."""
         keep = 1.0 - _FORGET
         for seconds, parts in self._new:
-            shares = [part / parts[0] for part in parts]  # errors count relative to the round's size
+            size = _dot(parts, self._expected)
+            shares = [part / size for part in parts]  # errors count relative to the round's size
             predicted = _dot(shares, self._factors)
             # One round of many times the usual length is an interruption, not a cost.
-            y = min(max(seconds / parts[0], predicted / 2), predicted * 2)
-            x = [_dot(shares, self._expected), *shares]
+            y = min(max(seconds / size, predicted / 2), predicted * 2)
+            x = [1.0, *shares]
             self._xx = [keep * old + x[i] * x[j] for old, (i, j) in zip(self._xx, self._pairs, strict=True)]
             self._xy = [keep * old + a * y for old, a in zip(self._xy, x, strict=True)]
         self._new.clear()

@@ -10,10 +10,10 @@ import numpy as np
 
 from wingbeat.runtime.cost_fit import CostFit
 
-_STEP = 0.05
-"""Weight of one round in the running means."""
 _MIX_STEP = 0.01
-"""The same for the mix of prompts and answers: prompts come seldom."""
+"""Weight of one round in the mix of prompts and answers: prompts come seldom."""
+_HOST_S = 1e-3
+"""What the host may take of a round, before one was seen."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class RoundCosts:
         """Of the roots and prompt chunks."""
         self.draft_fit = CostFit((1.0, 1.0, 1.0))
         """Of a draft's base, its levels, and the prompt chunks that the drafter takes in before it."""
-        self._host_s = {False: 0.0, True: 0.0}
-        """By whether trees were drafted."""
-        self._publish_s = {False: 0.0, True: 0.0}
-        """By whether trees were asked for."""
+        self._host_fit = {False: CostFit((0.5, 0.0)), True: CostFit((1.0, 0.0))}
+        """By whether trees were drafted: of any round, and of prompts in it."""
+        self._publish_fit = {False: CostFit((0.5, 0.0)), True: CostFit((0.5, 0.0))}
+        """By whether trees were asked for, likewise."""
         self._prompt_tokens = self._new_tokens = 0.0
         self._chunk_token_s, self._draft_chunk_token_s = _chunk_tokens_s(tables)
         self._by_batch: dict[int, _BatchCosts] = {}
@@ -161,17 +161,17 @@ class RoundCosts:
         chunks_s = self._draft_chunk_token_s * num_chunk_tokens
         self.draft_fit.observe(seconds, (batch.draft_base_s, batch.draft_level_s * levels, chunks_s))
 
-    def observe_host(self, seconds: float, with_tree: bool) -> None:
+    def observe_host(self, seconds: float, with_tree: bool, with_prompts: bool = False) -> None:
         """Note what a round spent outside of models, telling the drafter aside."""
-        self._host_s[with_tree] = _mean(self._host_s[with_tree], seconds)
+        self._host_fit[with_tree].observe(seconds, (_HOST_S, _HOST_S * with_prompts))
 
-    def observe_publish(self, seconds: float, asked: bool) -> None:
+    def observe_publish(self, seconds: float, asked: bool, with_prompts: bool = False) -> None:
         """Note what telling the drafter took."""
-        self._publish_s[asked] = _mean(self._publish_s[asked], seconds)
+        self._publish_fit[asked].observe(seconds, (_HOST_S, _HOST_S * with_prompts))
 
     def host_s(self, drafting: bool) -> float:
-        """What a round takes outside of models, where every round is drafted, or none."""
-        return self._host_s[drafting] + self._publish_s[drafting]
+        """What a round takes outside of models, where every round is drafted, or none; prompts left out."""
+        return _HOST_S * (self._host_fit[drafting].factors[0] + self._publish_fit[drafting].factors[0])
 
     def _plain_factor(self) -> float:
         """Until a plain round was seen, tree rounds say how fast the machine is."""
@@ -214,11 +214,6 @@ class _BatchCosts:
         if len(self._dense) <= most_extra:
             self._dense = self.verify(np.arange(max(most_extra + 1, 2 * len(self._dense))))
         return self._dense[: most_extra + 1]
-
-
-def _mean(before: float, now: float) -> float:
-    """A running mean; what is first seen is all there is to go by."""
-    return before + _STEP * (now - before) if before else now
 
 
 def _chunk_tokens_s(tables: CostTables) -> tuple[float, float]:
