@@ -14,7 +14,7 @@ from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.packing import Packing, pack
+from wingbeat.runtime.packing import Packing, pack, packed, rows_of
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import SlotState
@@ -37,15 +37,11 @@ class Decodes(NamedTuple):
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes] as rows of the flattened batch."""
-        flat = padded.flatten()
-        return flat if self.packing is None else flat[self.packing.nodes]
+        return packed(padded, self.packing)
 
     def rows_of(self, nodes: Tensor) -> Tensor:
         """Row of the flattened batch of each node [num_reqs, n]."""
-        if self.packing is not None:
-            return self.packing.rows.gather(1, nodes)
-        num_reqs, num_nodes = self.token_ids.shape
-        return nodes + torch.arange(num_reqs, device=nodes.device)[:, None] * num_nodes
+        return rows_of(nodes, self.token_ids.shape[1], self.packing)
 
     @property
     def num_rows(self) -> int:

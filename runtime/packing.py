@@ -54,6 +54,19 @@ def pack(real: Tensor) -> Packing | None:
     return Packing((flat.cumsum(0) - 1).clamp_min(0).view(real.shape), flat.nonzero()[:, 0])
 
 
+def packed(padded: Tensor, packing: Packing | None) -> Tensor:
+    """[num_reqs, num_nodes, ...] as rows of a batch, without the padding where it is taken out."""
+    flat = padded.flatten(0, 1)
+    return flat if packing is None else flat[packing.nodes]
+
+
+def rows_of(nodes: Tensor, num_nodes: int, packing: Packing | None) -> Tensor:
+    """Row of the batch of each node [num_reqs, n]; `num_nodes` of each padded tree."""
+    if packing is not None:
+        return packing.rows.gather(1, nodes)
+    return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * num_nodes
+
+
 def worth_packing(num_rows: int, num_padded: int) -> bool:
     """Whether trees of unequal sizes are packed: taking them apart in every layer costs as much as a few rows."""
     return 8 * num_rows < 7 * num_padded

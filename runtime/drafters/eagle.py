@@ -21,6 +21,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.workspace import Workspace
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.linear_layout import lay_out_linears
+from wingbeat.runtime.packing import pack, packed, rows_of
 from wingbeat.runtime.transfer import upload
 
 
@@ -125,6 +126,7 @@ class EagleDrafter(Drafter):
         may follow the chunk that completes its context in the same pass.
         """
         num_decodes, max_path = batch.decode_token_ids.shape if with_decodes else (0, 0)
+        num_rows = 0
         token_ids, taps, positions, kv_slots = [], [], [], []
         segments: list[AttentionSegment] = []
         last_rows, slots = [], []
@@ -135,14 +137,18 @@ class EagleDrafter(Drafter):
             tables = batch.block_tables[batch.decode_slots]
             # Padding pairs may lie past the longest sequence: they count in the gathered context too.
             longest = batch.max_committed_len + max_path
-            segments.append(self._segment(0, storage, batch.decode_positions, tables, longest))
-            token_ids.append(batch.decode_token_ids.flatten())
-            taps.append(batch.decode_taps.flatten(0, 1))
-            positions.append(storage.flatten())
-            kv_slots.append(torch.where(real, self._kv_slots(tables, storage), 0).flatten())
-            last_rows.append(torch.arange(num_decodes, device=self.device) * max_path + batch.decode_num_tokens - 1)
+            segment = self._segment(0, storage, batch.decode_positions, tables, longest)
+            stored = torch.where(real, self._kv_slots(tables, storage), 0)
+            packing = pack(real)  # paths differ in length
+            segments.append(segment._replace(packing=packing))
+            token_ids.append(packed(batch.decode_token_ids, packing))
+            taps.append(packed(batch.decode_taps, packing))
+            positions.append(packed(storage, packing))
+            kv_slots.append(packed(stored, packing))
+            last_rows.append(rows_of(batch.decode_num_tokens[:, None] - 1, max_path, packing)[:, 0])
             slots.append(batch.decode_slots)
-        row, taken = num_decodes * max_path, 0
+            num_rows = len(token_ids[0])
+        row, taken = num_rows, 0
         chunk_rows: list[tuple[int, int]] = []
         # A decode of the same sequence comes later in its context: its hidden state must win.
         decoding = set(batch.decode_slots.tolist()) if num_decodes and batch.chunk_slots else set()

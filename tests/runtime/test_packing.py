@@ -5,7 +5,7 @@ import torch
 
 from wingbeat.kernels.attention import tile_queries, untile
 from wingbeat.runtime.attention import AttentionSegment, attend_segments, build_segment
-from wingbeat.runtime.packing import pack
+from wingbeat.runtime.packing import pack, packed, rows_of
 
 BLOCK_SIZE, NUM_BLOCKS, DIM = 4, 12, 8
 
@@ -81,3 +81,12 @@ def test_masks_of_tiles_are_made_once_for_each_window_and_group():
     for node in range(3):
         assert torch.equal(segment.tile_mask(2, 2)[0, 0, 3 + node], segment.masks[2][0, node]), "head by head"
     assert AttentionSegment(0, 1, 1, torch.tensor([[1]]), {0: None}).tile_mask(0, 2) is None
+
+
+def test_rows_are_found_again():
+    for sizes in ([1, 5, 2], [6, 6, 6]):
+        real = real_nodes(sizes, 6)
+        packing = pack(real)
+        padded = torch.arange(18).view(3, 6) * 10
+        nodes = torch.tensor([[0, 0], [4, 1], [1, 0]])
+        assert torch.equal(packed(padded, packing)[rows_of(nodes, 6, packing)], padded.gather(1, nodes))
