@@ -18,7 +18,7 @@ from wingbeat.kernels.attention import (
 )  # fmt: skip
 from wingbeat.kernels.kv_cache import store_kv
 from wingbeat.kernels.tree import pack_mask
-from wingbeat.runtime.packing import Packing
+from wingbeat.runtime.packing import Tiles
 
 ATTENTION_NAME = "wingbeat"
 METADATA_KEYWORD = "wingbeat_batch"
@@ -39,7 +39,7 @@ class AttentionSegment(NamedTuple):
     """CPU: additive mask [num_reqs, num_query, num_keys] by sliding window, 0 standing for none; None masks nothing."""
     run: slice | None = None
     """CPU: where a single request's blocks follow one another, its keys' slots in the pool."""
-    packing: Packing | None = None
+    tiles: Tiles | None = None
     """CPU: where trees of unequal sizes lie without padding."""
     num_context: Tensor | None = None
     """CUDA: int64 [num_reqs], tokens before the first new row."""
@@ -211,15 +211,17 @@ def attend_segments(
     for segment in segments:
         key, value = read_kv(key_cache, value_cache, segment.block_tables, segment.run)
         mask = segment.tile_mask(sliding_window, group)
-        packing, shape = segment.packing, (segment.num_reqs, segment.num_query)
-        num_rows = shape[0] * shape[1] if packing is None else len(packing.nodes)
+        shape = (segment.num_reqs, segment.num_query)
+        num_rows = shape[0] * shape[1] if segment.tiles is None else len(segment.tiles.nodes)
         rows = query if len(segments) == 1 else query[segment.start : segment.start + num_rows]
-        if packing is None:
+        if segment.tiles is None:
             tiles = tile_queries(rows.view(*shape, *rows.shape[1:]), num_kv_heads)
+            out = tile_attention(tiles, key, value, mask, scaling, softcap, sinks)
+            parts.append(untile(out, segment.num_query).flatten(0, 1))
         else:
-            tiles = packing.tile(rows, num_kv_heads)
-        out = tile_attention(tiles, key, value, mask, scaling, softcap, sinks)
-        parts.append(untile(out, segment.num_query).flatten(0, 1) if packing is None else packing.untile(out))
+            tiles = segment.tiles.tile(rows, num_kv_heads)
+            out = tile_attention(tiles, key, value, mask, scaling, softcap, sinks)
+            parts.append(segment.tiles.untile(out))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

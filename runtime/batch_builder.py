@@ -14,7 +14,7 @@ from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.packing import Packing, pack, packed, rows_of
+from wingbeat.runtime.packing import Group, Packing, pack, packed, rows_of
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import SlotState
@@ -34,6 +34,13 @@ class Decodes(NamedTuple):
     kv_slots: Tensor
     packing: Packing | None = None
     """Where the trees lie side by side without padding."""
+
+    def of(self, group: Group) -> "Decodes":
+        """What of these decodes is in one group of the packing, padded."""
+        trees = [field[group.seqs, : group.num_nodes] if field.dim() == 2 else field[group.seqs] for field in self.tree]
+        tree = TokenTree(*trees)
+        parts = (field[group.seqs, : group.num_nodes] for field in (self.positions, self.kv_slots))
+        return Decodes(self.slots[group.seqs], self.roots[group.seqs], tree.token_ids, tree, *parts)
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes] as rows of the flattened batch."""
@@ -102,7 +109,7 @@ class BatchBuilder:
         segments: list[AttentionSegment] = []
         num_rows = 0
         if decodes is not None:
-            segments.append(self._decode_segment(plan.decodes, decodes))
+            segments += self._decode_segments(plan.decodes, decodes)
             token_ids.append(decodes.packed(decodes.token_ids))
             positions.append(decodes.packed(decodes.positions))
             kv_slots.append(decodes.packed(decodes.kv_slots))
@@ -132,7 +139,7 @@ class BatchBuilder:
         metadata = AttentionMetadata(self.cache.layers, decodes.kv_slots.flatten(), [segment])
         return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
 
-    def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> AttentionSegment:
+    def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
         num_nodes = decodes.token_ids.shape[1]
         longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
         num_blocks = -(-longest // self.config.block_size)
@@ -141,8 +148,15 @@ class BatchBuilder:
         run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
         if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
             # A bare root sees all there is, which ends with itself.
-            return AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))
-        return self._masked_segment(decodes, tables)._replace(run=run, packing=decodes.packing)
+            return [AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))]
+        if decodes.packing is None:
+            return [self._masked_segment(decodes, tables)._replace(run=run)]
+        return [
+            self._masked_segment(decodes.of(group), tables[group.seqs])._replace(
+                start=group.start, tiles=group.tiles, run=run
+            )
+            for group in decodes.packing.groups
+        ]
 
     def _masked_segment(self, decodes: Decodes, tables: Tensor) -> AttentionSegment:
         """Each node sees its ancestors: as words on CUDA, where chains need none, and as masks elsewhere."""

@@ -137,10 +137,21 @@ class EagleDrafter(Drafter):
             tables = batch.block_tables[batch.decode_slots]
             # Padding pairs may lie past the longest sequence: they count in the gathered context too.
             longest = batch.max_committed_len + max_path
-            segment = self._segment(0, storage, batch.decode_positions, tables, longest)
             stored = torch.where(real, self._kv_slots(tables, storage), 0)
             packing = pack(real)  # paths differ in length
-            segments.append(segment._replace(packing=packing))
+            if packing is None:
+                segments.append(self._segment(0, storage, batch.decode_positions, tables, longest))
+            else:
+                segments += [
+                    self._segment(
+                        group.start,
+                        storage[group.seqs, : group.num_nodes],
+                        batch.decode_positions[group.seqs],
+                        tables[group.seqs],
+                        longest,
+                    )._replace(tiles=group.tiles)
+                    for group in packing.groups
+                ]
             token_ids.append(packed(batch.decode_token_ids, packing))
             taps.append(packed(batch.decode_taps, packing))
             positions.append(packed(storage, packing))
