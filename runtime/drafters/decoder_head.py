@@ -121,7 +121,7 @@ class DecoderHead(DraftHead):
         angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
 
-    def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+    def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
         """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
         heads = self.config.num_attention_heads
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
@@ -130,7 +130,10 @@ class DecoderHead(DraftHead):
             normed = (self.q_norm(query_key[..., :heads, :]), self.k_norm(query_key[..., heads:, :]))
             query_key = torch.cat(normed, dim=-2)
         query_key = _rotate(query_key, *rotary)
-        mixed = attend(query_key[..., :heads, :], query_key[..., heads:, :], qkv[..., self._rotated_heads :, :])
+        query, key, value = query_key[..., :heads, :], query_key[..., heads:, :], qkv[..., self._rotated_heads :, :]
+        if rows is not None:
+            query, residual = query[rows], residual[rows]
+        mixed = attend(query, key, value)
         hidden = residual + self.o_proj(mixed.flatten(-2))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)

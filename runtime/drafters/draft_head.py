@@ -99,7 +99,9 @@ class DraftHead(nn.Module, ABC):
         """Rotary factors of positions int64 [..., T], for `forward`."""
 
     @abstractmethod
-    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         """One pass over known or drafted tokens.
 
         Args:
@@ -107,9 +109,11 @@ class DraftHead(nn.Module, ABC):
             features: [..., T, H], from `fuse` (known tokens) or `feedback` (drafted tokens).
             rotary: of the positions of the features' tokens.
             attend: attention over the caller's keys and values and these.
+            rows: int64 [n], of flat inputs [T]: those whose hidden states are needed. All keys and values are computed,
+                since others attend to them, and `attend` gets n queries. None needs every row.
 
         Returns:
-            hidden [..., T, H], for `logits` and `feedback`.
+            hidden [..., T, H] or [n, H], for `logits` and `feedback`.
         """
 
     @abstractmethod

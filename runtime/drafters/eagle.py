@@ -21,7 +21,6 @@ from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.workspace import Workspace
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.linear_layout import lay_out_linears
-from wingbeat.runtime.packing import pack, packed, rows_of
 from wingbeat.runtime.transfer import upload
 
 
@@ -123,55 +122,32 @@ class EagleDrafter(Drafter):
         """Chunks, and decodes where asked for, in shapes that follow the data.
 
         All rows run in one pass: with a single layer, a row's key and value depend on its own inputs only, so a decode
-        may follow the chunk that completes its context in the same pass.
+        may follow the chunk that completes its context in the same pass. And nobody asks for more of a sequence than
+        its keys, its values and the hidden state of its last row.
         """
-        num_decodes, max_path = batch.decode_token_ids.shape if with_decodes else (0, 0)
-        num_rows = 0
         token_ids, taps, positions, kv_slots = [], [], [], []
-        segments: list[AttentionSegment] = []
         last_rows, slots = [], []
-        if num_decodes:
-            steps = torch.arange(max_path, device=self.device)
+        row = taken = 0
+        if with_decodes and batch.decode_slots.numel():
+            steps = torch.arange(batch.decode_token_ids.shape[1], device=self.device)
+            real = (steps < batch.decode_num_tokens[:, None]).flatten().nonzero()[:, 0]
             storage = batch.decode_positions[:, None] + steps
-            real = steps < batch.decode_num_tokens[:, None]
-            tables = batch.block_tables[batch.decode_slots]
-            # Padding pairs may lie past the longest sequence: they count in the gathered context too.
-            longest = batch.max_committed_len + max_path
-            stored = torch.where(real, self._kv_slots(tables, storage), 0)
-            packing = pack(real)  # paths differ in length
-            if packing is None:
-                segments.append(self._segment(0, storage, batch.decode_positions, tables, longest))
-            else:
-                segments += [
-                    self._segment(
-                        group.start,
-                        storage[group.seqs, : group.num_nodes],
-                        batch.decode_positions[group.seqs],
-                        tables[group.seqs],
-                        longest,
-                    )._replace(tiles=group.tiles)
-                    for group in packing.groups
-                ]
-            token_ids.append(packed(batch.decode_token_ids, packing))
-            taps.append(packed(batch.decode_taps, packing))
-            positions.append(packed(storage, packing))
-            kv_slots.append(packed(stored, packing))
-            last_rows.append(rows_of(batch.decode_num_tokens[:, None] - 1, max_path, packing)[:, 0])
+            token_ids.append(batch.decode_token_ids.flatten()[real])
+            taps.append(batch.decode_taps.flatten(0, 1)[real])
+            positions.append(storage.flatten()[real])
+            kv_slots.append(self._kv_slots(batch.block_tables[batch.decode_slots], storage).flatten()[real])
+            last_rows.append(batch.decode_num_tokens.cumsum(0) - 1)
             slots.append(batch.decode_slots)
-            num_rows = len(token_ids[0])
-        row, taken = num_rows, 0
+            row = len(real)
         chunk_rows: list[tuple[int, int]] = []
         # A decode of the same sequence comes later in its context: its hidden state must win.
-        decoding = set(batch.decode_slots.tolist()) if num_decodes and batch.chunk_slots else set()
+        decoding = set(batch.decode_slots.tolist()) if row and batch.chunk_slots else set()
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            storage = torch.arange(start, start + length, device=self.device)[None]
-            tables = batch.block_tables[slot : slot + 1]
-            context = torch.full((1,), start, device=self.device)
-            segments.append(self._segment(row, storage, context, tables, start + length))
+            storage = torch.arange(start, start + length, device=self.device)
             token_ids.append(batch.chunk_next_token_ids[taken : taken + length])
             taps.append(batch.chunk_taps[taken : taken + length])
-            positions.append(storage[0])
-            kv_slots.append(self._kv_slots(tables, storage)[0])
+            positions.append(storage)
+            kv_slots.append(self._kv_slots(batch.block_tables[slot : slot + 1], storage[None])[0])
             row, taken = row + length, taken + length
             if slot not in decoding:
                 chunk_rows.append((row - 1, slot))
@@ -184,9 +160,9 @@ class EagleDrafter(Drafter):
             torch.cat(taps),
             torch.cat(positions),
             torch.cat(kv_slots),
-            segments,
             torch.cat(slots),
             torch.cat(last_rows),
+            batch,
         )
 
     def _run_commit(
@@ -195,16 +171,19 @@ class EagleDrafter(Drafter):
         taps: Tensor,
         positions: Tensor,
         kv_slots: Tensor,
-        segments: list[AttentionSegment],
         slots: Tensor,
         last_rows: Tensor,
+        batch: DraftBatch,
     ) -> None:
+        last = positions[last_rows]
+        segment = self._segment(last[:, None], last, batch.block_tables[slots], batch.max_committed_len)
+
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             store_kv(key, value, *self._cache, kv_slots)
-            return self._attend_segments(query, *self._cache, segments, self.scaling)
+            return self._attend_segments(query, *self._cache, [segment], self.scaling)
 
-        hidden = self.head(token_ids, self.head.fuse(taps), self.head.rotary(positions), attend)
-        self._hidden[slots] = hidden[last_rows]
+        rotary = self.head.rotary(positions)
+        self._hidden[slots] = self.head(token_ids, self.head.fuse(taps), rotary, attend, last_rows)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
@@ -218,12 +197,12 @@ class EagleDrafter(Drafter):
         roots = batch.token_ids[slots, lens - 1]
         return self.growth.grow(batch, slots, roots, self.head.logits(drafting.hidden), drafting.expand)
 
-    def _segment(self, start: int, storage: Tensor, context: Tensor, tables: Tensor, longest: int) -> AttentionSegment:
+    def _segment(self, storage: Tensor, context: Tensor, tables: Tensor, longest: int) -> AttentionSegment:
         """Causal rows behind a context; `longest` bounds the keys they see."""
         tables = tables[:, : min(-(-longest // self.block_size), tables.shape[1])]
         if self._fixed_shapes:
-            return AttentionSegment(start, *storage.shape, tables, {}, num_context=context, positions=storage)
-        return build_segment(start, storage, context, None, tables, self.block_size, (0,), self.dtype)
+            return AttentionSegment(0, *storage.shape, tables, {}, num_context=context, positions=storage)
+        return build_segment(0, storage, context, None, tables, self.block_size, (0,), self.dtype)
 
     def _kv_slots(self, tables: Tensor, storage: Tensor) -> Tensor:
         blocks = tables.gather(1, (storage // self.block_size).clamp_max(tables.shape[1] - 1))

@@ -60,11 +60,13 @@ class Eagle1Head(DecoderHead):
         """The target's last hidden states [..., H], which are the features."""
         return taps
 
-    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         """The predicted hidden states; see `DraftHead.forward`. The layer's input is not normed."""
         # Under autocast fc gives bfloat16; the residual stream stays in the features' precision.
         joined = self.fc(torch.cat([self.embed_tokens(token_ids), features], dim=-1)).to(features.dtype)
-        return self._layer(joined, joined, rotary, attend)
+        return self._layer(joined, joined, rotary, attend, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] -> logits [..., vocab_size] by the target's output matrix."""

@@ -78,11 +78,13 @@ class EagleHead(DecoderHead):
             taps = self.input_norm(taps)
         return self.fc(taps)
 
-    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         """The layer's output, before the final norm; see `DraftHead.forward`."""
         normed = self.hidden_norm(features)
         inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
-        return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend)
+        return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""

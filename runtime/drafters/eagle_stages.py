@@ -219,16 +219,23 @@ class EagleStages:
         return ProposalRows(*decode, decode.slots, decode.slots.new_ones(1, depth), decode.positions)
 
     def _commit(self, rows: DecodeRows) -> CommittedRows:
-        """`draft_accept`: pairs see the context and, causally, each other."""
-        steps = self._offsets[: rows.token_ids.shape[1]]
+        """`draft_accept`: keys and values of all pairs, and the hidden state of each row's last one."""
+        num_reqs, max_path = rows.token_ids.shape
+        steps = self._offsets[:max_path]
         positions = rows.positions[:, None] + steps
         tables = self._block_tables[rows.slots]
         counted = steps < rows.num_tokens[:, None]
         kv_slots = torch.where(counted, self._kv_slots(tables, positions), 0).flatten()
-        attend = self._attend(kv_slots, tables, rows.positions, None, None)
-        hidden = self.head(rows.token_ids, self.head.fuse(rows.taps), self.head.rotary(positions), attend)
-        last = (rows.num_tokens - 1).clamp_min(0)[:, None, None]
-        hidden = hidden.gather(1, last.expand(-1, 1, hidden.shape[2]))[:, 0]
+        last = (rows.num_tokens - 1).clamp_min(0)
+        caches, context = (self.kv.key_cache, self.kv.value_cache), rows.positions + last
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            store_kv(key, value, *caches, kv_slots)
+            return tree_attention(query[:, None], *caches, tables, context, None, None, self.scaling)[:, 0]
+
+        features = self.head.fuse(rows.taps.flatten(0, 1))
+        last_rows = torch.arange(num_reqs, device=self.device) * max_path + last
+        hidden = self.head(rows.token_ids.flatten(), features, self.head.rotary(positions.flatten()), attend, last_rows)
         self.kv.hidden[rows.slots] = hidden
         return CommittedRows(hidden)
 

@@ -85,12 +85,22 @@ class MtpHead(DraftHead):
         """Factors [1, N, rotary_dim] of the tokens' positions, one above their features' int64 [N]."""
         return self._rotary(self.embed_tokens.weight, position_ids[None] + 1)
 
-    def forward(self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """Tokens int64 [batch, N] and features [batch, N, H] -> normed states [batch, N, H]."""
+    def forward(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """Tokens int64 [batch, N] and features [batch, N, H] -> normed states [batch, N, H].
+
+        Raises:
+            ValueError: only some rows are asked for; training needs them all.
+        """
+        if rows is not None:
+            raise ValueError("rows: a head in training gives the states of every row")
         batch, length = token_ids.shape
-        rows = tuple(factor.repeat(1, batch, 1) for factor in rotary)
+        factors = tuple(factor.repeat(1, batch, 1) for factor in rotary)
         positions = torch.arange(1, length + 1, device=token_ids.device).repeat(batch)
-        flat = self.module(token_ids.flatten(), features.flatten(0, 1), positions, rows, chains=_Chains(attend, batch))
+        flat = self.module(
+            token_ids.flatten(), features.flatten(0, 1), positions, factors, chains=_Chains(attend, batch)
+        )
         return flat.unflatten(0, (batch, length))
 
     def logits(self, hidden: Tensor) -> Tensor:
