@@ -29,11 +29,11 @@ from wingbeat.runtime.verifier_model import VerifierModel
 
 logger = logging.getLogger(__name__)
 
-_REPEATS = 3
+_REPEATS = 4
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
 _LEAST_STEP = 0.75
-_VERSION = 3
+_VERSION = 4
 
 
 class VerifierTimes(NamedTuple):
@@ -77,8 +77,9 @@ def verifier_times(
     if kept is not None:
         return kept
     started = time.perf_counter()
-    times = _measure_verifier(loaded, model, cache, config, captured)
-    if _undisturbed(times):
+    measured = _measure_verifier(loaded, model, cache, config, captured)
+    times = measured._replace(verify_s=_levelled(measured.verify_s))
+    if _undisturbed(measured):
         keep(path, times._asdict())
     else:
         logger.warning("other work on this machine disturbed the measurement of the verifier: it is not kept")
@@ -139,30 +140,44 @@ def _measure_verifier(
     extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
     short = -(-(most + 1) // config.block_size)
     long = max(config.max_blocks_per_seq // 2, short + 1)
-    rows, slopes = [], []
+    shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
+    shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
 
-    def forward_s(num_reqs: int, num_nodes: int, width: int) -> float:
+    def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
         batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width)
-        if captured:
-            return replay_ms(lambda: model(batch), loaded.device, _REPEATS) / 1e3
-        return _least_s(lambda: model(batch), loaded.device)
+        return lambda: model(batch)
 
-    for num_reqs in batch_sizes:
-        rows.append(tuple(forward_s(num_reqs, 1 + extra, short) for extra in extra_nodes))
-        longer = forward_s(num_reqs, 1, long) - rows[-1][0]
-        slopes.append(max(longer, 0.0) / ((long - short) * config.block_size))
-    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), tuple(slopes))
+    if captured:
+        seconds = [replay_ms(forward(*shape), loaded.device, _REPEATS) / 1e3 for shape in shapes]
+    else:
+        seconds = _least_s([forward(*shape) for shape in shapes], loaded.device)
+    width = len(extra_nodes)
+    rows = [tuple(seconds[start * width : (start + 1) * width]) for start in range(len(batch_sizes))]
+    added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
+    slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
+    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
 
 
-def _least_s(run: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(1 + _REPEATS):
-        started = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])  # what disturbs a pass only ever makes it longer
+def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each pass: the least of a few, which lie apart so that one interruption does not meet them all."""
+    seconds = [float("inf")] * len(passes)
+    for number in range(1 + _REPEATS):
+        for index, run in enumerate(passes):
+            started = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if number:
+                seconds[index] = min(seconds[index], time.perf_counter() - started)
+    return seconds
+
+
+def _levelled(verify_s: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+    """The same, where no pass takes longer than one of more rows: what disturbs a pass makes it longer."""
+    table = torch.tensor(verify_s, dtype=torch.float64)
+    for axis in (0, 1):
+        table = table.flip(axis).cummin(axis).values.flip(axis)
+    return tuple(map(tuple, table.tolist()))
 
 
 def _undisturbed(times: VerifierTimes) -> bool:

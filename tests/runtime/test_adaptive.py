@@ -342,5 +342,11 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, ke
     times = calibration.VerifierTimes((1,), (0, 1, 4), (verify_s,), (0.0,))
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(calibration, "_measure_verifier", lambda *arguments: times)
-    assert calibration.verifier_times(ref.loaded, None, None, engine_config()) == times
+    used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
+    assert used == ((verify_s[0], verify_s[2], verify_s[2]),), "more nodes cannot take less: the middle was disturbed"
     assert any(tmp_path.iterdir()) == kept
+
+
+def test_no_pass_takes_longer_than_one_of_more_rows():
+    levelled = calibration._levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
+    assert levelled == ((1.0, 1.5, 3.0), (1.0, 2.0, 4.0))
