@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wingbeat.runtime.acceptance import AcceptanceTracker
-from wingbeat.runtime.packing import worth_packing
+from wingbeat.runtime.chain_cutting import TokenCosts, cut_chains
 from wingbeat.runtime.round_costs import RoundCosts
 
 _SMOOTHING = 0.06
@@ -72,21 +72,6 @@ class PolicyStats:
     """Whether drafters are given the contexts of sequences that come; see `SpeculationPolicy.follows`."""
 
 
-class _TokenCosts(NamedTuple):
-    """What a pass takes, in tokens that could be had in that time."""
-
-    nodes: list[float]
-    """[n]: of verifying n drafted nodes in all."""
-    packing: float
-    """Added where trees have to be packed."""
-
-    def value(self, gain: float, num_reqs: int, num_extra: int, longest: int) -> float:
-        """`gain` expected tokens, less what verifying `num_extra` nodes of chains up to `longest` takes."""
-        if worth_packing(num_reqs + num_extra, num_reqs * (1 + longest)):
-            return gain - self.nodes[num_extra] - self.packing
-        return gain - self.nodes[num_reqs * longest]
-
-
 @dataclass
 class _Decision:
     """A plan, and what the rounds that follow it are judged by."""
@@ -99,7 +84,7 @@ class _Decision:
     speedup: float = 1.0
     rounds_left: int = _REPLAN - 1
     """That it holds for."""
-    token_costs: dict[int, "_TokenCosts"] = field(default_factory=dict)
+    token_costs: dict[int, TokenCosts] = field(default_factory=dict)
     """By num_reqs, worked out when first asked for."""
 
 
@@ -307,27 +292,15 @@ class SpeculationPolicy:
         drafted = [len(chain) - 1 for chain in scores]
         if self._exploring or not self._now.token_s:
             return drafted
-        costs = self._token_costs(len(scores), mean_context)
         paths = [self.tracker.chain_path(*chain)[1:] for chain in zip(scores, sampled, slots, strict=True)]
-        # Chains of one length need no packing, and what packing would save may be less than it takes.
-        length, gain, num_extra, most = 0, 0.0, 0, -costs.nodes[0]
-        for this in range(1, max(drafted) + 1):
-            level = [path[this - 1] for path in paths if len(path) >= this]
-            gain, num_extra = gain + sum(level), num_extra + len(level)
-            value = costs.value(gain, len(paths), num_extra, this)
-            if value > most:
-                most, length = value, this
-        likeliest, gain = _likeliest(paths, costs.nodes)
-        if costs.value(gain, len(paths), sum(likeliest), max(likeliest)) > most:
-            return likeliest
-        return [min(count, length) for count in drafted]
+        return cut_chains(paths, self._token_costs(len(scores), mean_context))
 
-    def _token_costs(self, num_reqs: int, mean_context: float) -> "_TokenCosts":
+    def _token_costs(self, num_reqs: int, mean_context: float) -> TokenCosts:
         known = self._now.token_costs
         if num_reqs not in known:
             seconds = self.costs.verify_up_to_s(num_reqs, num_reqs * (self.num_nodes - 1), mean_context)
             packing_s = self.costs.packing_s(num_reqs, mean_context)
-            known[num_reqs] = _TokenCosts((seconds / self._now.token_s).tolist(), packing_s / self._now.token_s)
+            known[num_reqs] = TokenCosts((seconds / self._now.token_s).tolist(), packing_s / self._now.token_s)
         return known[num_reqs]
 
     @property
@@ -393,24 +366,6 @@ class SpeculationPolicy:
         # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.
         min_reach = self.costs.level_s(num_drafting) / token_s / self._next_acceptance
         return min_reach.astype(np.float32), (node_s / token_s / self._next_acceptance).astype(np.float32)
-
-
-def _likeliest(paths: list[list[float]], costs: list[float]) -> tuple[list[int], float]:
-    """How many nodes of each chain to verify where each one costs what it costs alone, and the tokens they are worth.
-
-    Args:
-        costs: [n]: of n nodes, in tokens.
-    """
-    likeliest = sorted([(-probability, row) for row, path in enumerate(paths) for probability in path])
-    best, gain, best_gain, most = 0, 0.0, 0.0, -costs[0]
-    for count, (probability, _) in enumerate(likeliest, start=1):
-        gain -= probability
-        if gain - costs[count] > most:
-            best, best_gain, most = count, gain, gain - costs[count]
-    kept = [0] * len(paths)
-    for _, row in likeliest[:best]:
-        kept[row] += 1
-    return kept, best_gain
 
 
 def _later(num_rounds: int) -> int:

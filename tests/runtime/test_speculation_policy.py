@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wingbeat.runtime import speculation_policy
+from wingbeat.runtime import chain_cutting
 from wingbeat.runtime.acceptance import AcceptanceTracker, path_probabilities
 from wingbeat.runtime.packing import worth_packing
 from wingbeat.runtime.round_costs import CostTables, RoundCosts
@@ -128,7 +128,7 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
 @pytest.mark.parametrize("num_reqs", [1, 3])
 @pytest.mark.parametrize("node_s", [0.0, 0.1, 0.6, 3.0])
 def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs, monkeypatch):
-    monkeypatch.setattr(speculation_policy, "worth_packing", lambda num_rows, num_padded: True)
+    monkeypatch.setattr(chain_cutting, "worth_packing", lambda num_rows, num_padded: True)
     subject = policy(node_s=node_s)
     show_chains(subject, 0.8, num_trees=num_reqs)
     subject.plan(num_reqs, num_reqs, 100.0)
