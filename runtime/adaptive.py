@@ -121,26 +121,27 @@ class AdaptiveSpeculation:
         sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
         this = Launched(None, False, sampled, slots, len(decodes), mean_context(decodes))
         if trees is not None:
-            trees, this = self._choose(trees, this)
+            trees, this = self._choose(trees, this, [_useful_depth(seq) for seq in decodes])
         self._latest = this
         self._launched.append(this)
         return trees
 
-    def _choose(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
+    def _choose(self, trees: TokenTree, this: Launched, useful: list[int]) -> tuple[TokenTree | None, Launched]:
         self._round += 1
         learns, few_chains = learns_from(self._round), self._chains and this.num_decodes <= _FEW
         if few_chains and not learns:
-            return self._cut_chains(trees, this)
+            return self._cut_chains(trees, this, useful)
         host = _on_host(trees, self.policy.max_depth)
         conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
         levels_grown = int(host.depths.max())
         path = path_probabilities(conditional, host.parents, levels_grown)
         with_tree = host.real.any(axis=1)
         if few_chains:
-            lengths = np.array(self._lengths(trees, this))
+            lengths = np.array(self._lengths(trees, this, useful))
             kept = host.real & (np.arange(host.real.shape[1]) <= lengths[:, None])
         else:
-            kept = self.policy.choose_nodes(path, host.real, this.num_decodes, this.context)
+            within = host.real & (host.depths <= np.array(useful)[:, None])
+            kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context)
         if learns:
             self.policy.observe_trees(path[with_tree], kept[with_tree], host.depths[with_tree], host.real[with_tree])
         this = this._replace(learns=learns, num_drafting=int(with_tree.sum()), levels_grown=levels_grown)
@@ -149,15 +150,15 @@ class AdaptiveSpeculation:
         pruned, verified = _keep(trees, host, kept)
         return pruned, _with_rows(this._replace(trees=verified), pruned, int(verified.real.sum()))
 
-    def _lengths(self, trees: TokenTree, this: Launched) -> list[int]:
+    def _lengths(self, trees: TokenTree, this: Launched, useful: list[int]) -> list[int]:
         """How much of each chain to verify."""
-        nodes = zip(trees.scores.tolist(), trees.num_valid.tolist(), strict=True)
-        scores = [row[:num_valid] for row, num_valid in nodes]
+        nodes = zip(trees.scores.tolist(), trees.num_valid.tolist(), useful, strict=True)
+        scores = [row[: min(num_valid, deepest + 1)] for row, num_valid, deepest in nodes]
         return self.policy.cut_chains(scores, this.sampled.tolist(), this.slots.tolist(), this.context)
 
-    def _cut_chains(self, trees: TokenTree, this: Launched) -> tuple[TokenTree | None, Launched]:
+    def _cut_chains(self, trees: TokenTree, this: Launched, useful: list[int]) -> tuple[TokenTree | None, Launched]:
         """`_choose` for a few chains in a round that nothing is learned from."""
-        drafted, kept = (trees.num_valid - 1).tolist(), self._lengths(trees, this)
+        drafted, kept = (trees.num_valid - 1).tolist(), self._lengths(trees, this, useful)
         this = this._replace(num_drafting=sum(count > 0 for count in drafted), levels_grown=max(drafted))
         if not any(kept):
             return None, this
@@ -234,6 +235,11 @@ class AdaptiveSpeculation:
     def stats(self) -> PolicyStats:
         """Decisions so far."""
         return self.policy.stats()
+
+
+def _useful_depth(seq: Sequence) -> int:
+    """Levels of a tree that can be emitted before the request has all of its tokens; the last one is the bonus."""
+    return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
 
 
 def _with_rows(this: Launched, trees: TokenTree, num_kept: int) -> Launched:

@@ -102,6 +102,41 @@ def test_nodes_deeper_than_any_path_are_harmless():
     assert paths(pruned, 0) == paths(whole, 0)
 
 
+def test_nodes_that_a_request_has_no_room_for_are_not_verified():
+    whole = tree_tensors([1, 2], [[(5, 0), (6, 1), (7, 0), (8, 2), (9, 4)]] * 2, 8)
+    seqs = running(2)
+    seqs[1].token_ids.extend([4] * 5)  # 3 more: the bonus token, and two of the tree at most
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    assert paths(pruned, 0) == paths(whole, 0)
+    assert paths(pruned, 1) == [(), (5,), (5, 6), (7,)]
+    seqs[1].token_ids.extend([4] * 2)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    assert paths(pruned, 1) == [()]
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypatch):
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES[shape]), drafter)
+    seen = []
+    prune = AdaptiveSpeculation.prune
+
+    def watched(self, trees, decodes):
+        pruned = prune(self, trees, decodes)
+        if pruned is not None:
+            depths = pruned.depths.gather(1, (pruned.num_valid - 1)[:, None])[:, 0].tolist()
+            seen.extend((depth, 7 - seq.num_output_tokens) for depth, seq in zip(depths, decodes, strict=True))
+        return pruned
+
+    monkeypatch.setattr(AdaptiveSpeculation, "prune", watched)
+    tokens = Run(engine, ref.prompts, greedy_params(7)).finish()
+    assert tokens == [continuation[:7] for continuation in ref.continuations]
+    assert all(depth < left for depth, left in seen)
+    assert any(depth == left - 1 for depth, left in seen)
+    engine.model.remove_taps()
+
+
 def test_nothing_worth_verifying_is_no_tree():
     whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
     assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2)) is None
