@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wingbeat.runtime.acceptance import path_probabilities
 from wingbeat.runtime.batch import Outcome, TokenTree
-from wingbeat.runtime.packing import worth_packing
+from wingbeat.runtime.packing import num_padded_apart, worth_packing
 from wingbeat.runtime.round_in_flight import RoundResult
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
@@ -68,7 +68,8 @@ class Launched(NamedTuple):
     levels_grown: int = 0
     num_extra: int = 0
     """Rows beside the roots: drafted nodes that were verified, and their padding where they were not packed."""
-    packed: bool = False
+    num_padding: int = 0
+    """Nodes that take part in attention alone, where trees were packed."""
 
 
 class AdaptiveSpeculation:
@@ -197,7 +198,7 @@ class AdaptiveSpeculation:
             this.num_decodes,
             this.num_extra,
             this.context,
-            packed=this.packed,
+            num_padding=this.num_padding,
             num_chunk_tokens=times.num_chunk_tokens,
         )
         with_prompts = times.num_chunk_tokens > 0
@@ -244,9 +245,10 @@ def _useful_depth(seq: Sequence) -> int:
 
 def _with_rows(this: Launched, trees: TokenTree, num_kept: int) -> Launched:
     """The round with the rows that verifying these trees takes."""
-    num_padded = trees.token_ids.numel()
-    packed = worth_packing(this.num_decodes + num_kept, num_padded)
-    return this._replace(num_extra=num_kept if packed else num_padded - this.num_decodes, packed=packed)
+    num_padded, num_rows = trees.token_ids.numel(), this.num_decodes + num_kept
+    if not worth_packing(num_rows, num_padded):
+        return this._replace(num_extra=num_padded - this.num_decodes)
+    return this._replace(num_extra=num_kept, num_padding=num_padded_apart(trees.num_valid.tolist()) - num_rows)
 
 
 def _on_host(trees: TokenTree, max_depth: int) -> _Trees:

@@ -118,6 +118,12 @@ def best_split(lens: list[int]) -> int | None:
     return best
 
 
+def num_padded_apart(lens: list[int]) -> int:
+    """Nodes of packed trees, the padding included that `best_split` leaves."""
+    split, longest = best_split(lens), max(lens)
+    return sum(split if split is not None and length <= split else longest for length in lens)
+
+
 def packed(padded: Tensor, packing: Packing | None) -> Tensor:
     """[num_reqs, num_nodes, ...] as rows of a batch, without the padding where it is taken out."""
     flat = padded.flatten(0, 1)

@@ -12,6 +12,8 @@ from wingbeat.runtime.cost_fit import CostFit
 
 _MIX_STEP = 0.01
 """Weight of one round in the mix of prompts and answers: prompts come seldom."""
+_PADDING = 0.2
+"""What a padded node may take of a real one's time, before one was seen."""
 _HOST_S = 1e-3
 """What the host may take of a round, before one was seen."""
 
@@ -69,8 +71,8 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self.tree_fit = CostFit((1.0, 1.0, 1.0, 0.0))
-        """Of the roots, the drafted nodes, prompt chunks, and packing trees of unequal sizes."""
+        self.tree_fit = CostFit((1.0, 1.0, 1.0, _PADDING))
+        """Of the roots, the drafted nodes, prompt chunks, and what pads trees of unequal sizes."""
         self.plain_fit = CostFit((1.0, 1.0))
         """Of the roots and prompt chunks."""
         self.draft_fit = CostFit((1.0, 1.0, 1.0))
@@ -103,9 +105,11 @@ class RoundCosts:
         seconds[0] = self._plain_factor() * roots_s
         return seconds
 
-    def packing_s(self, num_reqs: int, mean_context: float) -> float:
-        """Added to a tree round by trees of unequal sizes, which have to be packed."""
-        return self.tree_fit.factors[3] * self._batch(num_reqs).roots_s(mean_context)
+    @property
+    def padding_share(self) -> float:
+        """What a padded node takes, which takes part in attention alone, over what a real one does: 0 to 1."""
+        _, added, _, padding = self.tree_fit.factors
+        return min(padding / added, 1.0)
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
@@ -134,20 +138,22 @@ class RoundCosts:
         num_extra: int,
         mean_context: float,
         *,
-        packed: bool = False,
+        num_padding: int = 0,
         num_chunk_tokens: int = 0,
     ) -> None:
         """Correct the prediction by a round that really ran.
 
         Args:
             num_extra: rows beside the roots, padding included where trees were not packed.
+            num_padding: nodes that pad packed trees.
             num_chunk_tokens: rows of prompts.
         """
         batch = self._batch(num_reqs)
         roots_s, chunks_s = batch.roots_s(mean_context), self._chunk_token_s * num_chunk_tokens
         if num_extra:
-            added_s = float(batch.dense(num_extra)[-1]) - batch.plain_s
-            self.tree_fit.observe(seconds, (roots_s, added_s, chunks_s, roots_s * packed))
+            table = batch.dense(num_extra + num_padding)
+            added_s, padding_s = float(table[num_extra]) - batch.plain_s, float(table[-1] - table[num_extra])
+            self.tree_fit.observe(seconds, (roots_s, added_s, chunks_s, padding_s))
         else:
             self.plain_fit.observe(seconds, (roots_s, chunks_s))
 

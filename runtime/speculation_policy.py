@@ -251,7 +251,10 @@ class SpeculationPolicy:
         gain = np.zeros(count + 1)
         values[order].cumsum(out=gain[1:])
         # What the tree has cost so far is spent: no node at all is judged by the plain pass alone.
-        best = int((gain - self.costs.verify_up_to_s(num_reqs, count, mean_context) / self._now.token_s).argmax())
+        seconds = self.costs.verify_up_to_s(num_reqs, count, mean_context)
+        if count:  # attention is paid up to the largest tree, whatever is left of the others
+            seconds[1:] -= self.costs.padding_share * (seconds[1:] - seconds[-1])
+        best = int((gain - seconds / self._now.token_s).argmax())
         if best == count:
             return real
         kept = np.zeros(values.shape, dtype=bool)
@@ -299,8 +302,7 @@ class SpeculationPolicy:
         known = self._now.token_costs
         if num_reqs not in known:
             seconds = self.costs.verify_up_to_s(num_reqs, num_reqs * (self.num_nodes - 1), mean_context)
-            packing_s = self.costs.packing_s(num_reqs, mean_context)
-            known[num_reqs] = TokenCosts((seconds / self._now.token_s).tolist(), packing_s / self._now.token_s)
+            known[num_reqs] = TokenCosts((seconds / self._now.token_s).tolist(), self.costs.padding_share)
         return known[num_reqs]
 
     @property

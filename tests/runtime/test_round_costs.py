@@ -82,13 +82,18 @@ def test_rounds_of_different_sizes_tell_what_is_slow():
         assert costs.tree_fit.factors[:2] == pytest.approx([true_least, true_added], rel=0.1)
 
 
-def test_packing_costs_what_packed_rounds_take_beyond_padded_ones():
-    costs = RoundCosts(TABLES)
-    for number in range(300):
-        packed = number % 3 == 0
-        costs.observe_verify(3.0 + 0.4 * packed, 4, 8, 0.0, packed=packed)
-    assert costs.packing_s(4, 0.0) == pytest.approx(0.4, rel=0.1)
-    assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx([3.0], rel=0.05)
+def test_padding_costs_what_packed_rounds_take_beyond_their_rows():
+    """A padded node takes part in attention alone: a share of what a real one takes."""
+    for share in (0.1, 0.5):
+        chance = np.random.default_rng(0)
+        costs, table = RoundCosts(TABLES), RoundCosts(TABLES)
+        assert 0 < costs.padding_share < 1
+        for _ in range(300):
+            rows, padded = sorted(chance.integers(4, 17, 2).tolist())
+            by_rows, by_padded = table.verify_s(4, np.array([rows, padded]), 0.0)
+            costs.observe_verify(by_rows + share * (by_padded - by_rows), 4, rows, 0.0, num_padding=padded - rows)
+        assert costs.padding_share == pytest.approx(share, rel=0.15)
+        assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx(table.verify_s(4, np.array([8]), 0.0), rel=0.05)
 
 
 def test_prompt_chunks_are_no_cost_of_the_round_they_ride_in():

@@ -1,10 +1,13 @@
 """The policy never speculates where the cost model says that it loses, and values more what is accepted more."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from wingbeat.runtime import chain_cutting
 from wingbeat.runtime.acceptance import AcceptanceTracker, path_probabilities
+from wingbeat.runtime.chain_cutting import TokenCosts, cut_chains
 from wingbeat.runtime.packing import worth_packing
 from wingbeat.runtime.round_costs import CostTables, RoundCosts
 from wingbeat.runtime.speculation_policy import SpeculationPolicy
@@ -105,7 +108,8 @@ def test_nothing_is_drafted_for_nobody():
 
 
 @pytest.mark.parametrize("node_s", [0.0, 0.02, 0.2, 3.0])
-def test_nodes_are_shared_out_by_joint_probability(node_s):
+def test_nodes_are_shared_out_by_joint_probability(node_s, monkeypatch):
+    monkeypatch.setattr(RoundCosts, "padding_share", 0.0)
     subject = policy(node_s=node_s)
     show_chains(subject, 0.8)
     subject.plan(8, 8, 100.0)
@@ -129,6 +133,7 @@ def test_nodes_are_shared_out_by_joint_probability(node_s):
 @pytest.mark.parametrize("node_s", [0.0, 0.1, 0.6, 3.0])
 def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs, monkeypatch):
     monkeypatch.setattr(chain_cutting, "worth_packing", lambda num_rows, num_padded: True)
+    monkeypatch.setattr(RoundCosts, "padding_share", 0.0)
     subject = policy(node_s=node_s)
     show_chains(subject, 0.8, num_trees=num_reqs)
     subject.plan(num_reqs, num_reqs, 100.0)
@@ -147,12 +152,13 @@ def test_chains_are_cut_where_choose_nodes_cuts_them(node_s, num_reqs, monkeypat
         assert subject.cut_chains(chains, sampled.tolist(), slots.tolist(), 100.0) == kept.sum(axis=1).tolist()
 
 
-def test_dear_packing_levels_chains():
+def test_dear_padding_levels_chains(monkeypatch):
+    """Where padding costs what nodes cost, chains of one length are best; where it is free, the likeliest nodes are."""
     num_packed = []
-    for packing_s in (0.0, 3.0):
+    for share in (0.0, 0.5, 1.0):
+        monkeypatch.setattr(RoundCosts, "padding_share", share)
         chance = np.random.default_rng(2)
         subject = policy(node_s=0.2)
-        subject.costs.packing_s = lambda num_reqs, mean_context, seconds=packing_s: seconds
         show_chains(subject, 0.8, num_trees=4)
         subject.plan(4, 4, 100.0)
         packed = 0
@@ -161,17 +167,40 @@ def test_dear_packing_levels_chains():
             kept = subject.cut_chains(scores.tolist(), [False] * 4, [0, 1, 2, 3], 100.0)
             packed += worth_packing(4 + sum(kept), 4 * (1 + max(kept)))
         num_packed.append(packed)
-    assert num_packed[0] > 5
-    assert num_packed[1] == 0
+    assert num_packed[0] > num_packed[1] > num_packed[2] == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_chains_are_cut_to_the_best_there_is(share):
+    """Against every choice there is."""
+    chance = np.random.default_rng(3)
+    for _ in range(20):
+        num_chains = int(chance.integers(1, 4))
+        paths = [chance.uniform(0.1, 0.95, chance.integers(0, 4)).cumprod().tolist() for _ in range(num_chains)]
+        if not any(paths):
+            continue
+        nodes = chance.uniform(0.02, 0.3, 1 + num_chains * 3).cumsum().tolist()
+
+        def value(kept, paths=paths, nodes=nodes):
+            num_reqs, longest = len(paths), max(kept)
+            gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
+            if not longest:
+                return -nodes[0]
+            padded = nodes[num_reqs * longest]
+            if not worth_packing(num_reqs + sum(kept), num_reqs * (1 + longest)):
+                return gain - padded
+            return gain - (1 - share) * nodes[sum(kept)] - share * padded
+
+        choices = itertools.product(*(range(len(path) + 1) for path in paths))
+        kept = cut_chains(paths, TokenCosts(nodes, share))
+        assert value(kept) == pytest.approx(max(map(value, choices)))
 
 
 def test_chains_worth_less_than_any_pass_are_not_verified():
-    """Packing is not free: where it eats up what the likeliest nodes bring, and so does levelling, nothing is left."""
     subject = policy(node_s=0.5)
-    subject.costs.packing_s = lambda num_reqs, mean_context: 50.0
     show_chains(subject, 0.8, num_trees=4)
     subject.plan(4, 4, 100.0)
-    scores = [[0.0] + [-0.01 * (row == 0) - 12.0 * (row > 0)] * DEPTH for row in range(4)]
+    scores = [[0.0] + [-12.0] * DEPTH for _ in range(4)]
     assert subject.cut_chains(scores, [False] * 4, [0, 1, 2, 3], 100.0) == [0] * 4
 
 
