@@ -15,7 +15,7 @@ from wingbeat.kernels.attention import (
     tile_queries,
     tree_attention,
     untile,
-)  # fmt: skip
+)
 from wingbeat.kernels.kv_cache import store_kv
 from wingbeat.kernels.tree import pack_mask
 from wingbeat.runtime.packing import Tiles

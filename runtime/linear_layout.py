@@ -21,8 +21,9 @@ def lay_out_linears(module: nn.Module) -> int:
         if linear.weight.dtype != torch.float32:
             continue
         linear.weight.data = linear.weight.data.t().contiguous().t()
-        if type(linear) is nn.Linear and linear.bias is None:
+        if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
             linear.__class__ = InputMajorLinear
+            linear.lay()
         num_laid += 1
     return num_laid
 
@@ -37,10 +38,14 @@ class InputMajorLinear(nn.Linear):
         """[..., in] -> [..., out]"""
         weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
         if laid is None or laid[0] is not weight:
-            if weight.requires_grad:
-                return super().forward(input)
-            self._laid = laid = (weight, weight.t())
+            laid = self.lay()
         return torch.matmul(input, laid[1])
+
+    def lay(self) -> tuple[Tensor, Tensor]:
+        """Take the weights as they now are."""
+        weight = self._parameters["weight"]
+        self._laid = (weight, weight.t())
+        return self._laid
 
     def __getstate__(self) -> dict[str, Any]:
         # The view would be copied as if it were weights of its own.
