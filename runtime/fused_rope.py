@@ -71,6 +71,8 @@ def _fused(kind: type[nn.Module]) -> type[nn.Module] | None:
         return None
     # The forward is transformers' own code: it only finds another function under the name.
     names = {**forward.__globals__, FUNCTION_NAME: rope}
+    # Under the module's name torch.compile would look the function up there.
+    del names["__name__"]
     copy = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copy.__kwdefaults__ = forward.__kwdefaults__
     return type(kind.__name__, (kind,), {"forward": copy})

@@ -88,3 +88,16 @@ def test_what_is_not_covered_goes_to_the_original():
     assert rope(q, q, angles, angles) == ("q", "k"), "part of each head"
     assert rope(q, q, q, q, unsqueeze_dim=2) == ("q", "k")
     assert len(calls) == 2
+
+
+def test_a_fused_model_can_be_compiled():
+    """torch.compile looks names up by a function's module, where the model's own function still is."""
+    torch._dynamo.reset()
+    model = random_model(CONFIGS["llama"])
+    fuse_rope(model)
+    token_ids = torch.arange(9)[None]
+    with torch.inference_mode():
+        expected = model(token_ids, use_cache=False).logits
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(token_ids, use_cache=False).logits, expected)
