@@ -214,7 +214,6 @@ def paged_attention(
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    run: slice | None = None,
 ) -> Tensor:
     """Attend to the blocks of each request.
 
@@ -225,19 +224,22 @@ def paged_attention(
         mask: additive [num_reqs, num_query, num_keys]; None shows every key to every query.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
 
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
-    key, value = read_kv(key_cache, value_cache, block_tables, run)
+    key, value = read_kv(key_cache, value_cache, block_tables)
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 
 
 def read_kv(
     key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, run: slice | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`."""
+    """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`.
+
+    Args:
+        run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
+    """
     if run is not None:
         return tuple(cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
     return _blocks_of(key_cache, block_tables), _blocks_of(value_cache, block_tables)

@@ -33,7 +33,7 @@ class Rope:
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys, [1, heads, num_tokens, dim] each, by cos and sin [1, num_tokens, dim]."""
         num_heads, dim = q.shape[1], q.shape[3]
-        if args or kwargs or sin.shape[-1] != dim or torch.compiler.is_compiling():
+        if args or kwargs or sin.shape[-1] != dim or sin.dtype != q.dtype or torch.compiler.is_compiling():
             return self.original(q, k, cos, sin, *args, **kwargs)
         prepared = self._prepared
         # Every layer of a pass gets the very same tensors.
@@ -49,25 +49,26 @@ class Rope:
 @torch.inference_mode()
 def fuse_rope(model: nn.Module) -> int:
     """Let the attention modules of a model rotate by `Rope` where nothing changes; returns how many do."""
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.get_default_dtype())
     fused: dict[type[nn.Module], type[nn.Module] | None] = {}
     num_fused = 0
     for module in model.modules():
         kind = type(module)
         if kind not in fused:
-            fused[kind] = _fused(kind)
+            fused[kind] = _fused(kind, dtype)
         if fused[kind] is not None:
             module.__class__ = fused[kind]
             num_fused += 1
     return num_fused
 
 
-def _fused(kind: type[nn.Module]) -> type[nn.Module] | None:
+def _fused(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module] | None:
     """The same module with another rotation; None where it has none that `Rope` covers."""
     forward = kind.forward
     if not isinstance(forward, FunctionType) or FUNCTION_NAME not in forward.__code__.co_names:
         return None
     rope = Rope(forward.__globals__[FUNCTION_NAME])
-    if isinstance(rope.original, Rope) or not _same(rope):
+    if isinstance(rope.original, Rope) or not _same(rope, dtype):
         return None
     # The forward is transformers' own code: it only finds another function under the name.
     names = {**forward.__globals__, FUNCTION_NAME: rope}
@@ -78,7 +79,7 @@ def _fused(kind: type[nn.Module]) -> type[nn.Module] | None:
     return type(kind.__name__, (kind,), {"forward": copy})
 
 
-def _same(rope: Rope) -> bool:
+def _same(rope: Rope, dtype: torch.dtype) -> bool:
     names = [
         name
         for name, parameter in inspect.signature(rope.original).parameters.items()
@@ -87,8 +88,9 @@ def _same(rope: Rope) -> bool:
     if names != _ARGUMENTS:
         return False
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    q, k = draw(1, 5, 4, 8).transpose(1, 2), draw(1, 5, 2, 8).transpose(1, 2)
-    cos, sin = (draw(1, 5, 4).repeat(1, 1, 2) for _ in range(2))
+    # In the model's own precision: a function that computes in a higher one gives other bits only there.
+    q, k = (draw(1, 5, heads, 8).transpose(1, 2).to(dtype) for heads in (4, 2))
+    cos, sin = (draw(1, 5, 4).repeat(1, 1, 2).to(dtype) for _ in range(2))
     try:
         expected = rope.original(q, k, cos, sin)
     except RuntimeError:  # takes angles of another shape

@@ -138,5 +138,5 @@ def rows_of(nodes: Tensor, num_nodes: int, packing: Packing | None) -> Tensor:
 
 
 def worth_packing(num_rows: int, num_padded: int) -> bool:
-    """Whether trees of unequal sizes are packed: taking them apart in every layer costs as much as a few rows."""
+    """Whether trees of unequal sizes are packed: a few rows are not worth the gathering in every layer."""
     return 8 * num_rows < 7 * num_padded

@@ -285,7 +285,7 @@ class SpeculationPolicy:
     def cut_chains(
         self, scores: list[list[float]], sampled: list[bool], slots: list[int], mean_context: float
     ) -> list[int]:
-        """`choose_nodes` for chains, in plain numbers and with a look at packing: how many nodes of each to verify.
+        """`choose_nodes` for chains, in plain numbers and with a look at padding: how many nodes of each to verify.
 
         Args:
             scores: by sequence, cumulative log-probabilities of its valid nodes, the root's first.

@@ -7,6 +7,7 @@ import torch
 from models import CONFIGS
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
 
 from wingbeat.runtime import fused_rope
 from wingbeat.runtime.fused_rope import Rope, fuse_rope
@@ -76,6 +77,18 @@ def test_a_function_that_only_looks_alike_is_left_alone(monkeypatch):
     assert fuse_rope(nn.Sequential(LooksAlike())) == 0
 
 
+def test_a_function_of_higher_precision_is_left_alone_where_that_shows(monkeypatch):
+    def apply_rotary_pos_emb(q, k, cos, sin):
+        rotated = modeling_llama.apply_rotary_pos_emb(q.double(), k.double(), cos.double(), sin.double())
+        return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
+
+    monkeypatch.setitem(globals(), fused_rope.FUNCTION_NAME, apply_rotary_pos_emb)
+    for dtype, num_fused in ((torch.float64, 1), (torch.bfloat16, 0)):
+        module = LooksAlike()
+        module.weight = nn.Parameter(torch.ones(1, dtype=dtype))
+        assert fuse_rope(nn.Sequential(module)) == num_fused
+
+
 class LooksAlike(nn.Module):
     def forward(self, q, k, cos, sin):
         return apply_rotary_pos_emb(q, k, cos, sin)  # noqa: F821
@@ -87,7 +100,9 @@ def test_what_is_not_covered_goes_to_the_original():
     q, angles = torch.zeros(1, 2, 3, 8), torch.zeros(1, 3, 4)
     assert rope(q, q, angles, angles) == ("q", "k"), "part of each head"
     assert rope(q, q, q, q, unsqueeze_dim=2) == ("q", "k")
-    assert len(calls) == 2
+    whole = torch.zeros(1, 3, 8, dtype=torch.float64)
+    assert rope(q, q, whole, whole) == ("q", "k"), "angles of another precision"
+    assert len(calls) == 3
 
 
 def test_a_fused_model_can_be_compiled():
