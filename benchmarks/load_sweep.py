@@ -25,8 +25,11 @@ from wingbeat.runtime.tokenizer import Tokenizer
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 PLAIN, FIXED, ADAPTIVE = "plain", "speculative", "adaptive"
 FIXED_STEPS = 5
-LEAST_PROMPTS = 24
-"""Per block: whether one more prompt happens to start within it must not decide the figure."""
+PROMPTS_PER_REQUEST, LEAST_PROMPTS, MOST_PROMPTS = 8, 24, 256
+"""Per block: how far the requests that run have got when it starts and when it ends must not decide the figure."""
+
+TURN = 7
+"""Prompts by which each turn starts later: other requests run together."""
 
 
 class Block(NamedTuple):
@@ -47,28 +50,31 @@ def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
 
 
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
-    """As many tokens as all prompts have once, from requests that go round and round, `concurrency` at a time.
+    """All prompts once, from requests that go round and round, `concurrency` at a time.
 
-    The clock starts when all of them run and stops while all still do, so that prompts come as they do under this load:
-    one when a request ends. The first requests are to end one after the other, or plain decoding would meet all prompts
-    at once.
+    The clock starts when all of them run and stops while all still do, as many requests later as there are prompts: a
+    prompt takes as long as a third of its answer, and modes that met others of them could not be compared. The first
+    requests are to end one after the other, or plain decoding would meet all prompts at once.
     """
     engine = llm.engine
     waiting = enumerate(itertools.cycle(prompts))
     running: set[str] = set()
+    latest = 0
 
     def add(length: int) -> None:
-        index, prompt = next(waiting)
-        running.add(str(index))
-        engine.add_request(Request(str(index), tuple(prompt), greedy(length, speculation)))
+        nonlocal latest
+        latest, prompt = next(waiting)
+        running.add(str(latest))
+        engine.add_request(Request(str(latest), tuple(prompt), greedy(length, speculation)))
 
     for place in range(concurrency):
         add(max(max_tokens * (place + 1) // concurrency, 1))
     starting = set(running)
+    first = latest
     num_tokens, total, started = 0, SpeculationMetrics(), 0.0
-    while num_tokens < len(prompts) * max_tokens:
+    while latest < first + len(prompts):
         if starting:
-            num_tokens, total, started = 0, SpeculationMetrics(), time.perf_counter()
+            first, num_tokens, total, started = latest, 0, SpeculationMetrics(), time.perf_counter()
         for output in engine.step():
             starting.discard(output.request_id)
             num_tokens += len(output.token_ids)
@@ -89,9 +95,10 @@ def measure(
     results: dict[int, dict[str, list[Block]]] = {}
     for load in loads:
         blocks: dict[str, list[Block]] = {mode: [] for mode in engines}
-        cycle = itertools.cycle(prompts)
-        chosen = [next(cycle) for _ in range(max(2 * load, LEAST_PROMPTS))]
+        num_prompts = min(max(PROMPTS_PER_REQUEST * load, LEAST_PROMPTS), MOST_PROMPTS)
+        chosen = list(itertools.islice(itertools.cycle(prompts), num_prompts))
         for turn in range(repeats + 1):
+            chosen = chosen[TURN:] + chosen[:TURN]
             for mode, llm in engines.items():
                 block = run_block(llm, chosen, load, max_tokens, mode != PLAIN)
                 if turn:

@@ -6,7 +6,6 @@ the host's, in numpy; a device may look the tables up (`conditional_on_device`).
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,12 +28,29 @@ def bin_edges() -> np.ndarray:
 
 
 _EDGES = bin_edges()
-_EDGE_LIST = _EDGES.tolist()
+_EDGE_LIST: list[float] = _EDGES.tolist()
 
 
 def confidence_bins(log_probs: np.ndarray) -> np.ndarray:
     """Bin of each conditional log-probability, by its log-odds: int64, 0..NUM_BINS - 1."""
     return _EDGES.searchsorted(log_probs)
+
+
+def given_parent(by_confidence: list[float], log_prob: float, factor: float) -> float:
+    """P(node | parent accepted) of one node, in plain numbers: arrays of a handful would cost several times as much.
+
+    Args:
+        by_confidence: the request's row of `AcceptanceTracker.table`.
+        log_prob: conditional log-probability the drafter gave.
+        factor: of depth and request, multiplied.
+    """
+    given = by_confidence[bisect_left(_EDGE_LIST, log_prob)] * factor
+    return _FLOOR if given < _FLOOR else _CEILING if given > _CEILING else given
+
+
+def clipped(conditional: np.ndarray) -> np.ndarray:
+    """As far as a probability of acceptance is ever believed to go."""
+    return np.minimum(np.maximum(conditional, _FLOOR), _CEILING)
 
 
 def conditional_on_device(log_probs: Tensor, edges: Tensor, tables: Tensor, factors: Tensor) -> Tensor:
@@ -111,11 +127,12 @@ class AcceptanceTracker:
         """float64 [num_slots]"""
         self._table_lists: list[list[float]] = self.table.tolist()
         self._depth_list: list[float] = self.depth_factors.tolist()
+        self._request_list: list[float] = self.request_factors.tolist()
 
     def admit(self, slot: int) -> None:
         """A slot got another request: back to the prior."""
         self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
-        self.request_factors[slot] = 1.0
+        self.request_factors[slot] = self._request_list[slot] = 1.0
         self.version += 1
 
     def conditional(
@@ -131,21 +148,20 @@ class AcceptanceTracker:
         """
         by_confidence = self.table[sampled.astype(np.int64)[:, None], confidence_bins(log_probs)]
         factors = self.depth_factors[depths] * self.request_factors[slots][:, None]
-        return np.minimum(np.maximum(by_confidence * factors, _FLOOR), _CEILING)
+        return clipped(by_confidence * factors)
 
     def chain_path(self, scores: list[float], sampled: bool, slot: int) -> list[float]:
         """Path probabilities of one chain, the root's 1 first: `conditional` and `path_probabilities` in plain numbers.
 
-        Arrays of a handful would cost several times what they compute.
-
         Args:
             scores: cumulative log-probabilities, the root's first.
         """
-        table, factor = self._table_lists[sampled], float(self.request_factors[slot])
-        path, before = [1.0], scores[0]
-        for depth, score in enumerate(scores[1:], start=1):
-            given = table[bisect_left(_EDGE_LIST, score - before)] * factor * self._depth_list[depth]
-            path.append(path[-1] * min(max(given, _FLOOR), _CEILING))
+        by_confidence, factor = self._table_lists[sampled], self._request_list[slot]
+        here, before = 1.0, scores[0]
+        path = [here]
+        for score, by_depth in zip(scores[1:], self._depth_list[1:], strict=False):
+            here *= given_parent(by_confidence, score - before, factor * by_depth)
+            path.append(here)
             before = score
         return path
 
@@ -200,79 +216,3 @@ class AcceptanceTracker:
         keep = _REQUEST_FORGET
         for part in (self._request_expected, self._request_accepted):
             part[slots] = keep * part[slots] + (1.0 - keep) * _REQUEST_PRIOR
-
-
-@dataclass
-class _Chain:
-    """What a growth rule keeps of one request's chain."""
-
-    table: list[float]
-    """Acceptance by bin of confidence."""
-    factor: float
-    path: float = 1.0
-    """P(all tokens so far are accepted)."""
-
-
-class GrowthRule:
-    """The drafter's part: whether to grow another level, by the verifier's tables.
-
-    Args:
-        min_reach: float32 [max_depth + 1]: sum at each depth that makes the next level worth its time. Summed is by how
-            much each path probability exceeds the price, since a node that is not worth verifying costs nothing.
-        node_price: float32 [max_depth + 1]: path probability at each depth from which on a child is worth verifying.
-        table: float32 [2, NUM_BINS]: see `AcceptanceTracker.table`.
-        depth_factors: float32 [max_depth + 1].
-        request_factors: float32 [num_reqs].
-        sampled: bool [num_reqs].
-    """
-
-    def __init__(
-        self,
-        min_reach: np.ndarray,
-        node_price: np.ndarray,
-        table: np.ndarray,
-        depth_factors: np.ndarray,
-        request_factors: np.ndarray,
-        sampled: np.ndarray,
-    ) -> None:
-        self._path = np.ones((len(sampled), 1))
-        self._min_reach, self._node_price = min_reach, node_price
-        self._all_tables = table
-        self._sampled = sampled
-        self._depth_factors = depth_factors
-        self._factors = request_factors
-        self._chains: list[_Chain] | None = None
-
-    def pays_for_chains(self, log_probs: list[float], depth: int) -> bool:
-        """`pays` of chains, in plain numbers: arrays of a handful would cost several times what they compute.
-
-        Args:
-            log_probs: of each request's token at `depth`, given its parent.
-        """
-        if self._chains is None:
-            tables, factors = self._all_tables.tolist(), self._factors.tolist()
-            self._chains = [
-                _Chain(tables[kind], factor) for kind, factor in zip(self._sampled.tolist(), factors, strict=True)
-            ]
-        by_depth, price, reach = float(self._depth_factors[depth]), float(self._node_price[depth]), 0.0
-        for chain, log_prob in zip(self._chains, log_probs, strict=True):
-            given = chain.table[bisect_left(_EDGE_LIST, log_prob)] * chain.factor * by_depth
-            chain.path *= min(max(given, _FLOOR), _CEILING)
-            reach += max(chain.path - price, 0.0)
-        return reach > self._min_reach[depth]
-
-    def pays(self, log_probs: np.ndarray, chosen: np.ndarray, depth: int) -> bool:
-        """Whether level `depth` + 1 is worth its time.
-
-        Args:
-            log_probs: of the candidates at `depth` [num_reqs, frontier, top_k], given their parents.
-            chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
-        """
-        num_reqs = len(log_probs)
-        bins = confidence_bins(log_probs).reshape(num_reqs, -1)
-        factors = self._factors * self._depth_factors[depth]
-        by_confidence = self._all_tables[self._sampled.astype(np.int64)[:, None], bins]
-        conditional = np.clip(by_confidence * factors[:, None], _FLOOR, _CEILING)
-        path = (self._path[:, :, None] * conditional.reshape(log_probs.shape)).reshape(num_reqs, -1)
-        self._path = np.take_along_axis(path, chosen, 1)
-        return float(np.maximum(self._path - self._node_price[depth], 0.0).sum()) > self._min_reach[depth]

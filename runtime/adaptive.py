@@ -16,7 +16,9 @@ from wingbeat.runtime.speculation_policy import DraftPlan, PolicyStats, Round, S
 
 _LEARN_ALWAYS = 64
 _LEARN_EVERY = 8
-"""Rounds: learning costs as much as deciding, and after the first few every eighth round says enough."""
+"""Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
+_MANY = 8
+"""Sequences from which on every other of those does: each of them says something."""
 _FEW = 16
 """Sequences up to which plain numbers are quicker than arrays of them."""
 _FOLLOW_ONE_IN = 8
@@ -60,8 +62,9 @@ class Launched(NamedTuple):
     trees: _Trees | None
     """As verified; None where all were bare roots."""
     learns: bool
-    sampled: np.ndarray
-    slots: np.ndarray
+    sampled: list[bool]
+    """By decode, whether its temperature is above 0."""
+    slots: list[int]
     num_decodes: int
     context: float
     num_drafting: int = 0
@@ -70,6 +73,10 @@ class Launched(NamedTuple):
     """Rows beside the roots: drafted nodes that were verified, and their padding where they were not packed."""
     num_padding: int = 0
     """Nodes that take part in attention alone, where trees were packed."""
+
+    def kinds_and_slots(self) -> tuple[np.ndarray, np.ndarray]:
+        """`sampled` and `slots` as the policy takes them: bool and int64 [num_decodes]."""
+        return np.array(self.sampled, dtype=bool), np.array(self.slots, dtype=np.int64)
 
 
 class AdaptiveSpeculation:
@@ -84,9 +91,11 @@ class AdaptiveSpeculation:
     def __init__(self, policy: SpeculationPolicy) -> None:
         self.policy = policy
         self._chains = policy.num_nodes == policy.max_depth + 1
-        self._written: dict[int, tuple[int, int]] = {}
-        self._plan: DraftPlan | None = None
-        self._plan_number = 0
+        self._written: dict[int, int] = {}
+        """Number of the rule by buffer."""
+        self._rule: tuple[DraftPlan | None, int] = (None, 0)
+        """Plan and tracker's version that the rule of this number was made of."""
+        self._rule_number = 0
         self._round = 0
         self._launched: deque[Launched] = deque()
         self._latest: Launched | None = None
@@ -118,9 +127,7 @@ class AdaptiveSpeculation:
         Args:
             trees: of all decoding sequences, on the host; bare roots where there is none.
         """
-        slots = np.array([seq.slot for seq in decodes], dtype=np.int64)
-        sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
-        this = Launched(None, False, sampled, slots, len(decodes), mean_context(decodes))
+        this = launched_with(decodes)
         if trees is not None:
             trees, this = self._choose(trees, this, [_useful_depth(seq) for seq in decodes])
         self._latest = this
@@ -129,16 +136,16 @@ class AdaptiveSpeculation:
 
     def _choose(self, trees: TokenTree, this: Launched, useful: list[int]) -> tuple[TokenTree | None, Launched]:
         self._round += 1
-        learns, few_chains = learns_from(self._round), self._chains and this.num_decodes <= _FEW
+        learns, few_chains = learns_from(self._round, this.num_decodes), self._chains and this.num_decodes <= _FEW
         if few_chains and not learns:
             return self._cut_chains(trees, this, useful)
         host = _on_host(trees, self.policy.max_depth)
-        conditional = self.policy.conditional(host.log_probs, host.depths, this.sampled, this.slots)
+        conditional = self.policy.conditional(host.log_probs, host.depths, *this.kinds_and_slots())
         levels_grown = int(host.depths.max())
         path = path_probabilities(conditional, host.parents, levels_grown)
         with_tree = host.real.any(axis=1)
         if few_chains:
-            lengths = np.array(self._lengths(trees, this, useful))
+            lengths = np.array(self._lengths(trees, trees.num_valid.tolist(), this, useful))
             kept = host.real & (np.arange(host.real.shape[1]) <= lengths[:, None])
         else:
             within = host.real & (host.depths <= np.array(useful)[:, None])
@@ -149,24 +156,25 @@ class AdaptiveSpeculation:
         if not kept.any():
             return None, this
         pruned, verified = _keep(trees, host, kept)
-        return pruned, _with_rows(this._replace(trees=verified), pruned, int(verified.real.sum()))
+        return pruned, _with_rows(this._replace(trees=verified), pruned.num_valid.tolist())
 
-    def _lengths(self, trees: TokenTree, this: Launched, useful: list[int]) -> list[int]:
-        """How much of each chain to verify."""
-        nodes = zip(trees.scores.tolist(), trees.num_valid.tolist(), useful, strict=True)
-        scores = [row[: min(num_valid, deepest + 1)] for row, num_valid, deepest in nodes]
-        return self.policy.cut_chains(scores, this.sampled.tolist(), this.slots.tolist(), this.context)
+    def _lengths(self, trees: TokenTree, lens: list[int], this: Launched, useful: list[int]) -> list[int]:
+        """How much of each chain to verify; `lens` are their nodes, the root included."""
+        nodes = zip(trees.scores.tolist(), lens, useful, strict=True)
+        scores = [row[: min(length, deepest + 1)] for row, length, deepest in nodes]
+        return self.policy.cut_chains(scores, this.sampled, this.slots, this.context)
 
     def _cut_chains(self, trees: TokenTree, this: Launched, useful: list[int]) -> tuple[TokenTree | None, Launched]:
         """`_choose` for a few chains in a round that nothing is learned from."""
-        drafted, kept = (trees.num_valid - 1).tolist(), self._lengths(trees, this, useful)
-        this = this._replace(num_drafting=sum(count > 0 for count in drafted), levels_grown=max(drafted))
-        if not any(kept):
+        drafted = trees.num_valid.tolist()
+        kept = [1 + count for count in self._lengths(trees, drafted, this, useful)]
+        this = this._replace(num_drafting=len(drafted) - drafted.count(1), levels_grown=max(drafted) - 1)
+        width = max(kept)
+        if width == 1:
             return None, this
         if kept != drafted:
-            width = 1 + max(kept)
-            trees = TokenTree(*(field[:, :width] for field in trees[:-1]), torch.tensor(kept) + 1)
-        return trees, _with_rows(this, trees, sum(kept))
+            trees = TokenTree(*(field[:, :width] for field in trees[:-1]), torch.tensor(kept))
+        return trees, _with_rows(this, kept)
 
     def learn(self, result: RoundResult, live: list[bool]) -> None:
         """Take in what the oldest round not learned from accepted.
@@ -181,7 +189,7 @@ class AdaptiveSpeculation:
         on_path = np.zeros(trees.real.shape, dtype=bool)
         np.put_along_axis(on_path, result.path_nodes, True, axis=1)
         tried = trees.real & np.take_along_axis(on_path, np.maximum(trees.parents, 0), axis=1)
-        parts = (trees.log_probs, trees.depths, this.sampled, this.slots, tried, tried & on_path)
+        parts = (trees.log_probs, trees.depths, *this.kinds_and_slots(), tried, tried & on_path)
         self.policy.learn(Round(*parts) if all(live) else Round(*(part[np.array(live)] for part in parts)))
 
     def observe(self, times: RoundTimes) -> None:
@@ -217,21 +225,27 @@ class AdaptiveSpeculation:
         self._asked = plan.levels > 0
         return plan
 
-    def write_rule(self, plan: DraftPlan, outcome: Outcome) -> None:
-        """Hand the drafter its growth rule."""
+    def forget_rules(self) -> None:
+        """Other buffers come, perhaps where old ones were."""
+        self._written.clear()
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome) -> int:
+        """Hand the drafter its growth rule, and return the rule's number; 0 where every level is to be grown."""
+        if plan.grows_all:
+            return 0
         tracker, buffer = self.policy.tracker, outcome.min_reach.data_ptr()
+        if self._rule[0] is not plan or self._rule[1] != tracker.version:
+            self._rule, self._rule_number = (plan, tracker.version), self._rule_number + 1
         # Rounds alternate between two buffers: each is written when it is behind, not every time.
-        if plan is not self._plan:
-            self._plan, self._plan_number = plan, self._plan_number + 1
-        state = (self._plan_number, tracker.version)
-        if self._written.get(buffer) == state:
-            return
-        self._written[buffer] = state
+        if self._written.get(buffer) == self._rule_number:
+            return self._rule_number
+        self._written[buffer] = self._rule_number
         outcome.min_reach.numpy()[:] = plan.min_reach
         outcome.node_price.numpy()[:] = plan.node_price
         outcome.acceptance_table.numpy()[:] = tracker.table
         outcome.depth_factors.numpy()[:] = tracker.depth_factors
         outcome.request_factors.numpy()[:] = tracker.request_factors
+        return self._rule_number
 
     def stats(self) -> PolicyStats:
         """Decisions so far."""
@@ -243,12 +257,12 @@ def _useful_depth(seq: Sequence) -> int:
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
 
 
-def _with_rows(this: Launched, trees: TokenTree, num_kept: int) -> Launched:
-    """The round with the rows that verifying these trees takes."""
-    num_padded, num_rows = trees.token_ids.numel(), this.num_decodes + num_kept
+def _with_rows(this: Launched, lens: list[int]) -> Launched:
+    """The round with the rows that verifying trees of so many nodes takes, roots included."""
+    num_rows, num_padded = sum(lens), len(lens) * max(lens)
     if not worth_packing(num_rows, num_padded):
-        return this._replace(num_extra=num_padded - this.num_decodes)
-    return this._replace(num_extra=num_kept, num_padding=num_padded_apart(trees.num_valid.tolist()) - num_rows)
+        return this._replace(num_extra=num_padded - len(lens))
+    return this._replace(num_extra=num_rows - len(lens), num_padding=num_padded_apart(lens) - num_rows)
 
 
 def _on_host(trees: TokenTree, max_depth: int) -> _Trees:
@@ -302,9 +316,16 @@ def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def learns_from(number: int) -> bool:
-    """Whether the round of this number is learned from."""
-    return number < _LEARN_ALWAYS or number % _LEARN_EVERY == 0
+def learns_from(number: int, num_reqs: int) -> bool:
+    """Whether the round of this number, with so many decodes, is learned from."""
+    every = _LEARN_EVERY if num_reqs < _MANY else 2 * _LEARN_EVERY
+    return number < _LEARN_ALWAYS or number % every == 0
+
+
+def launched_with(decodes: list[Sequence]) -> Launched:
+    """A round of these sequences of which nothing else is known."""
+    sampled = [seq.request.params.temperature > 0 for seq in decodes]
+    return Launched(None, False, sampled, [seq.slot for seq in decodes], len(decodes), mean_context(decodes))
 
 
 def mean_context(seqs: list[Sequence]) -> float:

@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
     header: Tensor
     """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow, a bound of the longest sequence (0
-    where its host cannot tell); the rest is zero."""
+    where its host cannot tell), number of the growth rule (0 where there is none); the rest is zero."""
     decode_slots: Tensor
     """int64 [num_slots], the first num_decodes rows count."""
     decode_positions: Tensor
@@ -112,7 +112,7 @@ class Outcome(NamedTuple):
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
     min_reach: Tensor
-    """float32 [max_path]: `wingbeat.runtime.acceptance.GrowthRule`, as the next four; zeros grow every level."""
+    """float32 [max_path]: `wingbeat.runtime.growth_rule.RuleTables`, as the next four; written with a new number."""
     node_price: Tensor
     """float32 [max_path]"""
     acceptance_table: Tensor

@@ -1,11 +1,13 @@
 """How much of each chain is worth verifying: in plain numbers, which for a few chains are quicker than arrays."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 from wingbeat.runtime.packing import worth_packing
 
 
-class TokenCosts(NamedTuple):
+@dataclass(frozen=True)
+class TokenCosts:
     """What a pass takes, in tokens that could be had in that time."""
 
     nodes: list[float]
@@ -13,37 +15,41 @@ class TokenCosts(NamedTuple):
     padding: float
     """Share of a node's cost that is paid for a padded one, too: 0 to 1."""
 
+    @cached_property
+    def node(self) -> float:
+        """Of one more node, on average."""
+        return (self.nodes[-1] - self.nodes[1]) / max(len(self.nodes) - 2, 1)
+
 
 def cut_chains(paths: list[list[float]], costs: TokenCosts) -> list[int]:
     """How many nodes of each chain to verify, over all of them together.
 
-    For every length that the longest may have: either all chains are cut to it, or each to what its likeliest nodes
-    are, and then attention is paid up to that length anyway.
+    For every length that the longest may have: either all chains are cut to it, or each to the nodes that are worth
+    what they take beside padding, since attention is then paid up to that length anyway. The best choice there is where
+    every node costs the same.
 
     Args:
-        paths: by chain, the path probability of each drafted node.
+        paths: by chain, the path probability of each drafted node: never more than the one before.
     """
     num_reqs, nodes, share = len(paths), costs.nodes, costs.padding
-    likeliest = sorted(
-        [(-probability, depth, row) for row, path in enumerate(paths) for depth, probability in enumerate(path, 1)]
-    )
-    most, length, num_kept, level_gain = -nodes[0], 0, None, 0.0
-    for this in range(1, max(map(len, paths)) + 1):
-        level_gain += sum([path[this - 1] for path in paths if len(path) >= this])
-        num_padded = num_reqs * this
-        if level_gain - nodes[num_padded] > most:
-            most, length, num_kept = level_gain - nodes[num_padded], this, None
-        fixed, gain, count, reached = share * nodes[num_padded], 0.0, 0, False
-        for probability, depth, _ in likeliest:
-            if depth > this:
-                continue
-            gain, count, reached = gain - probability, count + 1, reached or depth == this
-            value = gain - (1 - share) * nodes[count] - fixed
-            if value > most and reached and worth_packing(num_reqs + count, num_reqs + num_padded):
-                most, length, num_kept = value, this, count
-    if num_kept is None:
-        return [min(len(path), length) for path in paths]
-    kept = [0] * num_reqs
-    for _, _, row in [node for node in likeliest if node[1] <= length][:num_kept]:
-        kept[row] += 1
-    return kept
+    price, deepest = (1.0 - share) * costs.node, max(map(len, paths))
+    gains, worth_gains, num_worth = [0.0] * deepest, [0.0] * deepest, [0] * deepest
+    for path in paths:
+        for level, probability in enumerate(path):
+            gains[level] += probability
+            if probability >= price:
+                worth_gains[level] += probability
+                num_worth[level] += 1
+    most, length, ragged = -nodes[0], 0, False
+    gain = worth_gain = 0.0
+    count = 0
+    for level in range(deepest):
+        num_padded = num_reqs * (level + 1)
+        gain, worth_gain, count = gain + gains[level], worth_gain + worth_gains[level], count + num_worth[level]
+        if gain - nodes[num_padded] > most:
+            most, length, ragged = gain - nodes[num_padded], level + 1, False
+        value = worth_gain - (1.0 - share) * nodes[count] - share * nodes[num_padded]
+        if value > most and num_worth[level] and worth_packing(num_reqs + count, num_reqs + num_padded):
+            most, length, ragged = value, level + 1, True
+    least = price if ragged else 0.0
+    return [sum([probability >= least for probability in path[:length]]) for path in paths]

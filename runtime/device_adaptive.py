@@ -6,7 +6,7 @@ What `AdaptiveSpeculation` sees of each round's trees before it is launched, thi
 import numpy as np
 
 from wingbeat.runtime.acceptance import path_probabilities
-from wingbeat.runtime.adaptive import AdaptiveSpeculation, Launched, RoundTimes, learns_from, mean_context
+from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes, launched_with, learns_from, mean_context
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.device_pruning import DevicePruner, unpack_evidence
 from wingbeat.runtime.round_in_flight import RoundResult
@@ -33,9 +33,7 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
 
     def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
         """Note the round; its trees go to the device as they are."""
-        slots = np.array([seq.slot for seq in decodes], dtype=np.int64)
-        sampled = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=bool)
-        self._launched.append(Launched(None, False, sampled, slots, len(decodes), mean_context(decodes)))
+        self._launched.append(launched_with(decodes))
         return trees
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
@@ -52,11 +50,12 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
         if result.evidence is None:
             return
         self._round += 1
-        if not learns_from(self._round):
+        if not learns_from(self._round, this.num_decodes):
             return
         seen = unpack_evidence(result.evidence)
         depths = np.minimum(seen.depths, self.policy.max_depth)
-        conditional = self.policy.conditional(seen.log_probs, depths, this.sampled, this.slots)
+        kinds, slots = this.kinds_and_slots()
+        conditional = self.policy.conditional(seen.log_probs, depths, kinds, slots)
         path = path_probabilities(conditional, seen.parents, int(depths.max()))
         rows = np.array(live) & seen.real.any(axis=1)
         if not rows.any():
@@ -65,7 +64,7 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
         self.policy.observe_ranks(path[rows], seen.real[rows])
         on_path = _before_pruning(result.path_nodes, seen.kept)
         tried = seen.kept & np.take_along_axis(on_path, seen.parents, axis=1)
-        parts = (seen.log_probs, depths, this.sampled, this.slots, tried, tried & on_path)
+        parts = (seen.log_probs, depths, kinds, slots, tried, tried & on_path)
         self.policy.learn(Round(*(part[rows] for part in parts)))
         if self._round % _UPLOAD_EVERY == 0:
             self._pruner.upload(self.policy.tracker)

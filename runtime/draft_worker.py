@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.growth_rule import GrowthRule, RuleTables
 from wingbeat.runtime.link import DrafterEnd
 from wingbeat.runtime.transfer import upload
 
@@ -28,6 +28,16 @@ class _Attachment:
     end: DrafterEnd
     slot_offset: int
     block_offset: int
+    rule: RuleTables | None = None
+    """As last read."""
+
+    def growth_rule(self, outcome: Outcome, num_proposals: int) -> GrowthRule | None:
+        """Rule for the trees asked for; None grows every level."""
+        self.rule = RuleTables.read(outcome, self.rule)
+        if not self.rule.number:
+            return None
+        slots, temperatures = outcome.proposal_slots[:num_proposals].tolist(), outcome.temperatures.tolist()
+        return GrowthRule(self.rule, slots, [temperatures[slot] > 0 for slot in slots])
 
 
 class DraftWorker:
@@ -147,7 +157,7 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     chunk_slots: list[int] = []
     chunk_positions: list[int] = []
     chunk_lens: list[int] = []
-    growth_rules: list[tuple[slice, Outcome]] = []
+    growth_rules: list[tuple[slice, GrowthRule | None]] = []
     num_rows = max_levels = 0
     on_cpu = device.type == "cpu"
     if on_cpu:
@@ -162,7 +172,8 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
         offset = attachment.slot_offset
         if num_proposals:
             proposed = slice(num_rows, num_rows + num_proposals)
-            growth_rules.append((proposed, outcome))
+            if on_cpu:
+                growth_rules.append((proposed, attachment.growth_rule(outcome, num_proposals)))
             num_rows, max_levels = proposed.stop, max(max_levels, levels)
         part = {
             "decode_slots": outcome.decode_slots[:num_decodes] + offset,
@@ -197,7 +208,8 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
         chunk_lens=chunk_lens,
         max_committed_len=longest,
         max_levels=max_levels or None,
-        growth_rules=_growth_rules(growth_rules) if on_cpu else (),
+        # None at all where one verifier wants every level.
+        growth_rules=tuple(growth_rules) if all(rule is not None for _, rule in growth_rules) else (),
     )
 
 
@@ -220,25 +232,6 @@ def _longest(
         return max(said or allowed for said, allowed in bounds)
     busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
     return int(committed_lens[busy].max()) if busy.numel() else 0
-
-
-def _growth_rules(proposals: list[tuple[slice, Outcome]]) -> tuple[tuple[slice, GrowthRule], ...]:
-    """One rule per verifier; none at all where one of them wants every level."""
-    if not all(outcome.min_reach.numpy().any() for _, outcome in proposals):
-        return ()
-    return tuple((rows, _growth_rule(outcome, rows.stop - rows.start)) for rows, outcome in proposals)
-
-
-def _growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule:
-    slots = outcome.proposal_slots.numpy()[:num_proposals]
-    return GrowthRule(
-        outcome.min_reach.numpy(),
-        outcome.node_price.numpy(),
-        outcome.acceptance_table.numpy(),
-        outcome.depth_factors.numpy(),
-        outcome.request_factors.numpy()[slots],
-        outcome.temperatures.numpy()[slots] > 0,
-    )
 
 
 def _by_slot(

@@ -83,6 +83,8 @@ class DraftSession:
         """
         self._end, self._incarnation = end, end.incarnation
         self.slots.forget_published()
+        if self.adaptive is not None:
+            self.adaptive.forget_rules()
         self._deferred = DeferredPairs(end.spec, self.slots)
         chains = self.config.speculation.draft_top_k == 1
         self._check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
@@ -182,17 +184,17 @@ class DraftSession:
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
         self._publish_decodes(plan.decodes, rows, flight.decodes, outcome)
         self._publish_history(plan, flight)
-        proposals, levels = self._proposals(plan, flight), self._max_levels
+        proposals, levels, rule = self._proposals(plan, flight), self._max_levels, 0
         if self.adaptive is not None:
             draft = draft or self.adaptive.plan(plan.decodes, proposals)
-            self.adaptive.write_rule(draft, outcome)
+            rule = self.adaptive.write_rule(draft, outcome)
             levels = draft.levels
             proposals = proposals if levels else []
         self._ask(proposals)
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
         self.slots.publish(outcome)
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
-        _write(outcome.header[1:6], [len(rows), num_chunks, len(proposals), levels, longest])
+        _write(outcome.header[1:7], [len(rows), num_chunks, len(proposals), levels, longest, rule])
         started = time.perf_counter()
         self._round = self._end.publish_outcome()
         self.ring_s = time.perf_counter() - started

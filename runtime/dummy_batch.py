@@ -4,11 +4,18 @@ import torch
 
 from wingbeat.runtime.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.kv_cache import KVCache
+from wingbeat.runtime.packing import Tiles
 from wingbeat.runtime.verifier_model import ForwardBatch
 
 
 def dummy_decode_batch(
-    cache: KVCache, windows: tuple[int, ...], num_reqs: int, num_nodes: int, width: int, table_width: int | None = None
+    cache: KVCache,
+    windows: tuple[int, ...],
+    num_reqs: int,
+    num_nodes: int,
+    width: int,
+    table_width: int | None = None,
+    lens: list[int] | None = None,
 ) -> ForwardBatch:
     """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
 
@@ -16,6 +23,7 @@ def dummy_decode_batch(
         windows: sliding windows of the model's layers; 0 stands for none.
         width: blocks of context per sequence.
         table_width: blocks of the table that `width` is cut from; the strides are those of an engine's own.
+        lens: nodes that the chains really have, which are packed then; host only.
     """
     key_cache = cache.layers[0][0]
     device, dtype = key_cache.device, key_cache.dtype
@@ -24,6 +32,10 @@ def dummy_decode_batch(
     positions = context[:, None] + torch.arange(num_nodes, device=device)
     visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
     segment = build_segment(0, positions, context, visible, tables, cache.block_size, windows, dtype)
-    flat = torch.zeros(num_reqs * num_nodes, dtype=torch.int64, device=device)
-    metadata = AttentionMetadata(cache.layers, flat, [segment])
-    return ForwardBatch(flat[None], positions.reshape(1, -1), None, metadata)
+    positions = positions.flatten()
+    if lens is not None:
+        tiles = Tiles.of(torch.arange(num_nodes) < torch.tensor(lens)[:, None])
+        segment, positions = segment._replace(tiles=tiles), positions[tiles.nodes]
+    nothing = torch.zeros_like(positions)
+    metadata = AttentionMetadata(cache.layers, nothing, [segment])
+    return ForwardBatch(nothing[None], positions[None], None, metadata)

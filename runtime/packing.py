@@ -23,6 +23,12 @@ class Tiles:
     """int64 [num_rows]: index of each row among the padded nodes."""
     _indices: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, real: Tensor) -> "Tiles":
+        """Of the real nodes, bool [num_reqs, num_nodes], in their order."""
+        flat = real.flatten()
+        return cls((flat.cumsum(0) - 1).clamp_min(0).view(real.shape), flat.nonzero()[:, 0])
+
     def tile(self, query: Tensor, num_kv_heads: int) -> Tensor:
         """`kernels.attention.tile_queries` of packed rows: [num_rows, num_heads, dim] -> tiles of the padded trees."""
         num_rows, num_heads, dim = query.shape
@@ -94,11 +100,10 @@ def pack(real: Tensor) -> Packing | None:
     groups, nodes, start = [], [], 0
     for seqs, width in zip(of_group, (max(lens), split), strict=False):
         within = real[seqs, :width]
-        flat = within.flatten()
-        own = flat.nonzero()[:, 0]
-        full = len(own) == len(flat)
-        tiles = None if full else Tiles((flat.cumsum(0) - 1).clamp_min(0).view(within.shape), own)
-        groups.append(Group(start, seqs, width, tiles))
+        tiles = Tiles.of(within)
+        own = tiles.nodes
+        full = len(own) == within.numel()
+        groups.append(Group(start, seqs, width, None if full else tiles))
         nodes.append(seqs[own // width] * num_nodes + own % width)
         start += len(own)
     order = torch.cat(nodes)

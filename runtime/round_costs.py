@@ -3,8 +3,7 @@
 Seconds throughout. `verify` is one forward pass of the verifier; `draft` is the wait for trees.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from wingbeat.runtime.cost_fit import CostFit
 
 _MIX_STEP = 0.01
 """Weight of one round in the mix of prompts and answers: prompts come seldom."""
-_PADDING = 0.2
-"""What a padded node may take of a real one's time, before one was seen."""
 _HOST_S = 1e-3
 """What the host may take of a round, before one was seen."""
 
@@ -37,6 +34,8 @@ class CostTables:
     """[batch size]: of a draft, beside its levels."""
     draft_level_s: tuple[float, ...]
     """[batch size]: of each level."""
+    padding_share: float = 1.0
+    """What a padded node takes of a real one's time, 0 to 1: it takes part in attention alone."""
 
     def __post_init__(self) -> None:
         rows = (self.verify_s, self.context_s, self.draft_base_s, self.draft_level_s)
@@ -44,21 +43,6 @@ class CostTables:
             raise ValueError("cost tables need one row per batch size")
         if any(len(row) != len(self.extra_nodes) for row in self.verify_s):
             raise ValueError("verify_s needs one column per entry of extra_nodes")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for the cache on disk."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "CostTables":
-        """Read back what `as_dict` wrote.
-
-        Raises:
-            TypeError, ValueError: fields are missing, unknown or of the wrong shape.
-        """
-        fields = {key: tuple(value) for key, value in raw.items()}
-        fields["verify_s"] = tuple(tuple(row) for row in fields.get("verify_s", ()))
-        return cls(**fields)
 
 
 class RoundCosts:
@@ -71,7 +55,7 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self.tree_fit = CostFit((1.0, 1.0, 1.0, _PADDING))
+        self.tree_fit = CostFit((1.0, 1.0, 1.0, tables.padding_share))
         """Of the roots, the drafted nodes, prompt chunks, and what pads trees of unequal sizes."""
         self.plain_fit = CostFit((1.0, 1.0))
         """Of the roots and prompt chunks."""
@@ -107,7 +91,7 @@ class RoundCosts:
 
     @property
     def padding_share(self) -> float:
-        """What a padded node takes, which takes part in attention alone, over what a real one does: 0 to 1."""
+        """`CostTables.padding_share`, by the rounds seen."""
         _, added, _, padding = self.tree_fit.factors
         return min(padding / added, 1.0)
 

@@ -28,7 +28,7 @@ _CATCH_UP = 1.05
 goes on getting them."""
 _PAYS, _TRIAL, _LOOK = "pays", "trial", "to see what plain decoding takes"
 _PRIOR_ACCEPTANCE = 0.65
-_REPLAN = 8
+_REPLAN = 16
 """Rounds a plan holds for batches of about one size: what it rests on changes slowly."""
 
 
@@ -38,10 +38,12 @@ class DraftPlan(NamedTuple):
     levels: int
     """Most levels to grow; 0 asks for no trees."""
     min_reach: np.ndarray
-    """float32 [max_depth + 1]: see `wingbeat.runtime.acceptance.GrowthRule`; zeros grow every level."""
+    """float32 [max_depth + 1]: see `wingbeat.runtime.growth_rule.RuleTables`."""
     node_price: np.ndarray
     """float32 [max_depth + 1]"""
     reason: str
+    grows_all: bool = False
+    """Grow every level, whatever seems to pay."""
 
 
 class Round(NamedTuple):
@@ -202,7 +204,8 @@ class SpeculationPolicy:
                 levels, self._exploring = self.max_depth, True
                 drafted.explore_at = _later(drafted.num_rounds)
         token_s = float(1.0 / rates[best])
-        plan = DraftPlan(levels, *self._growth(num_reqs, num_drafting, mean_context, token_s), reason)
+        growth = self._growth(num_reqs, num_drafting, mean_context, token_s)
+        plan = DraftPlan(levels, *growth, reason, grows_all=self._exploring)
         return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
 
     def _judge(self, rates: np.ndarray) -> None:
@@ -220,7 +223,7 @@ class SpeculationPolicy:
 
     def _nothing(self, reason: str) -> DraftPlan:
         zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
-        return DraftPlan(0, zeros, zeros, reason)
+        return DraftPlan(0, zeros, zeros, reason, grows_all=True)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second by depth limit, float64 [max_depth + 1]; [0] is plain decoding."""
@@ -360,9 +363,6 @@ class SpeculationPolicy:
 
         A child is expected to be accepted as often as others at its depth: that many times its parent's probability.
         """
-        if self._exploring:
-            zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
-            return zeros, zeros
         verify_s = self.costs.verify_up_to_s(num_reqs, 2 * num_drafting, mean_context)
         node_s = max(float(verify_s[-1] - verify_s[num_drafting]), 0.0) / num_drafting
         # One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less.

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.acceptance import GrowthRule
 from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.drafters.draft_head import HeadConvention
+from wingbeat.runtime.growth_rule import GrowthRule
 
 logger = logging.getLogger(__name__)
 

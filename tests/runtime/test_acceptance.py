@@ -6,7 +6,6 @@ import pytest
 from wingbeat.runtime.acceptance import (
     NUM_BINS,
     AcceptanceTracker,
-    GrowthRule,
     confidence_bins,
     path_probabilities,
 )
@@ -91,62 +90,6 @@ def test_deeper_levels_are_trusted_less_where_they_fail():
         log_probs, depths, tried, accepted = chain_round(chance, 1, by_depth)
         tracker.record(log_probs, depths, np.zeros(1, bool), np.zeros(1, np.int64), tried, accepted)
     assert tracker.depth_factors[4] < 0.5 * tracker.depth_factors[1]
-
-
-@pytest.mark.parametrize("num_reqs", [1, 3])
-def test_growth_stops_where_the_reach_falls_below_the_rule(num_reqs):
-    table = np.full((2, NUM_BINS), 0.5, dtype=np.float32)
-    factors, ones = np.ones(MAX_DEPTH + 1, dtype=np.float32), np.ones(num_reqs, dtype=np.float32)
-    least = np.full(MAX_DEPTH + 1, 0.2 * num_reqs, dtype=np.float32)
-    log_probs, chosen = np.full((num_reqs, 1, 1), -1.0), np.zeros((num_reqs, 1), np.int64)
-    # Summed reach at depth d is num_reqs * 0.5**d, and num_reqs * price below that.
-    for price, expected in ((0.0, [True, True, False]), (0.1, [True, False, False]), (0.6, [False, False, False])):
-        rule = GrowthRule(least, np.full_like(least, price), table, factors, ones, ones > 2)
-        assert [rule.pays(log_probs, chosen, depth) for depth in (1, 2, 3)] == expected
-
-
-def test_requests_that_are_not_worth_a_node_do_not_stand_in_for_those_that_are():
-    """One sure chain is worth a level where ten hopeless ones of the same reach in all are not."""
-    table = np.full((2, NUM_BINS), 0.9, dtype=np.float32)
-    ones, least = np.ones(MAX_DEPTH + 1, dtype=np.float32), np.full(MAX_DEPTH + 1, 0.5, dtype=np.float32)
-
-    def pays(factors):
-        rule = GrowthRule(least, 0.2 * ones, table, ones, np.array(factors, np.float32), np.zeros(len(factors), bool))
-        return rule.pays_for_chains([-1.0] * len(factors), 1)
-
-    assert pays([1.0])
-    assert not pays([0.1] * 10)
-
-
-def test_growth_of_a_tree_follows_the_chosen_nodes():
-    table = np.stack([np.linspace(0.05, 0.95, NUM_BINS)] * 2).astype(np.float32)
-    ones = np.ones(3, dtype=np.float32)
-    free = np.zeros(3, dtype=np.float32)
-    rule = GrowthRule(np.array([0, 0.5, 0.5], np.float32), free, table, ones, ones[:1], np.array([False]))
-    good, bad = np.log(0.98), np.log(0.02)
-    assert rule.pays(np.array([[[good, bad]]]), np.array([[0, 1]]), 1)
-    # Level 2: only children of the second, unlikely node are kept.
-    assert not rule.pays(np.array([[[good, bad], [good, bad]]]), np.array([[2, 3]]), 2)
-
-
-@pytest.mark.parametrize("num_reqs", [1, 4])
-def test_the_rule_for_chains_is_the_rule(num_reqs):
-    chance = np.random.default_rng(5)
-    table = chance.random((2, NUM_BINS)).astype(np.float32)
-    depth_factors = chance.uniform(0.5, 1.2, MAX_DEPTH + 1).astype(np.float32)
-    answers = set()
-    for _ in range(40):
-        reach = chance.uniform(0, 0.4 * num_reqs, MAX_DEPTH + 1).astype(np.float32)
-        factors = chance.uniform(0.5, 1.2, num_reqs).astype(np.float32)
-        prices = chance.uniform(0, 0.3, MAX_DEPTH + 1).astype(np.float32)
-        rest = (prices, table, depth_factors, factors, chance.random(num_reqs) < 0.5)
-        chains, general = GrowthRule(reach, *rest), GrowthRule(reach, *rest)
-        for depth in range(1, MAX_DEPTH):
-            log_probs = np.log(chance.random(num_reqs))
-            answer = general.pays(log_probs[:, None, None], np.zeros((num_reqs, 1), np.int64), depth)
-            assert chains.pays_for_chains(log_probs.tolist(), depth) == answer
-            answers.add(answer)
-    assert answers == {True, False}
 
 
 @pytest.mark.parametrize("sampled", [False, True])

@@ -1,5 +1,7 @@
 """Costs are interpolated between measurements and follow the rounds that really ran."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -86,13 +88,13 @@ def test_padding_costs_what_packed_rounds_take_beyond_their_rows():
     """A padded node takes part in attention alone: a share of what a real one takes."""
     for share in (0.1, 0.5):
         chance = np.random.default_rng(0)
-        costs, table = RoundCosts(TABLES), RoundCosts(TABLES)
-        assert 0 < costs.padding_share < 1
+        costs, table = RoundCosts(replace(TABLES, padding_share=0.3)), RoundCosts(TABLES)
+        assert costs.padding_share == 0.3
         for _ in range(300):
             rows, padded = sorted(chance.integers(4, 17, 2).tolist())
             by_rows, by_padded = table.verify_s(4, np.array([rows, padded]), 0.0)
             costs.observe_verify(by_rows + share * (by_padded - by_rows), 4, rows, 0.0, num_padding=padded - rows)
-        assert costs.padding_share == pytest.approx(share, rel=0.15)
+        assert costs.padding_share == pytest.approx(share, abs=0.05)
         assert costs.verify_s(4, np.array([8]), 0.0) == pytest.approx(table.verify_s(4, np.array([8]), 0.0), rel=0.05)
 
 
@@ -112,12 +114,11 @@ def test_prompt_chunks_are_no_cost_of_the_round_they_ride_in():
     assert costs.draft_s(4, np.array([1, 4])) == pytest.approx([1.4 * 0.28, 1.4 * 0.52], rel=0.1)
 
 
-def test_tables_survive_the_disk_and_refuse_other_shapes():
-    assert CostTables.from_dict(TABLES.as_dict()) == TABLES
+def test_tables_refuse_other_shapes():
     with pytest.raises(ValueError, match="extra_nodes"):
-        CostTables.from_dict(TABLES.as_dict() | {"verify_s": [[1.0], [2.0]]})
+        replace(TABLES, verify_s=((1.0,), (2.0,)))
     with pytest.raises(ValueError, match="batch size"):
-        CostTables.from_dict(TABLES.as_dict() | {"context_s": [1.0]})
+        replace(TABLES, context_s=(1.0,))
 
 
 def test_prompts_are_counted_by_new_token():

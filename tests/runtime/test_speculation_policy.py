@@ -170,30 +170,52 @@ def test_dear_padding_levels_chains(monkeypatch):
     assert num_packed[0] > num_packed[1] > num_packed[2] == 0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_chains_are_cut_to_the_best_there_is(share):
-    """Against every choice there is."""
-    chance = np.random.default_rng(3)
-    for _ in range(20):
+def chains_to_cut(chance):
+    """Path probabilities of one to three chains of up to three nodes, at least one of which is no bare root."""
+    while True:
         num_chains = int(chance.integers(1, 4))
         paths = [chance.uniform(0.1, 0.95, chance.integers(0, 4)).cumprod().tolist() for _ in range(num_chains)]
-        if not any(paths):
-            continue
-        nodes = chance.uniform(0.02, 0.3, 1 + num_chains * 3).cumsum().tolist()
+        if any(paths):
+            return paths
 
-        def value(kept, paths=paths, nodes=nodes):
-            num_reqs, longest = len(paths), max(kept)
-            gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
-            if not longest:
-                return -nodes[0]
-            padded = nodes[num_reqs * longest]
-            if not worth_packing(num_reqs + sum(kept), num_reqs * (1 + longest)):
-                return gain - padded
-            return gain - (1 - share) * nodes[sum(kept)] - share * padded
 
+def value_of(kept, paths, costs, packs=worth_packing):
+    """Tokens that verifying so many nodes of each chain is expected to bring, less those its time could bring."""
+    num_reqs, longest = len(paths), max(kept)
+    gain = sum(sum(path[:count]) for path, count in zip(paths, kept, strict=True))
+    if not longest:
+        return -costs.nodes[0]
+    padded = costs.nodes[num_reqs * longest]
+    if not packs(num_reqs + sum(kept), num_reqs * (1 + longest)):
+        return gain - padded
+    return gain - (1 - costs.padding) * costs.nodes[sum(kept)] - costs.padding * padded
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_chains_are_cut_to_the_best_there_is(share, monkeypatch):
+    """Against every choice there is, where each node costs the same and any padding can be taken out."""
+    monkeypatch.setattr(chain_cutting, "worth_packing", lambda num_rows, num_padded: True)
+    chance = np.random.default_rng(3)
+    for _ in range(40):
+        paths = chains_to_cut(chance)
+        nodes = chance.uniform(0.0, 0.5) + chance.uniform(0.02, 0.3) * np.arange(len(paths) * 3 + 1)
+        costs = TokenCosts([0.0, *nodes[1:]], share)
         choices = itertools.product(*(range(len(path) + 1) for path in paths))
-        kept = cut_chains(paths, TokenCosts(nodes, share))
-        assert value(kept) == pytest.approx(max(map(value, choices)))
+        best = max(value_of(kept, paths, costs, chain_cutting.worth_packing) for kept in choices)
+        kept = cut_chains(paths, costs)
+        assert value_of(kept, paths, costs, chain_cutting.worth_packing) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_no_length_for_all_is_better_whatever_nodes_cost(share):
+    chance = np.random.default_rng(4)
+    for _ in range(100):
+        paths = chains_to_cut(chance)
+        costs = TokenCosts([0.0, *chance.uniform(0.02, 0.4, len(paths) * 3).cumsum()], share)
+        kept = cut_chains(paths, costs)
+        for length in range(1 + max(map(len, paths))):
+            level = [min(len(path), length) for path in paths]
+            assert value_of(kept, paths, costs) > value_of(level, paths, costs, lambda *rows: False) - 1e-9
 
 
 def test_chains_worth_less_than_any_pass_are_not_verified():
@@ -232,7 +254,7 @@ def test_a_plan_holds_for_batches_of_about_its_size():
         subject.plan(num_reqs, num_reqs - 1, 100.0)
     assert len(decided) <= 4
     decided.clear()
-    for num_reqs in (5, 6, 5, 6):
+    for num_reqs in (9, 10, 9, 10):
         subject.plan(num_reqs, num_reqs, 100.0)
     assert len(decided) == 2
     for _ in range(40):
@@ -268,7 +290,7 @@ def test_where_nobody_is_followed_it_is_still_judged(acceptance):
     subject = policy(level_s=1.0)
     show_chains(subject, acceptance)
     subject.follows = acceptance < 0.5
-    for _ in range(8):
+    for _ in range(16):
         assert not subject.plan(1, 0, 100.0).levels
     assert subject.follows == (acceptance > 0.5)
 
