@@ -157,7 +157,9 @@ class DraftSession:
         if reply is None or self._end.incarnation != self._incarnation:
             self._lose()
             return None
-        trees, usable = self._check(self._rows_of(reply, decodes, rows), rows, self.slots)
+        here = self.slots.device
+        ends = (field.to(here, non_blocking=here.type != "cpu") for field in (reply.epochs, reply.committed_lens))
+        trees, usable = self._check(self._trees_of(reply, decodes, rows), *ends, rows, self.slots)
         if not self.on_host:
             return trees
         if not bool(usable.any()):
@@ -245,14 +247,14 @@ class DraftSession:
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         return not self._end.spec.keeps_context
 
-    def _rows_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TreeReply:
-        """A reply by decode instead of by slot, on the verifier's device."""
+    def _trees_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TokenTree:
+        """A reply's trees by decode instead of by slot, on the verifier's device."""
         here, there = self.slots.device, reply.token_ids.device
         slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
-        by_row = [field.index_select(0, slots) for field in reply[1:]]
+        by_row = [getattr(reply, name).index_select(0, slots) for name in TokenTree._fields]
         if there != here:
             by_row = [field.to(here, non_blocking=here.type != "cpu") for field in by_row]
-        return TreeReply(reply.header, *by_row)
+        return TokenTree(*by_row)
 
     def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> int:
         """Copy the chunks that continue the drafter's context, then what was kept back; returns their number.

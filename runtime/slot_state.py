@@ -21,7 +21,7 @@ class DecodeRows(NamedTuple):
     slots: Tensor
     """int64 [num_decodes]"""
     wanted: Tensor
-    """int64 [num_decodes]: 1 where a tree was asked for and there are blocks for it."""
+    """bool [num_decodes]: a tree was asked for and there are blocks for it."""
 
 
 class SlotState:
@@ -55,7 +55,7 @@ class SlotState:
         }
         none = torch.zeros(0, dtype=torch.int64, device=device)
         self._latest_columns: tuple[list[int], list[bool]] = [], []
-        self._latest_rows = DecodeRows(none, none)
+        self._latest_rows = DecodeRows(none, none.bool())
         self._num_changes = dict.fromkeys(self._published, 0)
         self._written: dict[tuple[int, str], int] = {}
         self.reset_spare()
@@ -63,6 +63,12 @@ class SlotState:
     def reset_spare(self) -> None:
         """Make the spare row a sequence of one token again; every round that it pads makes it longer."""
         self.committed_lens[self.spare :].fill_(1)
+
+    def is_at(self, epochs: Tensor, committed_lens: Tensor) -> Tensor:
+        """Whose sequence is still of this epoch and of this length, by slot: bool [max_num_seqs]."""
+        same = self._published["epochs"] == epochs
+        same &= self._published["committed_lens"] == committed_lens
+        return same
 
     def publish(self, outcome: Outcome) -> None:
         """Bring a drafter's copy of what it gets of this up to date.
@@ -88,7 +94,7 @@ class SlotState:
         columns = [seq.slot for seq in plan.decodes], [seq.tree_requested for seq in plan.decodes]
         if columns != self._latest_columns:  # a batch mostly stays as it is
             slots, wanted = upload(columns, self.device).unbind()
-            self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted)
+            self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted.bool())
         return self._latest_rows
 
     def _admit(self, seqs: list[Sequence]) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.batch import TokenTree, TreeReply
+from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.slot_state import DecodeRows, SlotState
 
 
@@ -37,19 +37,19 @@ class TreeCheck:
         self._highest_parent = self._index - 1
         self._lowest_parent = self._highest_parent if chains else self._drafted - 1
 
-    def __call__(self, reply: TreeReply, rows: DecodeRows, state: SlotState) -> CheckedTrees:
+    def __call__(
+        self, tree: TokenTree, epochs: Tensor, committed_lens: Tensor, rows: DecodeRows, state: SlotState
+    ) -> CheckedTrees:
         """Tell what was grown from the sequences' present ends from everything else.
 
         Args:
-            reply: by decode, on the sequences' device; its trees are changed to what counts of them.
+            tree: by decode, on the sequences' device; changed to what counts of it.
+            epochs: int64 [num_slots] that the trees were grown for, on that device, by slot; `committed_lens` likewise.
         """
-        tree = TokenTree(*(getattr(reply, name) for name in TokenTree._fields))
-        slots = rows.slots
         usable, outside = self.well_formed(tree)
-        usable &= rows.wanted.bool()
-        usable &= reply.epochs == state.epochs.index_select(0, slots)
-        usable &= reply.committed_lens == state.committed_lens.index_select(0, slots)
-        usable &= tree.token_ids[:, 0] == state.last_token_ids.index_select(0, slots)
+        usable &= rows.wanted
+        usable &= state.is_at(epochs, committed_lens).index_select(0, rows.slots)
+        usable &= tree.token_ids[:, 0] == state.last_token_ids.index_select(0, rows.slots)
         # What is not to be verified must not reach an index either: a stale row may hold anything.
         unusable = usable.logical_not()
         outside |= unusable[:, None]

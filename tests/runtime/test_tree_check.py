@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wingbeat.runtime.batch import TokenTree, TreeReply
+from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.slot_state import DecodeRows, SlotState
 from wingbeat.runtime.tree_check import TreeCheck
@@ -56,10 +56,6 @@ def state_of(*rows):
     return state
 
 
-def reply_of(epochs, committed_lens, tree):
-    return TreeReply(torch.zeros(8, dtype=torch.int64), torch.tensor(epochs), torch.tensor(committed_lens), *tree)
-
-
 def chains_of(roots):
     count = len(roots)
     tokens = torch.tensor([[root, 5, 6] for root in roots])
@@ -69,11 +65,12 @@ def chains_of(roots):
 
 def test_only_what_was_grown_from_the_present_end_counts():
     state = state_of(*[(4, 20, 7)] * 6)
-    epochs, committed_lens, roots = [4, 3, 4, 4, 4, 4], [20, 20, 19, 20, 20, 20], [7, 7, 7, 8, 7, 7]
+    ends = torch.tensor([[4, 3, 4, 4, 4, 4], [20, 20, 19, 20, 20, 20]])
+    roots = [7, 7, 7, 8, 7, 7]
     trees = chains_of(roots)
     trees.depths[5, 2] = 1
-    rows = DecodeRows(torch.arange(6), torch.tensor([1, 1, 1, 1, 0, 1]))
-    checked, usable = TreeCheck(3, 10, CPU, chains=True)(reply_of(epochs, committed_lens, trees), rows, state)
+    rows = DecodeRows(torch.arange(6), torch.tensor([1, 1, 1, 1, 0, 1], dtype=torch.bool))
+    checked, usable = TreeCheck(3, 10, CPU, chains=True)(trees, *ends, rows, state)
     assert usable.tolist() == [True, False, False, False, False, False]
     assert checked.num_valid.tolist() == [3, 1, 1, 1, 1, 1]
     assert checked.token_ids[0].tolist() == [7, 5, 6]
@@ -87,7 +84,16 @@ def test_nodes_beyond_the_tree_reach_no_index():
     trees = chains_of([7])
     trees.num_valid[0] = 2
     trees.token_ids[0, 2], trees.parents[0, 2], trees.depths[0, 2] = 1 << 40, 99, -3
-    rows = DecodeRows(torch.arange(1), torch.ones(1, dtype=torch.int64))
-    checked, usable = TreeCheck(3, 10, CPU, chains=True)(reply_of([1], [9], trees), rows, state)
+    rows = DecodeRows(torch.arange(1), torch.ones(1, dtype=torch.bool))
+    checked, usable = TreeCheck(3, 10, CPU, chains=True)(trees, torch.tensor([1]), torch.tensor([9]), rows, state)
     assert usable.all()
     assert [int(field[0, 2]) for field in (checked.token_ids, checked.parents, checked.depths)] == [0, 0, 0]
+
+
+def test_trees_are_told_by_slot_and_checked_by_decode():
+    """Slot 1's tree is stale, slot 2's is not: whoever decodes in them, in whatever order."""
+    state = state_of((1, 9, 7), (1, 9, 7), (2, 5, 7))
+    epochs, committed_lens = torch.tensor([[1, 1, 2], [9, 8, 5]])
+    rows = DecodeRows(torch.tensor([2, 1, 0]), torch.ones(3, dtype=torch.bool))
+    _, usable = TreeCheck(3, 10, CPU, chains=True)(chains_of([7, 7, 7]), epochs, committed_lens, rows, state)
+    assert usable.tolist() == [True, False, True]
