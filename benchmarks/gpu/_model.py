@@ -13,6 +13,7 @@ from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
 from wingbeat.runtime.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 from wingbeat.runtime.graph_device import CudaGraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.model_loader import LoadedModel, prepare_model
@@ -64,6 +65,25 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype or bench.dtype)
     return prepare_model(model, "random")
+
+
+def random_head(bench: Bench) -> EagleHead:
+    """An EAGLE-3 head of that model with random weights, drawn on the device."""
+    target = llama_config(bench)
+    config = EagleHeadConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        target_hidden_size=target.hidden_size,
+        tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=64 if bench.quick else 32000,
+    )
+    with torch.device(bench.device):
+        head = EagleHead(config)
+    return head.to(bench.dtype).eval().requires_grad_(False)
 
 
 def shape_facts(config: LlamaConfig, dtype: torch.dtype) -> dict[str, str]:

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import torch
 from _harness import Bench, Figure, Result, run
-from _model import BLOCK_SIZE, llama_config, shape_facts
+from _model import BLOCK_SIZE, llama_config, random_head, shape_facts
 
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.drafters.eagle_head import EagleHead
 from wingbeat.runtime.graph_device import CudaGraphDevice
 
 CONTEXT = 1024
@@ -30,25 +30,6 @@ SHAPES = (
     Shape("chain 7", SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)),
     Shape("tree 7x8", SpeculationConfig(draft_steps=7, draft_top_k=8, verify_tree_size=64)),
 )
-
-
-def new_head(bench: Bench) -> EagleHead:
-    """An EAGLE-3 head of random weights, drawn on the device."""
-    target = llama_config(bench)
-    config = EagleHeadConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        target_hidden_size=target.hidden_size,
-        tap_layers=(1, 2, 3) if bench.quick else (2, 16, 29),
-        vocab_size=target.vocab_size,
-        draft_vocab_size=64 if bench.quick else 32000,
-    )
-    with torch.device(bench.device):
-        head = EagleHead(config)
-    return head.to(bench.dtype)
 
 
 class Pass:
@@ -115,7 +96,7 @@ class Pass:
 def measure(bench: Bench) -> Result:
     """By shape and batch size; graphs on and off; a level's time is the slope over depths."""
     on_gpu, context = bench.device.type == "cuda", 40 if bench.quick else CONTEXT
-    head, figures = new_head(bench), []
+    head, figures = random_head(bench), []
     facts = shape_facts(llama_config(bench), bench.dtype) | {
         "head": f"EAGLE-3, draft vocabulary {head.config.draft_vocab_size}",
         "workload": f"{context} committed tokens a sequence, 3 of them new, greedy",

@@ -49,7 +49,7 @@ def suite():
 def test_every_promised_script_is_there():
     assert {
         "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "losslessness", "plain_decode",
-        "verify",
+        "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 

@@ -1,0 +1,137 @@
+"""Whole engines over the measured model, and their speed: shared by the scripts that run them."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from _harness import Bench
+from _model import BLOCK_SIZE, random_head
+
+from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.runtime.request import Request, SamplingParams
+
+MAX_PREFILL_TOKENS = 4096
+CHAIN = SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)
+CHAIN_LENGTH = 3.9
+"""Acceptance length that chains are forced to."""
+CONFIDENCE = 20.0
+"""Factor on the head's logits: near-uniform random ones would grow trees of two levels."""
+
+
+class Case(NamedTuple):
+    """One way to speculate, at one batch size."""
+
+    name: str
+    batch: int
+    speculation: SpeculationConfig
+    forced: ForcedAcceptance
+    graphs: bool | None = None
+    """`EngineConfig.cuda_graphs`"""
+    at_least: float | None = None
+    """Target: speculative over plain."""
+
+    @property
+    def label(self) -> str:
+        """In names of figures."""
+        return f"batch {self.batch}, {self.name}"
+
+
+class Speed(NamedTuple):
+    """Of a number of rounds in which all sequences decode."""
+
+    tokens_per_s: float
+    round_ms: float
+
+
+@contextmanager
+def benchmark_mode() -> Iterator[None]:
+    """Allow forced acceptance meanwhile."""
+    before = os.environ.get(BENCHMARK_VARIABLE)
+    os.environ[BENCHMARK_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BENCHMARK_VARIABLE]
+        if before is not None:
+            os.environ[BENCHMARK_VARIABLE] = before
+
+
+def workload(bench: Bench) -> tuple[int, int]:
+    """Tokens of each prompt, and rounds to measure."""
+    return (8, 8) if bench.quick else (1024, 64)
+
+
+def facts(bench: Bench) -> dict[str, str]:
+    """The workload in words."""
+    context, num_rounds = workload(bench)
+    return {
+        "workload": f"greedy, prompts of {context} random tokens, {num_rounds} rounds in which all sequences decode",
+        "acceptance": "FORCED: drawn from the profile that each figure names; the text is not the model's",
+    }
+
+
+def engine_config(bench: Bench, case: Case) -> EngineConfig:
+    """Room for what `speed` runs, twice: plainly and with speculation."""
+    context, num_rounds = workload(bench)
+    # The first sequences decode while the last ones' prompts are computed.
+    rounds = 2 * num_rounds + case.batch * context // MAX_PREFILL_TOKENS
+    length = context + rounds * case.speculation.max_path
+    blocks = -(-(length + case.speculation.num_nodes) // BLOCK_SIZE)
+    with benchmark_mode():
+        return EngineConfig(
+            max_num_seqs=case.batch,
+            max_model_len=length,
+            max_num_batched_tokens=MAX_PREFILL_TOKENS,
+            block_size=BLOCK_SIZE,
+            num_kv_blocks=2 + case.batch * (blocks + 1),
+            enable_prefix_caching=False,
+            cuda_graphs=case.graphs,
+            speculation=case.speculation,
+            forced_acceptance=case.forced,
+        )
+
+
+def new_drafter(bench: Bench, speculation: SpeculationConfig, graphs: bool | None = None) -> EagleDrafter:
+    """An EAGLE-3 head of random weights, sure of itself.
+
+    Args:
+        graphs: as in `EngineConfig.cuda_graphs`.
+    """
+    head = random_head(bench)
+    head.lm_head.weight.mul_(CONFIDENCE)
+    captured = bench.device.type == "cuda" and graphs is not False
+    return EagleDrafter(head, speculation, CudaGraphDevice(bench.device) if captured else None)
+
+
+def speed(bench: Bench, engine: Engine, speculation: bool) -> Speed:
+    """Rounds in which every sequence decodes, after their prompts and some rounds to warm up."""
+    context, num_rounds = workload(bench)
+    batch, on_gpu = engine.config.max_num_seqs, bench.device.type == "cuda"
+    params = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True, speculation=speculation)
+    for index in range(batch):
+        prompt = torch.randint(0, engine.loaded.vocab_size, (context,)).tolist()
+        engine.add_request(Request(f"{speculation}-{index}", tuple(prompt), params))
+    begun: set[str] = set()
+    while len(begun) < batch:
+        begun |= {output.request_id for output in engine.step() if output.token_ids}
+    for _ in range(num_rounds // 4):
+        engine.step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    started, num_tokens = time.perf_counter(), 0
+    for _ in range(num_rounds):
+        num_tokens += sum(len(output.token_ids) for output in engine.step())
+    if on_gpu:
+        torch.cuda.synchronize()
+    elapsed = time.perf_counter() - started
+    for index in range(batch):
+        engine.abort_request(f"{speculation}-{index}")
+    while engine.has_unfinished_requests():
+        engine.step()
+    return Speed(num_tokens / elapsed, 1e3 * elapsed / num_rounds)
