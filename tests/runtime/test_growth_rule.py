@@ -1,12 +1,16 @@
 """A draft ends where its verifier's rule says that another level does not pay."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from wingbeat.runtime.acceptance import NUM_BINS
-from wingbeat.runtime.batch import Outcome
+from wingbeat.runtime.acceptance import NUM_BINS, AcceptanceTracker
+from wingbeat.runtime.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.batch import ChannelSpec, Outcome, outcome_layout
 from wingbeat.runtime.growth_rule import GrowthRule, RuleTables
+from wingbeat.runtime.speculation_policy import DraftPlan
 
 MAX_DEPTH = 4
 
@@ -87,3 +91,34 @@ def test_tables_are_read_once_for_each_number():
     assert first.min_reach == [0.25] * 3
     outcome.header[6] = 6
     assert RuleTables.read(outcome, first).min_reach == [0.5] * 3
+
+
+def test_what_a_verifier_writes_is_what_its_drafter_reads():
+    """Into whichever buffer, whenever plan or tables have changed, and anew once other buffers are in place."""
+    spec = ChannelSpec(2, MAX_DEPTH + 1, MAX_DEPTH + 1, 8, 0, 64, 8, 8, 16)
+    layout = outcome_layout(spec).values()
+    buffers = [Outcome(*[torch.zeros(shape, dtype=dtype) for shape, dtype in layout]) for _ in range(2)]
+    tracker = AcceptanceTracker(spec.num_slots, MAX_DEPTH)
+    subject = AdaptiveSpeculation(SimpleNamespace(tracker=tracker, num_nodes=spec.num_nodes, max_depth=MAX_DEPTH))
+    reach, price = (np.full(MAX_DEPTH + 1, value, dtype=np.float32) for value in (0.5, 0.25))
+    plan, other = (DraftPlan(3, values, price, "pays") for values in (reach, 2 * reach))
+
+    def arrives(plan, buffer):
+        number = buffer.header[6] = subject.write_rule(plan, buffer)
+        tables = RuleTables.read(buffer)
+        assert tables.min_reach == plan.min_reach.tolist()
+        assert tables.node_price == price.tolist()
+        assert tables.by_confidence == pytest.approx(tracker.table, rel=1e-6)
+        assert tables.request_factors == pytest.approx(tracker.request_factors)
+        return int(number)
+
+    assert arrives(plan, buffers[0]) == arrives(plan, buffers[1]) == 1
+    seen = np.ones((1, 2), dtype=bool)
+    tracker.record(np.zeros((1, 2)), np.array([[0, 1]]), seen[:, 0], np.array([1]), seen, seen)
+    assert arrives(plan, buffers[1]) == arrives(plan, buffers[0]) == 2
+    assert arrives(other, buffers[0]) == 3
+    for field in buffers[0]:
+        field.zero_()
+    subject.forget_rules()
+    assert arrives(other, buffers[0]) == 3
+    assert subject.write_rule(plan._replace(grows_all=True), buffers[0]) == 0
