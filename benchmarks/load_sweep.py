@@ -52,8 +52,8 @@ def open_engines(pair: Pair, max_num_seqs: int) -> dict[str, LLM]:
 def run_block(llm: LLM, prompts: list[list[int]], concurrency: int, max_tokens: int, speculation: bool) -> Block:
     """All prompts once, from requests that go round and round, `concurrency` at a time.
 
-    The clock starts when all of them run and stops while all still do, as many requests later as there are prompts: a
-    prompt takes as long as a third of its answer, and modes that met others of them could not be compared. The first
+    The clock starts when all of them run and stops while all still do, as many requests later as there are prompts:
+    reading prompts is a good part of the time, and modes that met others of them could not be compared. The first
     requests are to end one after the other, or plain decoding would meet all prompts at once.
     """
     engine = llm.engine
