@@ -127,12 +127,11 @@ class AcceptanceTracker:
         """float64 [num_slots]"""
         self._table_lists: list[list[float]] = self.table.tolist()
         self._depth_list: list[float] = self.depth_factors.tolist()
-        self._request_list: list[float] = self.request_factors.tolist()
 
     def admit(self, slot: int) -> None:
         """A slot got another request: back to the prior."""
         self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
-        self.request_factors[slot] = self._request_list[slot] = 1.0
+        self.request_factors[slot] = 1.0
         self.version += 1
 
     def conditional(
@@ -156,7 +155,7 @@ class AcceptanceTracker:
         Args:
             scores: cumulative log-probabilities, the root's first.
         """
-        by_confidence, factor = self._table_lists[sampled], self._request_list[slot]
+        by_confidence, factor = self._table_lists[sampled], float(self.request_factors[slot])
         here, before = 1.0, scores[0]
         path = [here]
         for score, by_depth in zip(scores[1:], self._depth_list[1:], strict=False):

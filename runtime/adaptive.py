@@ -231,7 +231,7 @@ class AdaptiveSpeculation:
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome) -> int:
         """Hand the drafter its growth rule, and return the rule's number; 0 where every level is to be grown."""
-        if plan.grows_all:
+        if plan.min_reach is None:
             return 0
         tracker, buffer = self.policy.tracker, outcome.min_reach.data_ptr()
         if self._rule[0] is not plan or self._rule[1] != tracker.version:

@@ -30,7 +30,7 @@ class CostFit:
         self._prior = np.array([1.0] + [0.0] * (num - 1))
         self._xx = np.zeros((num, num))
         self._xy = np.zeros(num)
-        self._factors, self._factor_list = self._expected, self._expected.tolist()
+        self._factors = self._expected
         self._new: list[tuple[float, ...]] = []
         self.seen = False
         """Whether anything was observed."""
@@ -47,7 +47,7 @@ class CostFit:
         """By part."""
         if self._new:
             self._fold()
-        return self._factor_list
+        return self._factors.tolist()
 
     def _fold(self) -> None:
         """Take in what is new; asked for less often than noted."""
@@ -66,4 +66,3 @@ class CostFit:
         common, *own = np.linalg.solve(self._xx + np.diag(self._pull), self._xy + self._pull * self._prior)
         low, high = _RANGE
         self._factors = np.clip(self._expected * common + own, self._expected * low, high)
-        self._factor_list = self._factors.tolist()

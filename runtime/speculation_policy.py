@@ -37,13 +37,11 @@ class DraftPlan(NamedTuple):
 
     levels: int
     """Most levels to grow; 0 asks for no trees."""
-    min_reach: np.ndarray
-    """float32 [max_depth + 1]: see `wingbeat.runtime.growth_rule.RuleTables`."""
-    node_price: np.ndarray
-    """float32 [max_depth + 1]"""
     reason: str
-    grows_all: bool = False
-    """Grow every level, whatever seems to pay."""
+    min_reach: np.ndarray | None = None
+    """float32 [max_depth + 1]: see `wingbeat.runtime.growth_rule.RuleTables`; None grows every level."""
+    node_price: np.ndarray | None = None
+    """float32 [max_depth + 1], likewise."""
 
 
 class Round(NamedTuple):
@@ -143,7 +141,7 @@ class SpeculationPolicy:
         self._drafted: dict[int, _Drafted] = {}
         """By load."""
         self._decisions: dict[str, int] = {}
-        self._now = _Decision(self._nothing("no plan yet"), max_depth)
+        self._now = _Decision(DraftPlan(0, "no plan yet"), max_depth)
         self._standing: dict[tuple[int, int], _Decision] = {}
         """Latest decision by size of the batch, which changes whenever a sequence comes or goes."""
 
@@ -160,14 +158,14 @@ class SpeculationPolicy:
             if self._rounds_undrafted % _REPLAN == 0:
                 self._judge(self.rates(num_reqs, num_reqs, mean_context))
             self._count("nobody to draft for")
-            return self._nothing("nobody to draft for")
+            return DraftPlan(0, "nobody to draft for")
         alike = _alike(num_reqs), _alike(num_drafting)
         standing = self._standing.get(alike)
         drafted = self._drafted_at(num_reqs)
         if self.stops_early and drafted.num_rounds >= drafted.look_at:
             drafted.look_at = _later(drafted.num_rounds)
             self._count(_LOOK)
-            return self._nothing(_LOOK)
+            return DraftPlan(0, _LOOK)
         trial_due = self._plain_rounds >= self._trial_after
         if standing is not None and standing.rounds_left and not trial_due:
             self._now, self._exploring = standing, False
@@ -204,8 +202,8 @@ class SpeculationPolicy:
                 levels, self._exploring = self.max_depth, True
                 drafted.explore_at = _later(drafted.num_rounds)
         token_s = float(1.0 / rates[best])
-        growth = self._growth(num_reqs, num_drafting, mean_context, token_s)
-        plan = DraftPlan(levels, *growth, reason, grows_all=self._exploring)
+        growth = () if self._exploring else self._growth(num_reqs, num_drafting, mean_context, token_s)
+        plan = DraftPlan(levels, reason, *growth)
         return _Decision(plan, levels, token_s, float(rates[best] / rates[0]))
 
     def _judge(self, rates: np.ndarray) -> None:
@@ -220,10 +218,6 @@ class SpeculationPolicy:
 
     def _drafted_at(self, num_reqs: int) -> "_Drafted":
         return self._drafted.setdefault(num_reqs.bit_length(), _Drafted())
-
-    def _nothing(self, reason: str) -> DraftPlan:
-        zeros = np.zeros(self.max_depth + 1, dtype=np.float32)
-        return DraftPlan(0, zeros, zeros, reason, grows_all=True)
 
     def rates(self, num_reqs: int, num_drafting: int, mean_context: float) -> np.ndarray:
         """Predicted tokens per second by depth limit, float64 [max_depth + 1]; [0] is plain decoding."""

@@ -21,8 +21,10 @@ from scripted import (
 
 from wingbeat.runtime import calibration
 from wingbeat.runtime.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.request import Request, SamplingParams
 from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.speculation_policy import SpeculationPolicy
@@ -341,6 +343,7 @@ def test_the_verifier_is_measured_once_and_kept(tmp_path, monkeypatch):
     raw = json.loads(kept.read_text())
     assert raw["batch_sizes"] == [1, 2, 4, 8]
     assert min(min(row) for row in raw["verify_s"]) > 0
+    assert 0 <= raw["padding_share"] <= 1
     monkeypatch.setattr(calibration, "_measure_verifier", lambda *args: pytest.fail("measured again"))
     generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
 
@@ -385,3 +388,36 @@ def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, ke
 def test_no_pass_takes_longer_than_one_of_more_rows():
     levelled = calibration._levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
     assert levelled == ((1.0, 1.5, 3.0), (1.0, 2.0, 4.0))
+
+
+@pytest.mark.parametrize("num_nodes", [3, 6, 7])
+def test_padding_is_measured_against_as_many_rows_without_it(monkeypatch, num_nodes):
+    seen = []
+
+    def forward(num_reqs, num_nodes, width, lens):
+        padded = num_reqs * num_nodes
+        rows = padded if lens is None else sum(lens)
+        seen.append((rows, padded))
+        return lambda: 5.0 + rows + 0.3 * (padded - rows)
+
+    def share(device="cpu", **changes):
+        config = replace(engine_config(SpeculationConfig(num_nodes - 1, 1, num_nodes)), **changes)
+        return calibration._padding_share(forward, config, torch.device(device))
+
+    monkeypatch.setattr(calibration, "_least_s", lambda passes, device: [run() for run in passes])
+    assert share() == pytest.approx(0.3)
+    (packed, padded), level, full = seen
+    assert packed == level[0] == level[1] < padded == full[0]
+    assert share(compile=True) == share("cuda") == share(max_num_seqs=1) == 1.0, "nothing is packed there"
+
+
+def test_a_packed_dummy_batch_has_the_rows_of_its_trees():
+    ref = reference("llama")
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"]), None)
+    padded, packed = (
+        dummy_decode_batch(engine.cache, ref.loaded.windows, 4, 5, 2, lens=lens) for lens in (None, [5, 1, 5, 2])
+    )
+    rows = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15, 16]
+    assert torch.equal(packed.positions[0], padded.positions[0, rows])
+    with torch.inference_mode():
+        assert engine.model(packed).logits.shape[0] == len(rows)

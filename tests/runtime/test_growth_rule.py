@@ -101,7 +101,7 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
     tracker = AcceptanceTracker(spec.num_slots, MAX_DEPTH)
     subject = AdaptiveSpeculation(SimpleNamespace(tracker=tracker, num_nodes=spec.num_nodes, max_depth=MAX_DEPTH))
     reach, price = (np.full(MAX_DEPTH + 1, value, dtype=np.float32) for value in (0.5, 0.25))
-    plan, other = (DraftPlan(3, values, price, "pays") for values in (reach, 2 * reach))
+    plan, other = (DraftPlan(3, "pays", values, price) for values in (reach, 2 * reach))
 
     def arrives(plan, buffer):
         number = buffer.header[6] = subject.write_rule(plan, buffer)
@@ -121,4 +121,4 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
         field.zero_()
     subject.forget_rules()
     assert arrives(other, buffers[0]) == 3
-    assert subject.write_rule(plan._replace(grows_all=True), buffers[0]) == 0
+    assert subject.write_rule(DraftPlan(3, "explores"), buffers[0]) == 0
