@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -80,6 +81,11 @@ class ServedApplication:
         except (RuntimeError, RayServeException) as error:
             raise StartError(_cause() or root_cause(error)) from None
         self._serving = True
+
+    def url(self) -> str:
+        """Where Serve's proxies listen: in a cluster that had them before, not where this process would have them."""
+        http = _get_global_client().http_config
+        return f"http://{http.host}:{http.port}"
 
     def wait(self) -> None:
         """Block until the application is taken down by somebody else.
@@ -167,7 +173,7 @@ def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 
     try:
         try:
             application.start()
-            print(f"Serving {config.model_name()} on http://{host}:{port}/v1; Ctrl-C ends it.", flush=True)
+            print(f"Serving {config.model_name()} on {application.url()}/v1; Ctrl-C ends it.", flush=True)
             application.wait()
         except KeyboardInterrupt:
             application.drain()

@@ -27,6 +27,7 @@ class FakeRay:
         self.signals: dict[str, list[int]] = {}
         """By the call in which they come."""
         self.drain_timeouts: list[float] = []
+        self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
         node = SimpleNamespace(is_head=lambda: not attached)
         self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
 
@@ -77,6 +78,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         fake = FakeRay(**options)
         monkeypatch.setattr(launch, "ray", fake)
         monkeypatch.setattr(launch, "serve", fake)
+        monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
         monkeypatch.setattr(launch, "build", lambda config: None)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
@@ -117,6 +119,15 @@ def test_an_application_of_the_name_in_the_cluster_is_refused_in_one_line_and_le
     assert "\n" not in str(refused.value)
     assert "run" not in fake.calls
     assert "delete wingbeat" not in fake.calls
+
+
+def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
+    fake = fake_ray(attached=True)
+    fake.listens = SimpleNamespace(host="10.0.0.1", port=80)
+    # Somebody else takes the application down as soon as it is there.
+    fake.run = lambda app, name: None
+    serve_until_stopped(AppConfig(), port=9000)
+    assert "http://10.0.0.1:80/v1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
