@@ -177,8 +177,10 @@ def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 
             application.wait()
         except KeyboardInterrupt:
             application.drain()
-        finally:
+        except BaseException:
             application.close()
+            raise
+        application.close()
     except KeyboardInterrupt:
         signals.ignore()
         application.kill(signals.exit_code())

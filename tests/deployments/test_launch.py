@@ -24,8 +24,8 @@ class FakeRay:
         self.calls: list[str] = []
         self.initialized = False
         self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
-        self.signals: dict[str, list[int]] = {}
-        """By the call in which they come."""
+        self.signals: dict[tuple[str, int], int] = {}
+        """By the call in which they come, and how many of its name there have been with it."""
         self.drain_timeouts: list[float] = []
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
         node = SimpleNamespace(is_head=lambda: not attached)
@@ -33,7 +33,8 @@ class FakeRay:
 
     def note(self, call: str) -> None:
         self.calls.append(call)
-        for number in self.signals.pop(call, []):
+        number = self.signals.get((call, self.calls.count(call)))
+        if number is not None:
             os.kill(os.getpid(), number)
 
     def is_initialized(self) -> bool:
@@ -100,15 +101,18 @@ def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fak
     assert "run" not in fake.calls
 
 
-@pytest.mark.parametrize(("told", "niceness"), [(None, "0"), ("5", "5")])
-def test_a_ray_started_for_an_application_does_not_hold_its_workers_back(fake_ray, monkeypatch, told, niceness):
+@pytest.mark.parametrize(
+    ("name", "default"), [("RAY_worker_niceness", "0"), ("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")]
+)
+@pytest.mark.parametrize("told", [None, "5"])
+def test_ray_is_started_for_serving_unless_the_environment_says_otherwise(fake_ray, monkeypatch, name, default, told):
     fake = fake_ray()
-    environ = {} if told is None else {launch.NICENESS: told}
+    environ = {} if told is None else {name: told}
     monkeypatch.setattr(launch.os, "environ", environ)
     seen = []
-    monkeypatch.setattr(fake, "init", lambda **options: seen.append(environ[launch.NICENESS]))
+    monkeypatch.setattr(fake, "init", lambda **options: seen.append(environ[name]))
     ServedApplication(AppConfig()).start()
-    assert seen == [niceness]
+    assert seen == [told or default]
 
 
 @pytest.mark.parametrize("attached", [True, False])
@@ -133,14 +137,7 @@ def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_routers_before_anything_is_taken_down(fake_ray, number):
     fake = fake_ray()
-    fake.signals = {"status": []}
-
-    def come_later(call: str) -> None:
-        fake.calls.append(call)
-        if call == "status" and fake.calls.count("status") == 3:
-            os.kill(os.getpid(), number)
-
-    fake.note = come_later
+    fake.signals = {("status", 3): number}
     serve_until_stopped(AppConfig(shutdown_timeout_s=7))
     assert fake.drain_timeouts == [7]
     assert fake.calls[-3:] == ["drain", "shutdown", "shutdown"]
@@ -148,20 +145,21 @@ def test_a_signal_drains_the_routers_before_anything_is_taken_down(fake_ray, num
 
 def test_a_signal_during_the_start_takes_down_what_there_is(fake_ray):
     fake = fake_ray()
-    fake.signals = {"run": [signal.SIGTERM]}
+    fake.signals = {("run", 1): signal.SIGTERM}
     serve_until_stopped(AppConfig())
     assert fake.calls == ["start", "status", "run", "shutdown", "shutdown"]
 
 
 def test_in_a_cluster_of_others_only_the_application_is_deleted(fake_ray):
     fake = fake_ray(attached=True)
-    fake.signals = {"run": [signal.SIGTERM]}
+    fake.signals = {("run", 1): signal.SIGTERM}
     serve_until_stopped(AppConfig())
     assert fake.calls == ["start", "status", "run", "delete wingbeat"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_ray, monkeypatch, number):
+@pytest.mark.parametrize("call", ["drain", "shutdown"])
+def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_ray, monkeypatch, call, number):
     class Exited(Exception):
         pass
 
@@ -174,10 +172,11 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
     monkeypatch.setattr(launch, "end", lambda processes, grace_s: ended.append((processes, grace_s)))
     monkeypatch.setattr(launch, "remove_stale_segments", lambda: ended.append("segments"))
     monkeypatch.setattr(launch.os, "_exit", leave)
-    fake.signals = {"run": [signal.SIGTERM], "shutdown": [number]}
+    fake.signals = {("status", 3): signal.SIGTERM, (call, 1): number}
     with pytest.raises(Exited) as exited:
         serve_until_stopped(AppConfig())
     assert exited.value.args == (128 + number,)
+    assert fake.calls[-1] == call
     assert ended[0] == (["a process"], 0.0)
     assert ended[-1] == "segments"
 
