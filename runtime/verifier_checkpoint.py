@@ -6,14 +6,13 @@ checkpoint lacks is asked of transformers itself: once on the meta device, which
 fill with random numbers, is an error here.
 """
 
-import contextlib
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
-from wingbeat.runtime.verifier_config import ConfigFile, one_line
+from wingbeat.runtime.verifier_config import ConfigFile, one_line, quiet
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +43,8 @@ def check_files(config: ConfigFile) -> None:
     packed = sorted(n for n, h in headers.items() if n.endswith(".weight") and h.dtype not in _FLOAT_DTYPES)
     if packed:
         raise ModelCheckpointError(
-            f"{config.name}: tensor {packed[0]} is {headers[packed[0]].dtype}{_and_more(len(packed) - 1)}, and config.json has "
-            "no quantization_config that says how to read it"
+            f"{config.name}: tensor {packed[0]} is {headers[packed[0]].dtype}{_and_more(len(packed) - 1)}, "
+            "and config.json has no quantization_config that says how to read it"
         )
 
 
@@ -97,7 +96,7 @@ def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     quantization = config.quantization or {}
-    with one_line(config.name, quantization.get("quant_method")), _quiet():
+    with one_line(config.name, quantization.get("quant_method")), quiet():
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 config.folder,
@@ -162,16 +161,3 @@ def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, Te
 
 def _and_more(count: int) -> str:
     return f" (and {count} more)" if count > 0 else ""
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings of transformers about a load: what it warns of is an error here, or harmless."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -99,7 +99,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
     if kind not in CONFIG_MAPPING:
         code = "; its own code (auto_map) is never run" if "auto_map" in file.fields else ""
         raise ModelCheckpointError(f"{file.folder}: transformers knows no model_type {kind!r}{code}")
-    with one_line(file.name):
+    with one_line(file.name), quiet():
         config = AutoConfig.from_pretrained(file.folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")
@@ -147,6 +147,8 @@ def one_line(name: str, quant_method: str | None = None) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.startswith("wingbeat."):
             raise
+        if isinstance(error, KeyError):
+            raise ModelCheckpointError(f"{name} cannot be loaded: config.json names or lacks {error}") from error
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise ModelCheckpointError(f"{name} cannot be loaded: {kind}{first_line(error)}") from error
 
@@ -155,3 +157,19 @@ def first_line(error: BaseException) -> str:
     """What an exception says, on one line and not endlessly."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings and no progress bars of transformers: what it warns of is an error here, or harmless."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
