@@ -137,8 +137,8 @@ def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
     if fitting >= 1:
         raise ChannelError(f"max_num_seqs is {spec.num_slots}: {amounts}; {fitting} fit")
     raise ChannelError(
-        f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; lower "
-        "them, or enlarge /dev/shm (--shm-size of a container)"
+        f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; "
+        "lower them, or enlarge /dev/shm (--shm-size of a container)"
     )
 
 

@@ -1,48 +1,68 @@
 """Whether what an engine is asked to hold fits this machine, told from the settings and the model's config alone."""
 
 from math import prod
-
-import torch
+from typing import TYPE_CHECKING
 
 from wingbeat.cluster.free_memory import free_memory, free_shared_memory
-from wingbeat.cluster.memory import check_fits
 from wingbeat.deployments.config import AppConfig
-from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier_config import ConfigFile
 
+if TYPE_CHECKING:
+    from wingbeat.runtime.batch import ChannelSpec
+
 _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
 """Fields of architectures whose layers hold keys and values of other sizes than the usual fields say."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""By the name of a dtype."""
 GIB = 2**30
 
 
-def check_buffers(config: AppConfig, file: ConfigFile, taps_size: int) -> None:
-    """Hold KV pool, channel and weights against each other and against free memory.
+def check_memory(config: AppConfig, file: ConfigFile) -> None:
+    """Hold KV pool and weights against each other and against free memory; loads no torch.
+
+    Raises:
+        ValueError: something does not fit; one line that names the setting and what does.
+    """
+    engine = config.engine_config()
+    size = block_bytes(file, engine.block_size, ITEM_BYTES[config.dtype])
+    num_blocks = _num_blocks(engine, size)
+    if num_blocks is not None and engine.max_num_seqs > num_blocks - 1:
+        raise ValueError(
+            f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and a running sequence "
+            f"holds at least one; lower it to {num_blocks - 1} or raise kv_cache_memory_bytes"
+        )
+    if config.resolved_device() == "cpu":
+        _check_free(config, file, 0 if size is None else (num_blocks or 0) * size)
+
+
+def check_channel(config: AppConfig, taps_size: int) -> None:
+    """Hold the channel between verifier and drafter against free shared memory.
 
     Args:
         taps_size: values per position that the drafter taps.
 
     Raises:
-        ValueError, ChannelError: something does not fit; one line that names the setting and what does.
+        ValueError: it does not fit; one line that names the setting and what does.
     """
+    if not config.has_drafter() or config.channel_kind() != "shm":
+        return
+    from wingbeat.cluster.memory import ChannelError, check_fits
+
+    try:
+        check_fits(channel_spec(config, taps_size), free_shared_memory())
+    except ChannelError as error:
+        raise ValueError(str(error)) from error
+
+
+def channel_spec(config: AppConfig, taps_size: int) -> "ChannelSpec":
+    """Shapes of the channel that an engine of these limits will make; its size does not depend on the KV pool's."""
+    import torch
+
+    from wingbeat.runtime.batch import ChannelSpec
+
     engine = config.engine_config()
-    dtype = getattr(torch, config.dtype)
-    size = block_bytes(file, engine.block_size, dtype)
-    num_blocks = _num_blocks(engine, size)
-    if num_blocks is not None and engine.max_num_seqs > num_blocks - 1:
-        raise ValueError(
-            f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and each running sequence "
-            f"holds at least one; lower it to {num_blocks - 1} or raise kv_cache_memory_bytes"
-        )
-    if config.has_drafter() and config.channel_kind() == "shm":
-        check_fits(channel_spec(engine, taps_size, num_blocks or 0, dtype), free_shared_memory())
-    if config.resolved_device() == "cpu":
-        _check_memory(config, file, dtype, 0 if size is None else (num_blocks or 0) * size)
-
-
-def channel_spec(engine: EngineConfig, taps_size: int, num_blocks: int, dtype: torch.dtype) -> ChannelSpec:
-    """Shapes of the channel that an engine of these limits will make."""
     return ChannelSpec(
         num_slots=engine.max_num_seqs,
         num_nodes=engine.speculation.num_nodes,
@@ -52,12 +72,12 @@ def channel_spec(engine: EngineConfig, taps_size: int, num_blocks: int, dtype: t
         max_model_len=engine.max_model_len,
         max_blocks_per_seq=engine.max_blocks_per_seq,
         block_size=engine.block_size,
-        num_blocks=num_blocks,
-        taps_dtype=dtype,
+        num_blocks=0,
+        taps_dtype=getattr(torch, config.dtype),
     )
 
 
-def block_bytes(file: ConfigFile, block_size: int, dtype: torch.dtype) -> int | None:
+def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | None:
     """Bytes of one KV block over all layers; None for architectures whose config does not tell in plain fields."""
     if any(file.text.get(name) for name in _UNEVEN):
         return None
@@ -65,7 +85,7 @@ def block_bytes(file: ConfigFile, block_size: int, dtype: torch.dtype) -> int | 
     if layers is None or heads is None or hidden is None:
         return None
     head_dim, kv_heads = file.size("head_dim") or hidden // heads, file.size("num_key_value_heads") or heads
-    return layers * kv_heads * 2 * head_dim * block_size * dtype.itemsize
+    return layers * kv_heads * 2 * head_dim * block_size * item_bytes
 
 
 def _num_blocks(engine: EngineConfig, size: int | None) -> int | None:
@@ -83,12 +103,12 @@ def _num_blocks(engine: EngineConfig, size: int | None) -> int | None:
     return min(engine.kv_cache_memory_bytes // size, 1 + 4 * engine.max_num_seqs * engine.max_blocks_per_seq)
 
 
-def _check_memory(config: AppConfig, file: ConfigFile, dtype: torch.dtype, pool_bytes: int) -> None:
+def _check_free(config: AppConfig, file: ConfigFile, pool_bytes: int) -> None:
     free = free_memory()
     if free is None or file.quantization is not None:
         return
     headers = read_headers(weight_files(file.folder))
-    weight_bytes = sum(prod(header.shape) for header in headers.values()) * dtype.itemsize
+    weight_bytes = sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.dtype]
     if weight_bytes > free:
         raise ValueError(
             f"dtype is {config.dtype!r}: the weights of {file.folder} take {weight_bytes / GIB:.1f} GiB, "

@@ -4,12 +4,14 @@ Cheap checks come first: those that need torch and transformers wait for seconds
 """
 
 import errno
+import importlib.util
 import os
 import socket
 from pathlib import Path
 
+from wingbeat.deployments.buffer_sizes import check_channel, check_memory
 from wingbeat.deployments.config import AppConfig
-from wingbeat.runtime.tensor_files import weight_files
+from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp, parse_drafter
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier_checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier_config import ConfigFile, load_config, one_line, quiet
@@ -34,10 +36,12 @@ def check(config: AppConfig, host: str, port: int) -> None:
     wingbeats_own = _is_default(config, "engine_factory")
     _check_positions(config, file.name, file.size("max_position_embeddings"))
     if wingbeats_own:
-        weight_files(folder)
         check_files(file)
+        if here:
+            check_memory(config, file)
     check_tokenizer_file(folder, file.size("vocab_size"))
     _check_capture(config)
+    _check_drafter_name(config, here)
     if here:
         _check_device(config)
         _check_factories(config)
@@ -94,6 +98,23 @@ def _check_capture(config: AppConfig) -> None:
         raise PreflightError(f"capture_dir is {str(config.capture_dir)!r}: {there} cannot be written to")
 
 
+def _check_drafter_name(config: AppConfig, here: bool) -> None:
+    """The mistakes about a drafter that need no imports."""
+    choice = parse_drafter(config.drafter, config.model)
+    if not _drafter_is_ours(config, choice, here):
+        return
+    package = str(choice.source).partition(".")[0]
+    if choice.kind == USER and importlib.util.find_spec(package) is None:
+        raise PreflightError(f"drafter {choice.source}: there is no module {package}; is its folder on PYTHONPATH?")
+    if choice.kind == "mtp" and not holds_mtp(config.model_dir()):
+        raise PreflightError(f"drafter is 'mtp': {config.model_dir()} has no MTP module that can be read")
+
+
+def _drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
+    """Whether Wingbeat's own code will load the drafter, from what this machine has."""
+    return _is_default(config, "drafter_factory") and (here or choice.kind != USER)
+
+
 def _check_device(config: AppConfig) -> None:
     if config.resolved_device() != "cuda":
         return
@@ -115,23 +136,17 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
     """What takes the imports of torch and transformers."""
     text = load_config(file).get_text_config()
     _check_positions(config, file.name, getattr(text, "max_position_embeddings", None))
-    from wingbeat.cluster.memory import ChannelError
-    from wingbeat.deployments.buffer_sizes import check_buffers
-    from wingbeat.runtime.drafters.choice import USER, parse_drafter
     from wingbeat.runtime.drafters.drafter_check import check_drafter_fits
     from wingbeat.runtime.drafters.target import TargetDescription
 
     choice, taps_size = parse_drafter(config.drafter, config.model), 0
-    if _is_default(config, "drafter_factory") and (here or choice.kind != USER):
+    if _drafter_is_ours(config, choice, here):
         with one_line(file.name), quiet():
             target = TargetDescription.from_checkpoint(file.folder)
         with one_line(f"drafter {config.drafter}"):
             taps_size = check_drafter_fits(choice, target)
     if here:
-        try:
-            check_buffers(config, file, taps_size)
-        except ChannelError as error:
-            raise PreflightError(str(error)) from error
+        check_channel(config, taps_size)
     check_weights(file)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NUM_NAMED = 3
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 _LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<index>\d+)\.)")
+_OWN_LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.")
 _PREDICTION = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 _FREQUENCIES = re.compile(r"(^|\.)(original_)?inv_freq$|rotary_emb\.(cos|sin)_cached$|(^|\.)position_ids$")
 _CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
@@ -38,6 +39,8 @@ def check_files(config: ConfigFile) -> None:
         ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed with no quantisation named.
     """
     headers = read_headers(weight_files(config.folder))
+    if headers:
+        _check_layers(config, headers)
     if config.quantization is not None:
         return
     packed = sorted(n for n, h in headers.items() if n.endswith(".weight") and h.dtype not in _FLOAT_DTYPES)
@@ -45,6 +48,20 @@ def check_files(config: ConfigFile) -> None:
         raise ModelCheckpointError(
             f"{config.name}: tensor {packed[0]} is {headers[packed[0]].dtype}{_and_more(len(packed) - 1)}, "
             "and config.json has no quantization_config that says how to read it"
+        )
+
+
+def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
+    """Whole layers that are missing, which needs no knowledge of the architecture: every layer has a tensor."""
+    num_layers = config.size("num_hidden_layers")
+    held = {int(match["index"]) for name in names if (match := _OWN_LAYER.match(name))}
+    if num_layers is None or not held:
+        return
+    absent = sorted(set(range(num_layers)) - held)
+    if absent:
+        raise ModelCheckpointError(
+            f"{config.folder} holds no tensor of layer {absent[0]}{_and_more(len(absent) - 1)}: config.json says that "
+            f"num_hidden_layers is {num_layers}"
         )
 
 
@@ -107,7 +124,7 @@ def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
                 ignore_mismatched_sizes=True,
                 **options,
             )
-        except pickle.UnpicklingError as error:
+        except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "
                 "to safetensors where it is trusted"
