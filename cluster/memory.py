@@ -4,6 +4,7 @@ Every kind of channel has the same messages at the same offsets within a region.
 and what orders the devices that read and write it.
 """
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from math import prod
@@ -118,6 +119,27 @@ def channel_layouts(spec: ChannelSpec) -> list[Layout]:
 def buffer_bytes(spec: ChannelSpec, fields: frozenset[str] | None = None) -> int:
     """Bytes of a region that holds these fields of a channel; None for all."""
     return sum(_bytes_of(_part(layout, fields)) for layout in channel_layouts(spec))
+
+
+def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
+    """Refuse a channel before its memory is taken where there is not enough of it.
+
+    Raises:
+        ChannelError: names the setting, what it takes and what fits.
+    """
+    need = buffer_bytes(spec)
+    if need <= free_bytes:
+        return
+    fixed = buffer_bytes(dataclasses.replace(spec, num_slots=0))
+    per_slot = (need - fixed) / spec.num_slots
+    fitting = int((free_bytes - fixed) // per_slot)
+    amounts = f"the channel takes {need / 2**20:.0f} MiB of /dev/shm, {free_bytes / 2**20:.0f} MiB are free"
+    if fitting >= 1:
+        raise ChannelError(f"max_num_seqs is {spec.num_slots}: {amounts}; {fitting} fit")
+    raise ChannelError(
+        f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; "
+        "lower them, or enlarge /dev/shm (--shm-size of a container)"
+    )
 
 
 def carve(

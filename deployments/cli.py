@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from wingbeat.deployments import preflight
 from wingbeat.deployments.bench import BenchConfig, bench_command
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.generate import GenerateConfig, generate_command
@@ -94,9 +95,7 @@ def _serve(
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
     try:
-        config.model_dir()
-        config.drafter_source()
-        config.engine_config()
+        preflight.check(config, host, port)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     # Importing Ray takes seconds; nothing before this line needs it.

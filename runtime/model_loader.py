@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from wingbeat.kernels.attention import masked_attention
 from wingbeat.runtime.attention import ATTENTION_NAME, LayerAttention
 from wingbeat.runtime.fused_norm import fuse_norms
 from wingbeat.runtime.fused_rope import fuse_rope
 from wingbeat.runtime.linear_layout import lay_out_linears
+from wingbeat.runtime.verifier_checkpoint import check_files, check_finite, load_weights
+from wingbeat.runtime.verifier_config import ConfigFile, load_config, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -100,16 +102,16 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> Lo
     """Load a checkpoint directory and prepare it for the runner.
 
     Raises:
-        FileNotFoundError: the directory holds no config.json.
+        ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
         UnsupportedModelError: see `prepare_model`.
     """
-    if not (Path(path) / "config.json").is_file():
-        raise FileNotFoundError(f"model directory {path} holds no config.json: give a Hugging Face checkpoint folder")
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{_architecture(config)} is an encoder-decoder: only causal LMs can be verifiers")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device)
-    return prepare_model(model, Path(path).name)
+    file = ConfigFile.read(Path(path))
+    load_config(file)
+    check_files(file)
+    model = load_weights(file, dtype).to(device)
+    check_finite(model)
+    with one_line(file.name):
+        return prepare_model(model, Path(path).name)
 
 
 def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:

@@ -8,7 +8,7 @@ from peers import SPEC
 
 from wingbeat.cluster import segment
 from wingbeat.cluster.doorbell import process_start
-from wingbeat.cluster.memory import ChannelError, Word
+from wingbeat.cluster.memory import ChannelError, Word, buffer_bytes, check_fits
 from wingbeat.cluster.segment import SHM_DIR
 from wingbeat.cluster.shm import ShmChannel
 
@@ -33,6 +33,23 @@ def test_a_segment_that_dev_shm_cannot_hold_is_refused_before_it_is_touched(name
     spec = dataclasses.replace(SPEC, max_model_len=2**45)
     with pytest.raises(ChannelError, match="MiB are free"):
         ShmChannel.create(name, spec)
+
+
+def test_slots_that_do_not_fit_are_refused_with_the_number_that_does(name: str) -> None:
+    spec = dataclasses.replace(SPEC, num_slots=2**36)
+    with pytest.raises(ChannelError, match=rf"max_num_seqs is {2**36}: .* MiB are free; \d+ fit") as caught:
+        ShmChannel.create(name, spec)
+    fitting = int(str(caught.value).split()[-2])
+    free = buffer_bytes(dataclasses.replace(SPEC, num_slots=fitting))
+    check_fits(dataclasses.replace(SPEC, num_slots=fitting - 1), free)
+    with pytest.raises(ChannelError, match=f"max_num_seqs is {2 * fitting}"):
+        check_fits(dataclasses.replace(SPEC, num_slots=2 * fitting), free)
+
+
+@pytest.mark.parametrize("free", [0, 1000])
+def test_a_channel_whose_rounds_alone_do_not_fit_names_what_makes_them_large(free: int) -> None:
+    with pytest.raises(ChannelError, match="max_num_batched_tokens is .* max_model_len is"):
+        check_fits(SPEC, free)
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "a\0b", "x" * 300], ids=["empty", "slash", "nul", "long"])
