@@ -13,7 +13,7 @@ from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, buil
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.loaded_model import LoadedModel
 from wingbeat.runtime.packing import Group, Packing, pack, packed, rows_of
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
