@@ -5,18 +5,20 @@
 Each model type is built small with random weights (`tiny_models.py`), prepared as a checkpoint would be, and writes
 greedy text through the engine beside `generate()`: plainly, and with drafted trees of right and wrong tokens, several
 prompts of different lengths at once, longer than every window. Outcomes: `equal`; `refused`, with the reason; `WRONG`;
-`traceback`; `cannot be built`. A model type has a process of its own, which may die or hang alone.
+`traceback`; `cannot be built`. A model type has a process of its own, which may die or hang alone. With `--only`, the other rows of
+the results stay as they were.
 """
 
 import argparse
-import contextlib
 import copy
 import json
 import logging
-import subprocess
+import multiprocessing
 import sys
+import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +36,10 @@ from wingbeat.runtime.loaded_model import LoadedModel, UnsupportedModelError
 from wingbeat.runtime.model_loader import prepare_model
 from wingbeat.runtime.request import Request, SamplingParams
 
-PROMPT_LENS = (5, 40, 17, 3)
-NUM_TOKENS = 32
+PROMPT_LENS = (25, 5, 14)
+NUM_TOKENS = 12
 TIME_LIMIT_S = 180
+NUM_PROCESSES = 2
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 _BEGIN, _END = "<!-- begin: benchmarks/architectures.py -->", "<!-- end -->"
 
@@ -98,10 +101,10 @@ def _told(prompts: list[list[int]], texts: list[list[int]], vocab_size: int) -> 
 def _write(loaded: LoadedModel, prompts: list[list[int]], drafter: ToldDrafter | None) -> list[list[int]]:
     config = EngineConfig(
         max_num_seqs=len(prompts),
-        max_model_len=min(128, loaded.max_position_embeddings),
+        max_model_len=min(64, loaded.max_position_embeddings),
         max_num_batched_tokens=13,
         block_size=4,
-        num_kv_blocks=160,
+        num_kv_blocks=120,
         speculation=SpeculationConfig(),
     )
     engine = build_engine(loaded, config, drafter, InProcessChannel)
@@ -124,16 +127,37 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _in_child(model_type: str) -> Outcome:
-    command = [sys.executable, __file__, "--only", model_type, "--in-process", "--output", "-"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Outcome(model_type, "", "traceback", f"not done after {TIME_LIMIT_S} s")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        return Outcome(model_type, "", "traceback", f"its process ended with {done.returncode}: {last}")
-    return Outcome(**json.loads(done.stdout.splitlines()[-1])[0])
+def _tell(model_type: str, connection: Connection) -> None:
+    """What a child does."""
+    connection.send(try_architecture(model_type))
+
+
+def in_children(kinds: list[str]) -> Iterator[Outcome]:
+    """Outcomes as they come; a type's process is a fork of this one, for whose imports nobody waits twice."""
+    context = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(kinds)), {}
+    while waiting or running:
+        while waiting and len(running) < NUM_PROCESSES:
+            kind = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_tell, args=(kind, sender))
+            process.start()
+            sender.close()
+            running[receiver] = (kind, process, time.monotonic() + TIME_LIMIT_S)
+        ready = wait(list(running), timeout=1.0)
+        late = [receiver for receiver, (_, _, end) in running.items() if time.monotonic() > end]
+        for receiver in {*ready, *late}:
+            kind, process, _ = running.pop(receiver)
+            try:
+                yield (
+                    receiver.recv()
+                    if receiver in ready
+                    else Outcome(kind, "", "traceback", f"not done after {TIME_LIMIT_S} s")
+                )
+            except EOFError:
+                process.join()
+                yield Outcome(kind, "", "traceback", f"its process ended with {process.exitcode}")
+            process.kill()
 
 
 def _table(outcomes: list[Outcome]) -> str:
@@ -157,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="model types, with commas between them; all of them otherwise")
     parser.add_argument("--in-process", action="store_true", help="all in this process, one after the other")
-    parser.add_argument("--output", default=str(RESULTS / "architectures.json"), help="a file, or - for stdout alone")
+    parser.add_argument("--output", default=str(RESULTS / "architectures.json"), help="file of the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -165,21 +189,20 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     kinds = options.only.split(",") if options.only else model_types()
     if options.in_process:
-        with contextlib.redirect_stdout(sys.stderr):
-            outcomes = [try_architecture(kind) for kind in kinds]
+        outcomes = [try_architecture(kind) for kind in kinds]
     else:
-        with ThreadPoolExecutor(2) as pool:
-            outcomes = []
-            for outcome in pool.map(_in_child, kinds):
-                print(*outcome, sep=" | ", flush=True)
-                outcomes.append(outcome)
-    rows = [outcome._asdict() for outcome in outcomes]
-    if options.output == "-":
-        print(json.dumps(rows))
-        return
-    report = {"facts": machine_facts(), "outcomes": rows}
-    Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not options.only:
+        outcomes = []
+        for outcome in in_children(kinds):
+            print(*outcome, sep=" | ", flush=True)
+            outcomes.append(outcome)
+    output = Path(options.output)
+    if options.only and output.is_file():
+        known = json.loads(output.read_text(encoding="utf-8"))["outcomes"]
+        outcomes += [Outcome(**one) for one in known if one["model_type"] not in kinds]
+    outcomes.sort()
+    report = {"facts": machine_facts(), "outcomes": [outcome._asdict() for outcome in outcomes]}
+    output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if output == RESULTS / "architectures.json":
         _write_document(outcomes)
     if any(one.outcome in ("WRONG", "traceback") for one in outcomes):
         sys.exit(1)

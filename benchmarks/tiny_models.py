@@ -77,7 +77,40 @@ _SETTINGS = {
     "use_sliding_window": True,
     "initializer_range": 0.2,
 }
-_SPECIAL: dict[str, dict[str, Any]] = {}
+_TWO_KINDS = ["linear_attention", "full_attention"] * 2
+_WINDOW_AND_FULL = ["sliding_attention", "full_attention"] * 2
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "num_key_value_heads": 2,
+    "layer_types": _WINDOW_AND_FULL,
+    "num_kv_shared_layers": 0,
+}
+_SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3], "layers_block_type": None},
+    "granitemoehybrid": {"layer_types": _TWO_KINDS},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "layer_types": _WINDOW_AND_FULL,
+        "activation_sparsity_pattern": [0.0] * _NUM_LAYERS,
+        "laurel_rank": 8,
+    },
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "cohere_compass_text": {"layer_types": ["full_attention"] * _NUM_LAYERS},
+    "minimax_m3_vl_text": {},
+    "phimoe": {"sliding_window": WINDOW},
+    "qwen2_moe": {"layer_types": _WINDOW_AND_FULL},
+    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (16, 16), "attn_layers": ["local"] * 4},
+    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "layers_block_type": None},
+    "xmod": {"default_language": "en_XX"},
+    "minimax": {"layer_types": _TWO_KINDS},
+}
 """By model type: what the rules above miss."""
 
 
@@ -109,7 +142,7 @@ def _tiny_fields(config: PretrainedConfig) -> dict[str, Any]:
     given = config.to_dict()
     fields: dict[str, Any] = {}
     for name, value in given.items():
-        nested = getattr(config, name, None)
+        nested = vars(config).get(name)
         if isinstance(nested, PretrainedConfig):
             fields[name] = type(nested)(**_tiny_fields(nested))
         elif name in _SIZES and isinstance(value, int | None) and not isinstance(value, bool):
@@ -121,9 +154,11 @@ def _tiny_fields(config: PretrainedConfig) -> dict[str, Any]:
         elif isinstance(value, dict) and "rope" in name and value:
             fields[name] = value
     if given.get("kv_lora_rank"):
-        # Latent attention has a key per head.
-        fields["num_key_value_heads"] = _NUM_HEADS
-    return fields | _SPECIAL.get(config.model_type, {})
+        # Latent attention has a key per head, and head_dim is the width of the rotated part of it.
+        fields |= {"num_key_value_heads": _NUM_HEADS, "head_dim": _SIZES["qk_rope_head_dim"]}
+    fields = {name: value for name, value in fields.items() if name != "per_layer_config"}
+    fields |= _SPECIAL.get(config.model_type, {})
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _num_layers(config: PretrainedConfig) -> int | None:

@@ -39,8 +39,8 @@ def check_keywords(model: PreTrainedModel) -> None:
     parameters = inspect.signature(model.forward).parameters
     if "position_ids" not in parameters:
         raise UnsupportedModelError(
-            "its forward takes no position_ids: it counts positions by the length of its own cache, and the nodes of a "
-            "token tree have others"
+            "its forward takes no position_ids: rows of several sequences, and the nodes of a token tree, cannot be told "
+            "their positions"
         )
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UnsupportedModelError(
@@ -62,13 +62,22 @@ def check_cache(model: PreTrainedModel) -> None:
     layers = list(getattr(cache, "layers", None) or [])
     stateful = [index for index, layer in enumerate(layers) if hasattr(layer, "recurrent_states")]
     if stateful:
-        which = "its layers keep" if len(stateful) == len(layers) else f"layers {stateful} keep"
         raise UnsupportedModelError(
-            f"{which} recurrent or convolution state, which has no place in a paged cache and cannot branch with a "
-            "token tree"
+            f"{_which(stateful, layers)} keep recurrent or convolution state, which has no place in a paged cache and "
+            "cannot branch with a token tree"
+        )
+    indexed = [index for index, layer in enumerate(layers) if hasattr(layer, "indexer_keys")]
+    if indexed:
+        raise UnsupportedModelError(
+            f"{_which(indexed, layers)} keep an index beside keys and values, to attend to chosen keys only: sparse "
+            "attention is not in our attention function"
         )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
+
+
+def _which(indices: list[int], layers: list[object]) -> str:
+    return "its layers" if len(indices) == len(layers) else f"layers {indices}"
 
 
 def position_limit(model: PreTrainedModel) -> int:
