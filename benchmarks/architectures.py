@@ -5,8 +5,8 @@
 Each model type is built small with random weights (`tiny_models.py`), prepared as a checkpoint would be, and writes
 greedy text through the engine beside `generate()`: plainly, and with drafted trees of right and wrong tokens, several
 prompts of different lengths at once, longer than every window. Outcomes: `equal`; `refused`, with the reason; `WRONG`;
-`traceback`; `cannot be built`. A model type has a process of its own, which may die or hang alone. With `--only`, the other rows of
-the results stay as they were.
+`traceback`; `cannot be built`. A model type has a process of its own, which may die or hang alone. With `--only`, the
+other rows of the results stay as they were.
 """
 
 import argparse

@@ -65,6 +65,7 @@ _SIZES = {
     # vocabulary
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size"), VOCAB_SIZE),
     "hidden_size_per_layer_input": 8,
+    "encoder_hash_byte_group_vocab": 100,
 }
 """By a configuration's own name of a size, where its class has one."""
 _SETTINGS = {

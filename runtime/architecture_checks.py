@@ -39,8 +39,8 @@ def check_keywords(model: PreTrainedModel) -> None:
     parameters = inspect.signature(model.forward).parameters
     if "position_ids" not in parameters:
         raise UnsupportedModelError(
-            "its forward takes no position_ids: rows of several sequences, and the nodes of a token tree, cannot be told "
-            "their positions"
+            "its forward takes no position_ids: the rows of several sequences and the nodes of a token tree cannot be "
+            "told their positions"
         )
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UnsupportedModelError(

@@ -16,14 +16,14 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from wingbeat.kernels.attention import masked_attention
 from wingbeat.runtime.attention import WINDOW_ATTRIBUTE, LayerAttention
 from wingbeat.runtime.loaded_model import UnsupportedModelError
-from wingbeat.runtime.mask_shape import MaskFunction, MaskShape, mask_shape
+from wingbeat.runtime.mask_shape import MaskFunction, MaskShape, for_text, mask_shape
 
 PROBE_NAME = "wingbeat_probe"
 MASKED_PROBE_NAME = "wingbeat_masked_probe"
 """The same function, under a name for which transformers builds masks."""
 PROBE_KEYWORD = "wingbeat_recorder"
 
-_NUM_TOKENS = 3
+_NUM_TOKENS = 9
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Recorder:
     modules: dict[int, nn.Module] = field(default_factory=dict)
     masks: dict[int, Tensor | None] = field(default_factory=dict)
     num_calls: dict[int, int] = field(default_factory=dict)
+    num_keys: dict[int, int] = field(default_factory=dict)
     num_unnumbered: int = 0
     """Calls by modules that do not say which layer they are."""
 
@@ -67,9 +68,10 @@ def _probe_attention(
             query.shape[1], key.shape[1], key.shape[3], value.shape[3], sliding_window
         )
         recorder.modules[layer], recorder.masks[layer] = module, attention_mask
+        recorder.num_keys[layer] = key.shape[2]
         recorder.num_calls[layer] = recorder.num_calls.get(layer, 0) + 1
-    num_tokens = query.shape[2]
-    mask = torch.full((num_tokens, num_tokens), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device)
+    shape = query.shape[2], key.shape[2]
+    mask = torch.full(shape, torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device)
     out = masked_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -156,6 +158,12 @@ def _check_calls(recorder: Recorder, num_layers: int) -> None:
     unknown = sorted(recorder.layers.keys() - set(range(num_layers)))
     if unknown:
         raise UnsupportedModelError(f"attention is called for layers {unknown}, but its config counts {num_layers}")
+    foreign = {layer: count for layer, count in recorder.num_keys.items() if count != _NUM_TOKENS}
+    if foreign:
+        layer, count = min(foreign.items())
+        raise UnsupportedModelError(
+            f"layer {layer} attends to {count} keys where {_NUM_TOKENS} tokens are: a paged cache holds one per token"
+        )
     repeated = {layer: count for layer, count in recorder.num_calls.items() if count != 1}
     if repeated:
         layer, count = min(repeated.items())
@@ -171,7 +179,7 @@ def _shape(mask: Tensor | None, layer: int, shape_of: Callable[[MaskFunction], M
     function = _mask_maker.function_of(mask)
     if function is None:
         raise UnsupportedModelError(f"layer {layer} attends under a mask that the model makes by itself")
-    shape = shape_of(function)
+    shape = shape_of(for_text(function, _NUM_TOKENS))
     if shape is None:
         raise UnsupportedModelError(f"layer {layer} attends to later tokens: it is not causal")
     return shape

@@ -4,11 +4,13 @@ A mask function says of single (query, key) positions whether the key is seen, s
 a few rows of the mask to find and no forward pass.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.masking_utils import or_masks
 
 MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
 """transformers' own: (batch, head, query position, key position) -> whether the key is seen."""
@@ -24,6 +26,20 @@ class MaskShape(NamedTuple):
     """Keys at a distance >= this are hidden; None hides none."""
     causal_until: int | None = None
     """Rows before this position see every earlier key, and later ones see what no window describes."""
+
+
+def for_text(mask_function: MaskFunction, num_tokens: int) -> MaskFunction:
+    """A mask function without those of its alternatives that show nothing to a pass of `num_tokens` text tokens.
+
+    transformers lets the tokens of an image see each other by a union with the causal mask, in which each token of the
+    pass has its image's number: it cannot be asked about positions that the pass does not have.
+    """
+    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
+    if parts is None or mask_function.__name__ != "or_mask":
+        return mask_function
+    rows = torch.arange(num_tokens)
+    showing = [part for part in parts if bool(torch.as_tensor(part(0, 0, rows[:, None], rows)).any())]
+    return or_masks(*(for_text(part, num_tokens) for part in showing))
 
 
 def mask_shape(mask_function: MaskFunction, num_positions: int) -> MaskShape | None:

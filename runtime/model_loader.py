@@ -57,10 +57,10 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{_architecture(model.config)}: {error}") from error
+        raise UnsupportedModelError(f"{type(model).__name__}: {error}") from error
     except Exception as error:
         # Modeling code raises whatever its shapes and its assumptions lead to.
-        raise UnsupportedModelError(f"{_architecture(model.config)}: {stage}: {_cause(error)}") from error
+        raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
     return loaded
 
 
