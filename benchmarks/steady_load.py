@@ -5,7 +5,6 @@ import asyncio
 import bisect
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -144,6 +143,6 @@ def compare(traces: list[Trace], answers: dict[int, Answer]) -> Comparison:
 def _first_difference(got: Answer, known: Answer) -> str:
     for choice, (one, other) in enumerate(zip(got.texts, known.texts, strict=True)):
         if one != other:
-            at = len(os.path.commonprefix((one, other)))
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
             return f"choice {choice} from character {at}: {one[at : at + 40]!r}, undisturbed {other[at : at + 40]!r}"
     return f"finish reasons {got.finish_reasons}, undisturbed {known.finish_reasons}"
