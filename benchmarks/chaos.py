@@ -190,8 +190,8 @@ def cost_table(run: Run) -> Table:
         rows.append((kind, f"{len(done)}", *(seconds(column) for column in columns)))
     columns = ("event", "times", "pause", "noticed after", "engine is back", "drafter is back", "full acceptance")
     note = (
-        "Seconds from the kill: median / 90th percentile / maximum. Pause: until the next token, of the one stream "
-        f"under way that waited longest. Full: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
+        "Seconds from the kill: median / 90th percentile / maximum. Pause: without a token, of the one stream under way "
+        f"that waited longest. Full: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
         "begins. Drafters are replaced without the pauses that follow a series of failures."
     )
     return Table("What a failure costs", columns, rows, note)
@@ -259,13 +259,14 @@ def main() -> None:
     parser.add_argument("--verifier-kills", type=int, help="20 by default")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")
     args = parser.parse_args()
     defaults = {"drafter_kills": (200, 4), "verifier_kills": (20, 1), "series": (6, 0)}
     for name, (full, quick_one) in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, quick_one if args.quick else full)
+    args.max_tokens = args.max_tokens or (64 if args.quick else 160)
     quiet()
     report = run(args)
     report.show()

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 
 TIMEOUT_S = 300.0
+FLOWING_S = 1.0
+"""A stream whose last piece is no older than this was not waiting for anything else."""
 
 
 class Answer(NamedTuple):
@@ -36,11 +38,15 @@ class Trace:
     failure: str | None = None
 
     def waits_s(self, at_s: float) -> Iterator[float]:
-        """From an instant to the next piece, of every choice that had begun by then and was to go on."""
+        """From an instant, or the last piece soon after it, to the next piece; of every choice that was flowing then.
+
+        What was on its way still arrives after a failure, and what has waited for longer waits for something else.
+        """
         for times in self.arrivals.values():
-            following = bisect.bisect_right(times, at_s)
-            if 0 < following < len(times):
-                yield times[following] - at_s
+            first = bisect.bisect_left(times, at_s - FLOWING_S)
+            last = bisect.bisect_right(times, at_s + FLOWING_S)
+            gaps = itertools.pairwise(times[first : last + 1])
+            yield from (end - max(start, at_s) for start, end in gaps if end > at_s)
 
 
 class SteadyLoad:
