@@ -29,6 +29,9 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
+ROUTER = "Router"
+END_S = 5.0
+"""What a replica has to end itself, beyond the time of its requests."""
 START_ATTEMPTS = 2
 """One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
@@ -42,6 +45,10 @@ class Router:
             ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )
         await self._pool.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""
+        await self._pool.drain(timeout_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
@@ -72,6 +79,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
         health_check_period_s=2.0,
         graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_replicas, _with_load_policy(config.autoscaling_config)),
     )
 
@@ -79,11 +87,12 @@ def _verifier(config: AppConfig) -> serve.Deployment:
 def _router(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         serve.ingress()(Router),
-        name="Router",
+        name=ROUTER,
         ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
         max_constructor_retry_count=START_ATTEMPTS,
         graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),
     )
 

@@ -63,6 +63,10 @@ class AppConfig(BaseModel):
     )
     max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
 
+    shutdown_timeout_s: float = Field(
+        30.0, ge=0, description="What running requests have to end when the server or a replica is told to stop."
+    )
+
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
     max_model_len: int = Field(_ENGINE.max_model_len, description="Prompt and output together, in tokens.")
     max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
@@ -148,6 +152,16 @@ class AppConfig(BaseModel):
             return json.loads(value)
         except ValueError as error:
             raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
+
+    @field_validator("autoscaling_config", "router_autoscaling_config")
+    @classmethod
+    def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Load is reported by replicas and seen by routers, so with none of them nothing would wake one."""
+        for name in ("min_replicas", "initial_replicas"):
+            number = (value or {}).get(name)
+            if isinstance(number, int | float) and number < 1:
+                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a deployment of 0 replicas")
+        return value
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

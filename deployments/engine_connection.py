@@ -137,6 +137,12 @@ class EngineConnection:
         self._task.cancel()
         await asyncio.wait([self._task])
 
+    def fail_all(self, error: Exception) -> None:
+        """End every running request by an error."""
+        for stream in list(self._streams.values()):
+            if not stream.ended:
+                stream.fail(error)
+
     def _close_if_retired(self) -> None:
         if self.retiring and not self._streams and not self._aborts:
             self._task.cancel()
@@ -153,15 +159,10 @@ class EngineConnection:
             for task in (sender, receiver):
                 task.cancel()
             await asyncio.wait([sender, receiver])
-            self._fail_all(reason)
+            if reason is not None:
+                logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
+            self.fail_all(EngineLost(f"engine {self.engine_id} is gone"))
             self._on_end(self)
-
-    def _fail_all(self, reason: BaseException | None) -> None:
-        if reason is not None:
-            logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
-        for stream in list(self._streams.values()):
-            if not stream.ended:
-                stream.fail(EngineLost(f"engine {self.engine_id} is gone"))
 
     async def _receive_loop(self) -> None:
         async for message in self._transport.stream(self.engine_id, self.client_id):

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 """Engines a request may lose: one that crashes whatever runs it must not take the whole fleet down."""
 RECONNECT_S = 0.5
+DRAIN_POLL_S = 0.05
+SHUTTING_DOWN = "The server is shutting down."
 
 
 class EngineSource(EngineTransport, Protocol):
@@ -43,6 +45,7 @@ class EnginePool:
         self._retired: set[EngineConnection] = set()
         self._unsubscribe: Callable[[], None] | None = None
         self._closed = False
+        self._draining = False
 
     async def start(self) -> None:
         """Wait for the first engine, learn its model and connect."""
@@ -60,6 +63,19 @@ class EnginePool:
         connections = [*self._connections.values(), *self._retired]
         await asyncio.gather(*(connection.close() for connection in connections))
 
+    async def drain(self, timeout_s: float) -> None:
+        """Take no further requests and wait for those that run; at the timeout the rest end by EngineUnavailable."""
+        self._draining = True
+        event_loop = asyncio.get_running_loop()
+        deadline = event_loop.time() + timeout_s
+        while self._running() and event_loop.time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for connection in self._running():
+            connection.fail_all(EngineUnavailable(SHUTTING_DOWN))
+
+    def _running(self) -> list[EngineConnection]:
+        return [c for c in (*self._connections.values(), *self._retired) if c.num_requests > 0]
+
     @property
     def info(self) -> ModelInfo:
         """The model every engine serves.
@@ -73,7 +89,7 @@ class EnginePool:
 
     def healthy(self) -> bool:
         """Whether some engine takes requests."""
-        return any(connection.open for connection in self._connections.values())
+        return not self._draining and any(connection.open for connection in self._connections.values())
 
     def loads(self) -> list[EngineLoad]:
         """The engines that take requests, with what this pool has outstanding there."""
@@ -94,6 +110,8 @@ class EnginePool:
             EngineUnavailable: no engine is left to run it.
             ValueError: the engine refused it.
         """
+        if self._draining:
+            raise EngineUnavailable(SHUTTING_DOWN)
         loads = self.loads()
         if loads and not admits(loads, self._max_num_seqs, self._max_queued_requests):
             raise EngineOverloaded

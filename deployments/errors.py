@@ -55,5 +55,6 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(message, status=503, kind="server_error", code="engine_overloaded", headers=retry)
         case EngineUnavailable():
             message = str(error) or "No engine is available."
-            return ApiError(message, status=503, kind="server_error", code="engine_unavailable")
+            retry = {"Retry-After": "1"}
+            return ApiError(message, status=503, kind="server_error", code="engine_unavailable", headers=retry)
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")

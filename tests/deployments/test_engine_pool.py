@@ -186,6 +186,41 @@ def test_without_an_engine_requests_fail_as_unavailable_and_the_pool_is_unhealth
     run(scenario, "a")
 
 
+def test_a_draining_pool_refuses_what_comes_lets_what_runs_end_and_then_returns():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        task = asyncio.create_task(collect(pool, make_request(count=100)))
+        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 1)
+        drained = asyncio.create_task(pool.drain(20.0))
+        await asyncio.sleep(0)
+        assert not pool.healthy()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await collect(pool, make_request("late"))
+        assert not drained.done()
+        assert tokens(await task) == expected_tokens((1, 2, 3), 7, 100)
+        await drained
+
+    run(scenario, "a")
+
+
+def test_what_still_runs_when_the_time_to_drain_is_over_ends_by_an_error_after_its_tokens():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        came = []
+
+        async def read() -> None:
+            async for output in pool.generate(make_request(count=190)):
+                came.extend(output.token_ids)
+
+        source.engines["a"].round_s = 0.05
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(wait_until, lambda: len(came) > 0)
+        await pool.drain(0.0)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await task
+        assert tuple(came) == expected_tokens((1, 2, 3), 7, len(came))
+
+    run(scenario, "a")
+
+
 def test_an_engine_taken_out_finishes_what_it_runs_and_gets_nothing_new():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         tasks = [asyncio.create_task(collect(pool, make_request(str(i), count=100))) for i in range(2)]
