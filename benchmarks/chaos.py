@@ -190,8 +190,8 @@ def cost_table(run: Run) -> Table:
         rows.append((kind, f"{len(done)}", *(seconds(column) for column in columns)))
     columns = ("event", "times", "pause", "noticed after", "engine is back", "drafter is back", "full acceptance")
     note = (
-        "Seconds from the kill: median / 90th percentile / maximum. Pause: without a token, of the one stream under way "
-        f"that waited longest. Full: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
+        "Seconds from the kill: median / 90th percentile / maximum. Pause: without a token, of the stream under way "
+        f"that waited longest. Full acceptance: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
         "begins. Drafters are replaced without the pauses that follow a series of failures."
     )
     return Table("What a failure costs", columns, rows, note)
