@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 TIMEOUT_S = 300.0
+AFTER_FAILURE_S = 0.5
 FLOWING_S = 1.0
 """A stream whose last piece is no older than this was not waiting for anything else."""
 
@@ -87,6 +88,7 @@ class SteadyLoad:
                 trace.answer = await self._send(http, self._bodies[trace.number], trace)
             except (httpx.HTTPError, RequestFailed) as error:
                 trace.failure = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(AFTER_FAILURE_S)
             trace.ended_s = time.perf_counter()
 
     async def _send(self, http: httpx.AsyncClient, body: dict[str, Any], trace: Trace) -> Answer:
