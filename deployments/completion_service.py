@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wingbeat.deployments.chat_api import ChatBody
-from wingbeat.deployments.engine_interface import EnginePool
+from wingbeat.deployments.engine_interface import Admission, EnginePool
 from wingbeat.deployments.errors import ApiError, EngineUnavailable, unknown_model
 from wingbeat.deployments.openai_api import DEFAULT_MAX_TOKENS, CompletionBody, GenerationBody, invalid
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams, SpeculationMetrics
@@ -101,13 +101,22 @@ class CompletionService:
         Closing the generator early aborts the choices that are still running.
 
         Raises:
-            EngineOverloaded, EngineUnavailable: one choice could not be generated; the others are aborted.
+            ApiError: there are more choices than can ever run.
+            EngineOverloaded: there is no room for all of them, and none was started.
+            EngineUnavailable, RequestFailed: one choice could not be generated; the others are aborted.
         """
-        streams = [self._run_choice(choice) for choice in generation.choices]
-        deltas = streams[0] if len(streams) == 1 else _merge(streams)
-        async with aclosing(deltas):
-            async for delta in deltas:
-                yield delta
+        choices, limit = generation.choices, self.pool.max_requests
+        if len(choices) > limit:
+            raise invalid("n", f"asks for {len(choices)} choices, prompts counted; this server takes {limit} at once")
+        admission = self.pool.admit(len(choices))
+        try:
+            streams = [self._run_choice(choice, admission) for choice in choices]
+            deltas = streams[0] if len(streams) == 1 else _merge(streams)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield delta
+        finally:
+            admission.release()
 
     def _check_model(self, model: str) -> None:
         if model != self.pool.info.model_name:
@@ -171,7 +180,7 @@ class CompletionService:
             return asked
         return rest if default is None else min(default, rest)
 
-    async def _run_choice(self, choice: Choice) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _run_choice(self, choice: Choice, admission: Admission) -> AsyncGenerator[ChoiceDelta, None]:
         stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
         prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
@@ -185,6 +194,7 @@ class CompletionService:
                 if finish is not None:
                     break
                 yield ChoiceDelta(choice.index, text, num_tokens)
+        admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
         if not got.stopped:

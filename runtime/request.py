@@ -1,9 +1,20 @@
 """What a caller asks of the engine and what it gets back; no tensors, no text."""
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+_RANGES = (
+    ("max_tokens", int, 1, 2**31 - 1, "an integer from 1 to 2^31 - 1"),
+    ("temperature", (int, float), 0.0, 100.0, "between 0 and 100"),
+    ("top_p", (int, float), math.ulp(0.0), 1.0, "above 0 and at most 1"),
+    ("top_k", int, 0, 2**31 - 1, "an integer from 0 (off) to 2^31 - 1"),
+    ("min_p", (int, float), 0.0, 1.0, "between 0 and 1"),
+    ("seed", int, -(2**63), 2**63 - 1, "a 64-bit integer"),
+)
+"""Of `SamplingParams`: field, type, least and largest value, and what an error says."""
 
 
 class FinishReason(StrEnum):
@@ -36,17 +47,11 @@ class SamplingParams:
     """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
 
     def __post_init__(self) -> None:
-        checks = (
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
-        )
-        for name, good, allowed in checks:
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be {allowed}")
+        # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
+        for name, kind, low, high, allowed in _RANGES:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not low <= value <= high:
+                raise ValueError(f"{name} is {value}: must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -131,3 +136,5 @@ class RequestOutput(NamedTuple):
     """Set on the last output."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
+    failure: str | None = None
+    """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
