@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ class Answer:
     body: bytes = b""
     complete: bool = False
     """Whether the body is as long as the server said."""
+    rest: bytes = b""
+    """What the connection brought after it."""
     hung: bool = False
     """Whether the server neither answered nor closed in time."""
 
@@ -45,24 +48,33 @@ async def send(address: Address, case: Case) -> Answer:
     return await exchange(address, case.wire(address.prefix))
 
 
-async def exchange(address: Address, data: bytes, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Write bytes, read to the end of the connection."""
+async def exchange(
+    address: Address, data: bytes, *, half_close: bool = False, first_only: bool = False, timeout_s: float = TIMEOUT_S
+) -> Answer:
+    """Write bytes, read to the end of the connection.
+
+    Args:
+        half_close: say after the bytes that no more will come.
+        first_only: read the first answer only, as the server may keep the connection.
+    """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     received = bytearray()
 
     async def read() -> None:
         while some := await reader.read(2**16):
             received.extend(some)
+            if first_only and parse(bytes(received)).complete:
+                return
 
     reading = asyncio.ensure_future(read())
     try:
         async with asyncio.timeout(timeout_s):
-            try:
+            # The server may close before it has read everything; what it said is still to be read.
+            with suppress(ConnectionError):
                 writer.write(data)
                 await writer.drain()
-            except ConnectionError:
-                # The server may close before it has read everything; what it said is still to be read.
-                pass
+                if half_close:
+                    writer.write_eof()
             await asyncio.wait({reading})
     except TimeoutError:
         return Answer(hung=True, body=bytes(received))
@@ -74,31 +86,34 @@ async def exchange(address: Address, data: bytes, timeout_s: float = TIMEOUT_S) 
 
 
 def parse(data: bytes) -> Answer:
-    """The first response in what a connection brought."""
+    """The first response in what a connection brought; interim ones are skipped."""
     head, found, rest = data.partition(b"\r\n\r\n")
     if not found or not head.startswith(b"HTTP/1."):
         return Answer(body=data)
     status, *lines = head.decode("latin-1").split("\r\n")
+    if status.split()[1].startswith("1"):
+        return parse(rest)
     headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
     answer = Answer(int(status.split()[1]), headers)
     if answer.header("transfer-encoding") == "chunked":
-        answer.body, answer.complete = _unchunked(rest)
+        answer.body, answer.complete, answer.rest = _unchunked(rest)
     else:
-        length = answer.header("content-length")
-        answer.complete = length is None or len(rest) >= int(length)
-        answer.body = rest if length is None else rest[: int(length)]
+        length = int(answer.header("content-length") or len(rest))
+        answer.complete = len(rest) >= length
+        answer.body, answer.rest = rest[:length], rest[length:]
     return answer
 
 
-def _unchunked(data: bytes) -> tuple[bytes, bool]:
+def _unchunked(data: bytes) -> tuple[bytes, bool, bytes]:
+    """The body, whether its last chunk was there, and what followed."""
     pieces = []
     while True:
         line, found, data = data.partition(b"\r\n")
         if not found:
-            return b"".join(pieces), False
+            return b"".join(pieces), False, b""
         size = int(line.split(b";")[0], 16)
         if size == 0:
-            return b"".join(pieces), True
+            return b"".join(pieces), True, data.removeprefix(b"\r\n")
         pieces.append(data[:size])
         data = data[size + 2 :]
 

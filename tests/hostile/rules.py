@@ -27,6 +27,7 @@ MALFORMED = ("invalid_type", "invalid_value")
 UNKNOWN = ("unknown_parameter",)
 ANY_FAULT = (*UNSERVED, *MALFORMED, *UNKNOWN, "missing_required_parameter")
 INT32 = 2**31 - 1
+LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 class Outcome(NamedTuple):
@@ -66,6 +67,9 @@ def _whole(low: int, high: int) -> Callable[[Findings, str, Any], None]:
             found.open(name)
         elif type(value) is not int or not low <= value <= high:
             found.wrong(name)
+            if type(value) is int and value > high and name in LIMITS:
+                # Such an answer does not fit the context either.
+                found.open(name, "context_length_exceeded")
 
     return judge
 
