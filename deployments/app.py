@@ -1,24 +1,31 @@
 """The Serve application: `serve run wingbeat.deployments.app:build key=value`."""
 
+import asyncio
+import logging
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from wingbeat.cluster.autoscaling import request_load_policy
 from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
+from wingbeat.deployments.access import is_loopback
 from wingbeat.deployments.completion_service import CompletionService
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.engine_pool import EnginePool
+from wingbeat.deployments.http_guard import HttpLimits
+from wingbeat.deployments.log import show_log
 from wingbeat.deployments.router import create_app
 from wingbeat.deployments.serve_engines import ServeEngines
 from wingbeat.deployments.verifier import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.engine_request_router.EngineRequestRouter"
 UNLIMITED = 100_000
 """A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
@@ -37,6 +44,11 @@ class Router:
     """The HTTP surface: one engine pool and the FastAPI application over it."""
 
     async def __init__(self, config: AppConfig, engines: DeploymentHandle) -> None:
+        show_log()
+        self._config = config
+        self._bound_host = await bound_host()
+        if config.api_key is None and not is_loopback(self._bound_host):
+            logger.warning("Bound to %s without an api_key: whoever reaches it may use it.", self._bound_host)
         self._tokenizer = Tokenizer.load(config.model_dir())
         self._pool = EnginePool(
             ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
@@ -45,11 +57,25 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
-        return create_app(CompletionService(self._pool, self._tokenizer))
+        config = self._config
+        max_choices = config.max_num_seqs + config.max_queued_requests
+        service = CompletionService(self._pool, self._tokenizer, max_choices)
+        limits = HttpLimits(max_body_bytes=config.max_body_bytes)
+        # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
+        return create_app(service, config.access(self._bound_host), limits, adds_request_id=False)
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
         await self._pool.close()
+
+
+async def bound_host() -> str | None:
+    """The address that Serve's proxy listens on, whoever started it.
+
+    Serve's controller knows it; its public interface tells it to no replica.
+    """
+    client = await asyncio.to_thread(_get_global_client)
+    return client.http_config.host
 
 
 def build(args: AppConfig) -> Application:

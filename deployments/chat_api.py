@@ -1,30 +1,16 @@
 """Request body of `/v1/chat/completions`."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
-from wingbeat.deployments.errors import ApiError
-from wingbeat.deployments.openai_api import (
-    COMMON_UNSERVED,
-    GenerationBody,
-    IsOff,
-    invalid,
-    no_effect,
-    off,
-    unknown_parameter,
-    unsupported,
-)
+from wingbeat.deployments.errors import ApiError, shown
+from wingbeat.deployments.openai_api import GenerationBody, invalid, unknown_parameter, unsupported
+from wingbeat.deployments.unserved_fields import CHAT, MESSAGE, IsOff
+from wingbeat.runtime.request import INT32_MAX
 
 ROLES = ("system", "developer", "user", "assistant")
-
-_MESSAGE_UNSERVED: Mapping[str, IsOff] = {
-    "tool_calls": off([]),
-    "function_call": off(),
-    "audio": off(),
-    "refusal": off(""),
-}
 
 
 class ChatMessage(BaseModel):
@@ -45,34 +31,11 @@ class ChatMessage(BaseModel):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = {
-        **COMMON_UNSERVED,
-        "logprobs": off(False),
-        "top_logprobs": off(0),
-        "tools": off([]),
-        "tool_choice": off("none", "auto"),
-        "functions": off([]),
-        "function_call": off("none", "auto"),
-        "parallel_tool_calls": no_effect,
-        "response_format": off({"type": "text"}),
-        "modalities": off(["text"], []),
-        "audio": off(),
-        "prediction": off(),
-        "reasoning_effort": off("none"),
-        "verbosity": off("medium"),
-        "web_search_options": off(),
-        "moderation": off(),
-        "service_tier": off("auto", "default"),
-        "store": off(False),
-        "prompt_cache_key": no_effect,
-        "prompt_cache_options": no_effect,
-        "prompt_cache_retention": no_effect,
-        "safety_identifier": no_effect,
-    }
+    unserved: ClassVar[Mapping[str, IsOff]] = CHAT
     prompt_field: ClassVar[str] = "messages"
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -106,11 +69,11 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if role in ("tool", "function"):
         raise ApiError(f"Messages of role '{role}' are not supported.", param=f"{path}.role", code="unsupported_value")
     if isinstance(role, str) and role not in ROLES:
-        raise invalid(f"{path}.role", f"is '{role}', must be one of {', '.join(ROLES)}")
-    for name, is_off in _MESSAGE_UNSERVED.items():
+        raise invalid(f"{path}.role", f"is '{shown(role)}', must be one of {', '.join(ROLES)}")
+    for name, is_off in MESSAGE.items():
         if name in message and not is_off(message[name]):
             raise unsupported(f"{path}.{name}")
-    fields = {name: message[name] for name in message if name not in _MESSAGE_UNSERVED}
+    fields = {name: message[name] for name in message if name not in MESSAGE}
     if isinstance(fields.get("content"), list):
         parts = [_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(fields["content"])]
         fields["content"] = "\n".join(parts)
@@ -121,7 +84,7 @@ def _part_text(part: Any, path: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(path, "must be an object with a 'type'")
     if part["type"] != "text":
-        message = f"Content parts of type '{part['type']}' are not supported; only 'text' is."
+        message = f"Content parts of type '{shown(part['type'])}' are not supported; only 'text' is."
         raise ApiError(message, param=f"{path}.type", code="unsupported_value")
     unknown = sorted(part.keys() - {"type", "text"})
     if unknown:

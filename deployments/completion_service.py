@@ -4,20 +4,26 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from wingbeat.deployments.chat_api import ChatBody
 from wingbeat.deployments.engine_interface import EnginePool
-from wingbeat.deployments.errors import ApiError, EngineUnavailable, unknown_model
-from wingbeat.deployments.openai_api import DEFAULT_MAX_TOKENS, CompletionBody, GenerationBody, invalid
+from wingbeat.deployments.errors import ApiError, EngineUnavailable, shown, unknown_model
+from wingbeat.deployments.openai_api import (
+    DEFAULT_MAX_TOKENS,
+    MAX_CHOICES,
+    CompletionBody,
+    GenerationBody,
+    invalid,
+)
 from wingbeat.runtime.request import FinishReason, Request, SamplingParams, SpeculationMetrics
-from wingbeat.runtime.tokenizer import TextStream, Tokenizer
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
 
-LONG_TEXT_CHARS = 8192
-"""Texts above this are tokenized in a thread, so that other streams keep moving."""
+Body = TypeVar("Body", bound=GenerationBody)
+Planned = TypeVar("Planned")
 
 
 class Prompt(NamedTuple):
@@ -53,6 +59,8 @@ class Generation:
     num_prompt_tokens: int
     """Every prompt counted once, however many choices it has."""
     include_usage: bool
+    continuous_usage: bool
+    """Whether every chunk of a stream carries the usage so far."""
 
 
 class ChoiceDelta(NamedTuple):
@@ -70,9 +78,11 @@ class ChoiceDelta(NamedTuple):
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer) -> None:
+    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, max_choices: int = MAX_CHOICES) -> None:
+        """`max_choices` of one request can be admitted together at all."""
         self.pool = pool
         self._tokenizer = tokenizer
+        self._max_choices = max_choices
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
         """Tokenize the prompts and fix every choice's parameters.
@@ -81,19 +91,18 @@ class CompletionService:
             ApiError: the model is another one, or prompt and max_tokens do not fit it.
         """
         self._check_model(body.model)
-        prompts = [await self._completion_prompt(prompt, bool(body.echo)) for prompt in body.prompt]
+        self._check_choices(len(body.prompt), body.num_choices)
+        size = sum(map(len, body.prompt))
+        prompts = await _off_loop_if_long(size, self._completion_prompts, body)
         return self._plan(body, prompts, "cmpl", DEFAULT_MAX_TOKENS)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
         self._check_model(body.model)
-        messages = [message.as_template_input() for message in body.messages]
-        num_chars = sum(len(message.content) for message in body.messages)
-        try:
-            token_ids = await self._off_loop_if_long(num_chars, self._tokenizer.encode_chat, messages)
-        except ValueError as error:
-            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
-        return self._plan(body, [Prompt(tuple(token_ids))], "chatcmpl", None)
+        self._check_choices(1, body.num_choices)
+        size = sum(len(message.content) for message in body.messages)
+        prompt = await _off_loop_if_long(size, self._chat_prompt, body)
+        return self._plan(body, [prompt], "chatcmpl", None)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generate all choices at once; yields what they gain, in order of arrival.
@@ -109,25 +118,55 @@ class CompletionService:
             async for delta in deltas:
                 yield delta
 
-    def _check_model(self, model: str) -> None:
-        if model != self.pool.info.model_name:
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self.pool.info.model_name:
             raise unknown_model(model, self.pool.info.model_name)
 
-    async def _completion_prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+    def _check_choices(self, num_prompts: int, num_choices: int) -> None:
+        if num_prompts * num_choices > self._max_choices:
+            param = "n" if num_prompts == 1 or num_choices > self._max_choices else "prompt"
+            problem = f"asks for {num_prompts * num_choices} choices, this server takes {self._max_choices} at once"
+            raise invalid(param, problem)
+
+    def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
+        return [self._completion_prompt(prompt, bool(body.echo)) for prompt in body.prompt]
+
+    def _completion_prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+        limit = self.pool.info.max_model_len
         if isinstance(prompt, str):
-            token_ids = await self._off_loop_if_long(len(prompt), self._tokenizer.encode, prompt)
+            try:
+                token_ids = self._tokenizer.encode(prompt, max_tokens=limit)
+            except TextTooLong as error:
+                raise self._too_long("prompt", error.num_tokens) from None
             return Prompt(tuple(token_ids), prompt if echo else "")
+        if len(prompt) > limit:
+            raise self._too_long("prompt", len(prompt))
         vocab_size = self.pool.info.vocab_size
         outside = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
         if outside is not None:
-            raise invalid("prompt", f"holds token id {outside}; the vocabulary has ids 0 to {vocab_size - 1}")
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid("prompt", problem)
         return Prompt(tuple(prompt), self._tokenizer.decode(prompt) if echo else "")
 
-    @staticmethod
-    async def _off_loop_if_long(num_chars: int, function, argument) -> list[int]:
-        if num_chars > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(function, argument)
-        return function(argument)
+    def _chat_prompt(self, body: ChatBody) -> Prompt:
+        messages = [message.as_template_input() for message in body.messages]
+        try:
+            token_ids = self._tokenizer.encode_chat(messages, max_tokens=self.pool.info.max_model_len)
+        except TextTooLong as error:
+            raise self._too_long("messages", error.num_tokens) from None
+        except ValueError as error:
+            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+        return Prompt(tuple(token_ids))
+
+    def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
+        """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
+        limit = self.pool.info.max_model_len
+        found = f"more than {limit}" if num_tokens is None else num_tokens
+        message = (
+            f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
+            "Shorten the prompt."
+        )
+        return ApiError(message, param=param, code="context_length_exceeded")
 
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
@@ -139,7 +178,7 @@ class CompletionService:
         for prompt in prompts:
             max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
             for sample in range(body.num_choices):
-                params = _sampling_params(body, max_tokens, _wrap_int64(seed + sample))
+                params = _sampling_params(body, max_tokens, _wrap_int64(seed + sample), self.pool.info.vocab_size)
                 request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
                 choices.append(Choice(len(choices), request, body.stops, prompt.echo))
         return Generation(
@@ -151,6 +190,7 @@ class CompletionService:
             choices_per_prompt=body.num_choices,
             num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
             include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
@@ -194,13 +234,21 @@ class CompletionService:
         yield ChoiceDelta(choice.index, text, num_tokens, finish, metrics, output.num_cached_tokens)
 
 
-def _sampling_params(body: GenerationBody, max_tokens: int, seed: int) -> SamplingParams:
+async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
+    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
+    if size > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(function, body)
+    return function(body)
+
+
+def _sampling_params(body: GenerationBody, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
     # null and absent mean OpenAI's default.
+    top_k = max(0, body.top_k or 0)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
+        top_k=top_k if top_k < vocab_size else 0,
         min_p=body.min_p or 0.0,
         seed=seed,
         ignore_eos=bool(body.ignore_eos),

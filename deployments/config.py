@@ -1,12 +1,15 @@
 """Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
+from wingbeat.deployments.access import Access, host_name, origin_name
+from wingbeat.deployments.json_body import MAX_BODY_BYTES
 from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
@@ -25,6 +28,7 @@ _ENGINE_LIMITS = (
     "cuda_graphs",
 )
 _ENGINE = EngineConfig()
+API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 
 
 class AppConfig(BaseModel):
@@ -34,7 +38,8 @@ class AppConfig(BaseModel):
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # An error's input would show the key beside the field that is wrong.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
 
     model: Path | None = Field(None, description="Directory of the verifier's checkpoint; none serves the demo pair.")
     drafter: str = Field(
@@ -62,6 +67,19 @@ class AppConfig(BaseModel):
         256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
     )
     max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
+    max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
+    api_key: tuple[SecretStr, ...] | None = Field(
+        default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
+        validate_default=True,
+        description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
+    )
+    allowed_origins: tuple[str, ...] | None = Field(
+        None,
+        description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+    )
 
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
     max_model_len: int = Field(_ENGINE.max_model_len, description="Prompt and output together, in tokens.")
@@ -133,11 +151,44 @@ class AppConfig(BaseModel):
         description="`module:function` from this config to the drafter's worker.",
     )
 
-    @field_validator("model", "served_model_name", "num_replicas", "num_kv_blocks", "capture_dir", mode="before")
+    @field_validator(
+        "model",
+        "served_model_name",
+        "num_replicas",
+        "num_kv_blocks",
+        "capture_dir",
+        "allowed_hosts",
+        "allowed_origins",
+        mode="before",
+    )
     @classmethod
     def _none_by_word(cls, value: Any) -> Any:
         """The command line has no other way to say null."""
         return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value
+
+    @field_validator("api_key", "allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split_by_commas(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("api_key")
+    @classmethod
+    def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
+        for key in keys or ():
+            text = key.get_secret_value()
+            if not (text and text.isascii() and text.isprintable() and " " not in text):
+                raise ValueError("holds a key that is empty or has a character that no header can carry")
+        return keys
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if hosts is None else tuple(map(host_name, hosts))
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if origins is None else tuple(map(origin_name, origins))
 
     @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
     @classmethod
@@ -186,6 +237,15 @@ class AppConfig(BaseModel):
 
     def _choice(self) -> DrafterChoice:
         return parse_drafter(self.drafter, self.model)
+
+    def access(self, bound_host: str | None) -> Access:
+        """Who may use the HTTP surface of a server bound to `bound_host`."""
+        return Access.of_server(
+            bound_host,
+            api_keys=self.api_key,
+            allowed_origins=self.allowed_origins,
+            allowed_hosts=self.allowed_hosts,
+        )
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.

@@ -1,12 +1,33 @@
 """Errors of the HTTP surface, each with the body OpenAI's API would send for it."""
 
+import logging
 
-class EngineOverloaded(Exception):
+logger = logging.getLogger(__name__)
+
+
+SHOWN_CHARS = 80
+"""Of a caller's own text in a message to the caller."""
+
+
+class _TryLater(Exception):
+    """The same request can succeed later."""
+
+    def __init__(self, *args: object, retry_after_s: int = 1) -> None:
+        super().__init__(*args)
+        self.retry_after_s = retry_after_s
+        """Seconds after which it is worth trying again."""
+
+
+class EngineOverloaded(_TryLater):
     """No engine may queue another request; the same request can succeed a moment later."""
 
 
-class EngineUnavailable(Exception):
+class EngineUnavailable(_TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was there."""
 
 
 class ApiError(Exception):
@@ -40,8 +61,13 @@ class ApiError(Exception):
 
 def unknown_model(model: str, served: str) -> ApiError:
     """404 for a model that is not served here."""
-    message = f"The model {model!r} does not exist; this server has {served!r}."
+    message = f"The model {shown(model)!r} does not exist; this server has {served!r}."
     return ApiError(message, status=404, param="model", code="model_not_found")
+
+
+def shown(text: str) -> str:
+    """A caller's own text, cut to what a message can hold."""
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -50,10 +76,18 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case EngineOverloaded():
-            message = str(error) or "All engines are busy. Retry shortly."
-            retry = {"Retry-After": "1"}
-            return ApiError(message, status=503, kind="server_error", code="engine_overloaded", headers=retry)
+            return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
         case EngineUnavailable():
-            message = str(error) or "No engine is available."
-            return ApiError(message, status=503, kind="server_error", code="engine_unavailable")
+            return _try_later(error, "No engine is available.", "engine_unavailable")
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
+
+
+def log_failure(error: Exception, request_id: str) -> None:
+    """Log an error that is answered by 500 without details, with the id under which its caller saw it."""
+    if not isinstance(error, ApiError) and as_api_error(error).status == 500:
+        logger.error("Request %s failed.", request_id, exc_info=error)
+
+
+def _try_later(error: _TryLater, message: str, code: str) -> ApiError:
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)

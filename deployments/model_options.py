@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -49,7 +49,7 @@ def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
     try:
         return config_class(**given)
     except ValidationError as error:
-        raise UserError(_first_problem(error)) from error
+        raise UserError(_first_problem(error, config_class)) from error
 
 
 def option_name(field_name: str) -> str:
@@ -98,7 +98,11 @@ def _default_text(field: FieldInfo) -> str:
     return f"[default: {default}]"
 
 
-def _first_problem(error: ValidationError) -> str:
+def _is_secret(field: FieldInfo | None) -> bool:
+    return field is not None and SecretStr in (kind := _plain_type(field.annotation), *get_args(kind))
+
+
+def _first_problem(error: ValidationError, config_class: type[Config]) -> str:
     first = error.errors(include_url=False)[0]
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
@@ -106,4 +110,6 @@ def _first_problem(error: ValidationError) -> str:
     option = option_name(str(first["loc"][0]))
     if first["type"] == "missing":
         return f"{option} is required"
+    if _is_secret(config_class.model_fields.get(str(first["loc"][0]))):
+        return f"{option}: {problem[:1].lower() + problem[1:]}"
     return f"{option} {first['input']}: {problem[:1].lower() + problem[1:]}"

@@ -3,38 +3,21 @@
 A field is honoured, or accepted because it cannot change the result, or refused by name. Nothing is ignored silently.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from wingbeat.deployments.errors import ApiError
+from wingbeat.deployments.errors import ApiError, shown
+from wingbeat.deployments.json_body import read_object
+from wingbeat.deployments.unserved_fields import COMPLETION, IsOff
+from wingbeat.runtime.request import INT32_MAX
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`, applied here to all choices of a request: prompts times n."""
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
 DEFAULT_MAX_TOKENS = 16
-
-IsOff = Callable[[Any], bool]
-"""Whether a value asks for nothing, so that a field that is not served may carry it."""
-
-
-def off(*values: Any) -> IsOff:
-    """Accepts null and the given values; 0 and False are told apart."""
-    return lambda value: value is None or any(type(value) is type(good) and value == good for good in values)
-
-
-def no_effect(_value: Any) -> bool:
-    """Accepts everything: the field cannot change the result."""
-    return True
-
-
-COMMON_UNSERVED: Mapping[str, IsOff] = {
-    "frequency_penalty": off(0, 0.0),
-    "presence_penalty": off(0, 0.0),
-    "logit_bias": off({}),
-}
 
 
 class StreamOptions(BaseModel):
@@ -43,6 +26,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: every chunk carries the usage so far."""
     include_obfuscation: bool | None = None
 
     @field_validator("include_obfuscation")
@@ -66,17 +51,17 @@ class GenerationBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    unserved: ClassVar[Mapping[str, IsOff]] = COMMON_UNSERVED
-    """Fields of OpenAI's schema that are not served, with the values under which they ask for nothing."""
+    unserved: ClassVar[Mapping[str, IsOff]]
+    """Fields that are not served, with the values under which they ask for nothing."""
     prompt_field: ClassVar[str] = "prompt"
     """Where the prompt is, for errors about its length."""
 
-    model: str
-    max_tokens: int | None = Field(None, ge=1)
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    """0 and -1 keep the whole vocabulary."""
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    """0 and -1 keep the whole vocabulary, as does whatever reaches its size."""
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
@@ -96,12 +81,7 @@ class GenerationBody(BaseModel):
         Raises:
             ApiError: 400 naming the field, for anything that is malformed, unknown or not served.
         """
-        try:
-            fields = pydantic_core.from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
-        if not isinstance(fields, dict):
-            raise ApiError("The request body must be a JSON object.", code="invalid_json")
+        fields = read_object(body)
         cls.check_unserved(fields)
         try:
             return cls.model_validate({name: fields[name] for name in fields if name not in cls.unserved})
@@ -121,12 +101,14 @@ class GenerationBody(BaseModel):
         stops = [value] if isinstance(value, str) else value
         if stops is None:
             return None
+        if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
+            raise invalid("stop", f"has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed")
         if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
             raise invalid("stop", "must be a string or a list of strings")
-        if len(stops) > MAX_STOP_STRINGS:
-            raise invalid("stop", f"has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed")
         if not all(stops):
             raise invalid("stop", "holds an empty string")
+        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+            raise invalid("stop", f"holds a string of more than {MAX_STOP_CHARS} characters")
         return stops
 
     @model_validator(mode="after")
@@ -151,6 +133,11 @@ class GenerationBody(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """The limit the caller gave, if any."""
         return self.max_tokens
@@ -164,21 +151,20 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = {
-        **COMMON_UNSERVED,
-        "logprobs": off(False),
-        "suffix": off(""),
-    }
+    unserved: ClassVar[Mapping[str, IsOff]] = COMPLETION
 
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""
     echo: bool | None = None
     best_of: int | None = None
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="plain")
     @classmethod
     def _as_list(cls, value: Any) -> list:
+        """Checked here alone: pydantic would copy every id of a list that is then too long."""
         prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
+        if isinstance(prompts, list) and len(prompts) > MAX_CHOICES:
+            raise invalid("prompt", f"holds {len(prompts)} prompts, at most {MAX_CHOICES} are allowed")
         if not isinstance(prompts, list) or not (
             all(isinstance(prompt, str) for prompt in prompts) or all(_is_token_ids(prompt) for prompt in prompts)
         ):
@@ -194,10 +180,7 @@ class CompletionBody(GenerationBody):
             raise unsupported("best_of", "only best_of equal to n is")
         total = len(self.prompt) * self.num_choices
         if total > MAX_CHOICES:
-            message = (
-                f"times n asks for {len(self.prompt) * self.num_choices} choices, at most {MAX_CHOICES} are allowed"
-            )
-            raise invalid("prompt", message)
+            raise invalid("prompt", f"times n asks for {total} choices, at most {MAX_CHOICES} are allowed")
         return self
 
 
@@ -220,13 +203,14 @@ def invalid(param: str, problem: str) -> ApiError:
 
 def unknown_parameter(param: str) -> ApiError:
     """400 for a field the API does not have."""
+    param = shown(param)
     return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
 
 
 def invalid_field(error: ValidationError) -> ApiError:
     """400 for the first problem pydantic found, in OpenAI's words where it has some."""
     first = error.errors(include_url=False)[0]
-    param = _field_path(first["loc"])
+    param = shown(_field_path(first["loc"]))
     match first["type"]:
         case "missing":
             return ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")

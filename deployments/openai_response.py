@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from wingbeat.deployments.completion_service import ChoiceDelta, Generation
-from wingbeat.deployments.errors import as_api_error
+from wingbeat.deployments.errors import as_api_error, log_failure
 from wingbeat.runtime.request import FinishReason, SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
@@ -97,14 +97,16 @@ class Totals:
         return self._num_running == 0
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`, in tokens."""
+        """OpenAI's `usage` so far, in tokens; what came from the cache is known at the end."""
         num_prompt_tokens = self._generation.num_prompt_tokens
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,
             "total_tokens": num_prompt_tokens + self._num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
+        if self.complete:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached_tokens}
+        return usage
 
     def metrics(self) -> dict[str, Any]:
         """The extension `metrics`; null inside when a stop string ended every choice before its engine had reported."""
@@ -133,9 +135,11 @@ async def whole_response(
 
 
 async def event_stream(
-    generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape
+    generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape, request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events, one message per delta, flushed as it comes; `metrics` is on the last chunk.
+
+    `request_id` is the `X-Request-Id` of the answer, for the log.
 
     Raises:
         Exception: whatever `deltas` raises before the first event, so that it can still become an HTTP status.
@@ -154,6 +158,8 @@ async def event_stream(
                     for choice in shape.chunk_choices(delta, is_first=delta.index not in started)
                 ]
                 started.add(delta.index)
+                if generation.continuous_usage:
+                    chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
                 if totals.complete:
                     if generation.include_usage:
                         chunks.append({**header, "choices": [], "usage": totals.usage()})
@@ -164,6 +170,7 @@ async def event_stream(
     except Exception as error:
         if not sent:
             raise
+        log_failure(error, request_id)
         yield sse_event(as_api_error(error).body())
     yield DONE
 

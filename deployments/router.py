@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
+from wingbeat.deployments.access import Access
 from wingbeat.deployments.chat_api import ChatBody
 from wingbeat.deployments.completion_service import CompletionService, Generation
-from wingbeat.deployments.errors import ApiError, EngineOverloaded, EngineUnavailable, as_api_error, unknown_model
-from wingbeat.deployments.openai_api import CompletionBody
+from wingbeat.deployments.errors import ClientGone, unknown_model
+from wingbeat.deployments.http_guard import HttpGuard, HttpLimits
+from wingbeat.deployments.openai_api import CompletionBody, GenerationBody
 from wingbeat.deployments.openai_response import (
     ChatShape,
     CompletionShape,
@@ -20,12 +21,10 @@ from wingbeat.deployments.openai_response import (
     whole_response,
 )
 
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a client that left; only access logs see it."""
+LONG_BODY_BYTES = 2**16
+"""Bodies above this are read in a thread, so that other streams keep moving."""
 
-
-class ClientGone(Exception):
-    """The client closed the connection before its answer was there."""
+Body = TypeVar("Body", bound=GenerationBody)
 
 
 class EventStream(StreamingResponse):
@@ -46,21 +45,35 @@ class EventStream(StreamingResponse):
             await self._rest.aclose()
 
 
-def create_app(service: CompletionService) -> FastAPI:
-    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`."""
+def create_app(
+    service: CompletionService,
+    access: Access | None = None,
+    limits: HttpLimits | None = None,
+    adds_request_id: bool = True,
+) -> FastAPI:
+    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`.
+
+    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`.
+    """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
-    app = FastAPI(title="Wingbeat", openapi_url=None)
-    _add_error_handlers(app)
+    app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
+    app.add_middleware(
+        HttpGuard,
+        routes=app.routes,
+        access=access or Access(),
+        limits=limits or HttpLimits(),
+        adds_request_id=adds_request_id,
+    )
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = CompletionBody.parse(await request.body())
+        body = await _parse(CompletionBody, request)
         generation = await service.plan_completion(body)
         return await _answer(request, service, generation, CompletionShape(), bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = ChatBody.parse(await request.body())
+        body = await _parse(ChatBody, request)
         generation = await service.plan_chat(body)
         return await _answer(request, service, generation, ChatShape(), bool(body.stream))
 
@@ -74,10 +87,11 @@ def create_app(service: CompletionService) -> FastAPI:
             raise unknown_model(model, service.pool.info.model_name)
         return _model_card(service)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        healthy = service.pool.healthy()
-        return JSONResponse({"status": "ok" if healthy else "unavailable"}, status_code=200 if healthy else 503)
+        if service.pool.healthy():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
 
     @app.get("/")
     async def root() -> dict[str, Any]:
@@ -86,13 +100,20 @@ def create_app(service: CompletionService) -> FastAPI:
     return app
 
 
+async def _parse(kind: type[Body], request: Request) -> Body:
+    body = await request.body()
+    if len(body) > LONG_BODY_BYTES:
+        return await asyncio.to_thread(kind.parse, body)
+    return kind.parse(body)
+
+
 async def _answer(
     request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
 ) -> Response:
     deltas = service.run(generation)
     if not stream:
         return JSONResponse(await _unless_gone(request, whole_response(generation, deltas, shape)))
-    events = event_stream(generation, deltas, shape)
+    events = event_stream(generation, deltas, shape, request.state.request_id)
     # The first event is awaited here, so that an overloaded server can still answer with a status.
     try:
         first = await _unless_gone(request, anext(events))
@@ -142,25 +163,3 @@ def _model_card(service: CompletionService) -> dict[str, Any]:
         "max_model_len": info.max_model_len,
         "drafter": info.drafter,
     }
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    def respond(error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
-
-    async def on_error(_request: Request, error: Exception) -> Response:
-        return respond(as_api_error(error))
-
-    async def on_http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        headers = dict(error.headers or {})
-        return respond(ApiError(message, status=error.status_code, code="unknown_url", headers=headers))
-
-    async def on_client_gone(_request: Request, _error: Exception) -> Response:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-    for kind in (ApiError, EngineOverloaded, EngineUnavailable):
-        app.add_exception_handler(kind, on_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(ClientGone, on_client_gone)
-    app.add_exception_handler(Exception, on_error)

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+INT32_MAX = 2**31 - 1
+GREEDY_BELOW = 1e-5
+"""Logits divided by a smaller temperature overflow; the best token's share is 1 long before."""
+
 
 class FinishReason(StrEnum):
     """Why a request ended; the values are OpenAI's where OpenAI has one."""
@@ -24,10 +28,10 @@ class SamplingParams:
 
     max_tokens: int = 16
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy, and what is below `GREEDY_BELOW` becomes 0."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    """0 keeps the whole vocabulary, as does whatever reaches its size."""
     min_p: float = 0.0
     seed: int = 0
     """The caller draws one where the user gave none."""
@@ -37,16 +41,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("max_tokens", 1 <= self.max_tokens <= INT32_MAX, "between 1 and 2^31 - 1"),
             ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_k", 0 <= self.top_k <= INT32_MAX, "between 0 (off) and 2^31 - 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
         )
         for name, good, allowed in checks:
             if not good:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be {allowed}")
+        if self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
 
 
 @dataclass(frozen=True)

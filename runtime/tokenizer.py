@@ -1,15 +1,21 @@
 """Text to token ids and back: encoding, the chat template, text that grows token by token, and stop strings."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from wingbeat.runtime.token_length import longest_token
+
 REPLACEMENT = "�"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+LONG_TEXT_CHARS = 4096
+"""Texts above this are tokenized without the interpreter lock, so that another thread can go on meanwhile."""
 
 _MAX_UNFINISHED = 3
 """Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
@@ -17,6 +23,15 @@ _CONTEXT = 8
 """Tokens a window keeps before the new ones."""
 _MAX_WINDOW = 3 * _CONTEXT
 """Tokens after which text that is still unfinished counts as invalid."""
+
+
+class TextTooLong(Exception):
+    """A text has more tokens than it may have."""
+
+    def __init__(self, num_tokens: int | None = None) -> None:
+        """`num_tokens` is None where the text was refused unread."""
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 class Tokenizer:
@@ -28,6 +43,7 @@ class Tokenizer:
             # A checkpoint may bring both, and switching them off per call would mutate shared state.
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
+        self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     @classmethod
     def load(cls, directory: str | Path) -> "Tokenizer":
@@ -48,14 +64,28 @@ class Tokenizer:
         has_files = any((Path(directory) / name).is_file() for name in _TOKENIZER_FILES)
         return cls.load(directory) if has_files else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, by default with the special tokens the model expects around a prompt."""
-        if self._tokenizer.is_fast:
-            return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        """Token ids of a text, by default with the special tokens the model expects around a prompt.
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins.
+        Raises:
+            TextTooLong: there are more than `max_tokens`; a text that must be longer is not tokenized to find out.
+        """
+        longest = self._longest_token
+        if max_tokens is not None and longest is not None and len(text) > max_tokens * longest:
+            raise TextTooLong
+        if not self._tokenizer.is_fast:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return _at_most(max_tokens, token_ids)
+        backend = self._tokenizer.backend_tokenizer
+        if len(text) <= LONG_TEXT_CHARS:
+            encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            # Only the calls for batches release the interpreter lock.
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return _at_most(max_tokens, encoding).ids
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The text of a conversation up to where the assistant's answer begins; it has its special tokens already.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
@@ -67,10 +97,18 @@ class Tokenizer:
             # OpenAI's newer name for the system role; templates that do not know it would drop or refuse the message.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+
+    def encode_chat(self, messages: Sequence[dict[str, str]], max_tokens: int | None = None) -> list[int]:
+        """Token ids of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            TextTooLong: there are more than `max_tokens`, as for `encode`.
+            ValueError: the model has no chat template, or the template refuses the messages.
+        """
+        return self.encode(self.render_chat(messages), add_special_tokens=False, max_tokens=max_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens; special tokens and ids without a piece of text are left out."""
@@ -193,8 +231,19 @@ class StopMatcher:
         return completed
 
 
+def _at_most(max_tokens: int | None, tokens):
+    """The tokens, a sequence or an encoding; raises TextTooLong where there are too many."""
+    if max_tokens is not None and len(tokens) > max_tokens:
+        raise TextTooLong(len(tokens))
+    return tokens
+
+
+@lru_cache(maxsize=256)
 def _failure_table(pattern: str) -> list[int]:
-    """[i] is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix."""
+    """[i] is the length of the longest proper prefix of `pattern[: i + 1]` that is also its suffix.
+
+    Kept for the choices of a request, which share their stop strings.
+    """
     table = [0] * len(pattern)
     length = 0
     for index in range(1, len(pattern)):

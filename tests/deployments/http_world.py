@@ -9,8 +9,10 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from wingbeat.deployments.access import Access
 from wingbeat.deployments.completion_service import CompletionService
 from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.http_guard import HttpLimits
 from wingbeat.deployments.router import create_app
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -82,16 +84,23 @@ class FakePool:
             raise self.fail_after[1]
 
 
-def app_for(pool: FakePool):
-    return create_app(CompletionService(pool, TOKENIZER))
+def app_for(pool: FakePool, access: Access | None = None, limits: HttpLimits | None = None, max_choices: int = 128):
+    return create_app(CompletionService(pool, TOKENIZER, max_choices), access, limits)
 
 
-def call(pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST") -> httpx.Response:
+def call(
+    pool: FakePool, path: str, body: dict | bytes | None = None, method: str = "POST", headers=None, **app
+) -> httpx.Response:
+    """One request with a body in JSON unless `headers` say otherwise; `app` goes to `app_for`."""
+    headers = httpx.Headers(headers or {})
+    if body is not None:
+        headers.setdefault("Content-Type", "application/json")
+
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app_for(pool), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app_for(pool, **app), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-            return await client.request(method, path, content=content)
+            return await client.request(method, path, content=content, headers=headers)
 
     return asyncio.run(send())
 

@@ -27,7 +27,7 @@ class Connection:
             "path": "/v1/completions",
             "raw_path": b"/v1/completions",
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "scheme": "http",
             "server": ("wingbeat", 80),
         }

@@ -195,8 +195,8 @@ def test_numbers_beyond_floats_are_refused(number):
 
 def test_missing_fields_are_named():
     with pytest.raises(ApiError) as caught:
-        CompletionBody.parse(b'{"prompt": "hi"}')
-    assert (caught.value.param, caught.value.code) == ("model", "missing_required_parameter")
+        CompletionBody.parse(b'{"model": "m"}')
+    assert (caught.value.param, caught.value.code) == ("prompt", "missing_required_parameter")
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])

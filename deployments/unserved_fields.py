@@ -1,0 +1,106 @@
+"""Fields of OpenAI's and of vLLM's schema that are not served, with the values under which they ask for nothing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+IsOff = Callable[[Any], bool]
+"""Whether a value asks for nothing, so that a field that is not served may carry it."""
+
+
+def off(*values: Any) -> IsOff:
+    """Accepts null and the given values; 0 and 0.0 are the same, 0 and false are not."""
+    return lambda value: value is None or any(_same(value, good) for good in values)
+
+
+def no_effect(_value: Any) -> bool:
+    """Accepts everything: the field cannot change the result."""
+    return True
+
+
+def _same(value: Any, good: Any) -> bool:
+    return value == good and (type(value) is type(good) or (_is_number(value) and _is_number(good)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+TEXT_FORMAT = {"type": "text"}
+
+_COMMON: Mapping[str, IsOff] = {
+    "frequency_penalty": off(0),
+    "presence_penalty": off(0),
+    "repetition_penalty": off(1),
+    "length_penalty": off(1),
+    "logit_bias": off({}),
+    "logprobs": off(False),
+    "prompt_logprobs": off(),
+    "min_tokens": off(0),
+    "stop_token_ids": off([]),
+    "bad_words": off([]),
+    "allowed_token_ids": off(),
+    "include_stop_str_in_output": off(False),
+    "skip_special_tokens": off(True),
+    "spaces_between_special_tokens": off(True),
+    "truncate_prompt_tokens": off(),
+    "add_special_tokens": off(True),
+    "return_token_ids": off(False),
+    "return_tokens_as_token_ids": off(False),
+    "structured_outputs": off(),
+    "guided_json": off(),
+    "guided_regex": off(),
+    "guided_choice": off(),
+    "guided_grammar": off(),
+    "response_format": off(TEXT_FORMAT),
+    "priority": off(0),
+    "cache_salt": off(),
+    "use_beam_search": off(False),
+    "logits_processors": off(),
+    "kv_transfer_params": off(),
+    "vllm_xargs": off(),
+}
+
+COMPLETION: Mapping[str, IsOff] = {
+    **_COMMON,
+    "suffix": off(""),
+    "prompt_embeds": off(),
+}
+
+CHAT: Mapping[str, IsOff] = {
+    **_COMMON,
+    "echo": off(False),
+    "best_of": off(1),
+    "add_generation_prompt": off(True),
+    "continue_final_message": off(False),
+    "chat_template": off(),
+    "chat_template_kwargs": off({}),
+    "documents": off([]),
+    "mm_processor_kwargs": off(),
+    "include_reasoning": off(True),
+    "top_logprobs": off(0),
+    "tools": off([]),
+    "tool_choice": off("none", "auto"),
+    "functions": off([]),
+    "function_call": off("none", "auto"),
+    "parallel_tool_calls": no_effect,
+    "modalities": off(["text"], []),
+    "audio": off(),
+    "prediction": off(),
+    "reasoning_effort": off("none"),
+    "verbosity": off("medium"),
+    "web_search_options": off(),
+    "moderation": off(),
+    "service_tier": off("auto", "default"),
+    "store": off(False),
+    "prompt_cache_key": no_effect,
+    "prompt_cache_options": no_effect,
+    "prompt_cache_retention": no_effect,
+    "safety_identifier": no_effect,
+}
+
+MESSAGE: Mapping[str, IsOff] = {
+    "tool_calls": off([]),
+    "function_call": off(),
+    "audio": off(),
+    "refusal": off(""),
+}
