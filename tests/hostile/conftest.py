@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def hostile_app(start_app: Callable[..., Any]) -> Iterator[Any]:
     """The demo pair behind a key. Trees are fixed: measured costs of a busy machine may switch speculation off."""
-    with start_app("hostile", adaptive=False) as app:
+    with start_app("hostile", api_key=KEY, adaptive=False) as app:
         yield app
 
 

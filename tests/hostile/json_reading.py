@@ -57,10 +57,11 @@ def read_json(body: bytes, max_depth: int) -> Reading:
         raise InvalidJson(name)
 
     def number(digits: str) -> Any:
-        if len(digits) > LONG_DIGITS:
+        is_float = bool(set(digits) & set(".eE"))
+        if len(digits) > LONG_DIGITS and not is_float:
             reading.doubts.add("a number without end")
             return Huge()
-        value = float(digits) if set(digits) & set(".eE") else int(digits)
+        value = float(digits) if is_float else int(digits)
         if value in (float("inf"), float("-inf")):
             reading.doubts.add("a number that overflows")
             return Huge()

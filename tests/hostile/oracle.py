@@ -95,7 +95,8 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
         return {unknown, Outcome(405, "method_not_allowed"), Outcome(404, "model_not_found", "model")}, ("GET",)
     if path.startswith(f"{MODELS}/"):
         # The document's order of rules asks for the path before key and host, which a model's name may come after.
-        late = {
+        late = {Outcome(405, "method_not_allowed")} if case.method == "HEAD" else set()
+        late |= {
             Outcome(401, "invalid_api_key"),
             *map(lambda kind: Outcome(403, f"{kind}_not_allowed"), ("host", "origin")),
         }
@@ -142,7 +143,7 @@ def _request_id(given: str | None, verdict: Verdict) -> bool:
     if re.fullmatch(r"[!-~]{1,128}", given):
         verdict.request_id = given
         return True
-    verdict.outcomes.add(Outcome(400, "invalid_header"))
+    verdict.outcomes |= {Outcome(400, "invalid_header", param) for param in (None, "X-Request-Id")}
     return bool(re.fullmatch(r"[ -~]{1,128}", given))
 
 
