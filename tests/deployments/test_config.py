@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.local import LocalConfig
+from wingbeat.deployments.model_options import UserError, build_config
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
@@ -57,12 +58,59 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
         ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),
         ({"max_seqs": 4}, "max_seqs"),
+        ({"api_key": ""}, "holds a key that is empty"),
+        ({"api_key": ["ok", "two words"]}, "holds a key that is empty or has a character"),
+        ({"allowed_hosts": "example.org:80"}, "'example.org:80': must be a host name or an address without a port"),
+        ({"allowed_origins": "example.org"}, "'example.org': must be an origin such as https://example.org"),
+        ({"max_body_bytes": 0}, "max_body_bytes"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(values: dict, message: str):
     with pytest.raises(ValidationError, match=message.replace("(", r"\(")):
         AppConfig.model_validate(values)
+
+
+def test_keys_come_by_setting_or_environment_and_show_nowhere(monkeypatch: pytest.MonkeyPatch):
+    assert AppConfig().api_key is None
+    monkeypatch.setenv("WINGBEAT_API_KEY", "hidden1,hidden2")
+    assert [key.get_secret_value() for key in AppConfig().api_key] == ["hidden1", "hidden2"]
+    assert [key.get_secret_value() for key in AppConfig(api_key=["hidden3"]).api_key] == ["hidden3"]
+    assert "hidden" not in repr(AppConfig()) + str(AppConfig().access("0.0.0.0")) + AppConfig().model_dump_json()
+    monkeypatch.setenv("WINGBEAT_API_KEY", "")
+    assert AppConfig().api_key is None
+
+
+@pytest.mark.parametrize("values", [{"max_num_seqs": 0}, {"nonsense": 1}, {"api_key": "hidden hidden"}, {"api_key": 5}])
+def test_no_error_of_the_application_shows_a_key(values: dict):
+    with pytest.raises(ValidationError) as caught:
+        AppConfig.model_validate({"api_key": "hidden", **values})
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"max_num_seqs": "0"}, {"dtype": "int3"}, {"api_key": "hidden hidden"}])
+def test_no_error_of_the_command_line_shows_a_key(values: dict):
+    with pytest.raises(UserError) as caught:
+        build_config(AppConfig, {"api_key": "hidden", **values})
+    assert "hidden" not in str(caught.value)
+
+
+def test_hosts_and_origins_are_lists_in_the_form_headers_have():
+    config = AppConfig(allowed_hosts="Example.org, ::1", allowed_origins="https://App.example/,null")
+    assert config.allowed_hosts == ("example.org", "[::1]")
+    assert config.allowed_origins == ("https://app.example", "null")
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_a_server_on_a_loopback_address_takes_local_names_alone(host: str, local: bool):
+    access = AppConfig().access(host)
+    assert (access.hosts == {"*"}) != local
+    assert access.takes_origin("http://localhost:3000", host) == local
+    if local:
+        access.check_host(f"[{host}]:80" if ":" in host else host)
 
 
 @pytest.mark.parametrize(

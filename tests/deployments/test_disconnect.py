@@ -5,43 +5,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from http_world import FakePool, app_for
-
-
-class Connection:
-    """One HTTP request spoken straight in ASGI, so that the client can leave and events can be seen one by one."""
-
-    def __init__(self, pool: FakePool, body: dict) -> None:
-        self._app = app_for(pool)
-        self._body = json.dumps(body).encode()
-        self._body_sent = False
-        self.left = asyncio.Event()
-        self.sent: list[dict] = []
-
-    async def run(self) -> None:
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": "/v1/completions",
-            "raw_path": b"/v1/completions",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "scheme": "http",
-            "server": ("wingbeat", 80),
-        }
-        await self._app(scope, self._receive, self._send)
-
-    async def _receive(self) -> dict:
-        if not self._body_sent:
-            self._body_sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict) -> None:
-        self.sent.append(message)
+from http_world import Connection, FakePool
 
 
 async def until(condition: Callable[[], bool]) -> None:

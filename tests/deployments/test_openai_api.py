@@ -90,6 +90,102 @@ def test_chat_refuses_what_is_not_served(field, value):
     assert (error.param, error.code) == (field, "unsupported_parameter")
 
 
+ASKS_FOR_NOTHING = {
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
+    "length_penalty": [1, 1.0],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "min_tokens": [0],
+    "stop_token_ids": [[]],
+    "bad_words": [[]],
+    "include_stop_str_in_output": [False],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "add_special_tokens": [True],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "priority": [0],
+    "use_beam_search": [False],
+    "response_format": [{"type": "text"}],
+    "best_of": [1],
+}
+CHAT_ASKS_FOR_NOTHING = {
+    "echo": [False],
+    "add_generation_prompt": [True],
+    "continue_final_message": [False],
+    "chat_template_kwargs": [{}],
+    "documents": [[]],
+    "include_reasoning": [True],
+    "top_logprobs": [0],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "modalities": [["text"]],
+    "reasoning_effort": ["none"],
+    "verbosity": ["medium"],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+}
+ONLY_NULL = [
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "cache_salt",
+    "logits_processors",
+    "kv_transfer_params",
+    "vllm_xargs",
+]
+
+
+@pytest.mark.parametrize(("field", "values"), ASKS_FOR_NOTHING.items())
+def test_fields_of_other_servers_pass_where_they_ask_for_nothing(field, values):
+    for value in [None, *values]:
+        assert completion(**{field: value})
+        assert chat(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "values"), CHAT_ASKS_FOR_NOTHING.items())
+def test_fields_of_other_chat_servers_pass_where_they_ask_for_nothing(field, values):
+    for value in [None, *values]:
+        assert chat(**{field: value})
+
+
+@pytest.mark.parametrize("field", ONLY_NULL)
+def test_fields_that_always_ask_for_something_pass_as_null_alone(field):
+    assert completion(**{field: None})
+    assert chat(**{field: None})
+    for parse in (completion, chat):
+        assert refused(parse, **{field: {"a": 1}}).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_tokens", 1),
+        ("min_tokens", False),
+        ("repetition_penalty", 1.1),
+        ("repetition_penalty", True),
+        ("skip_special_tokens", False),
+        ("skip_special_tokens", 1),
+        ("use_beam_search", 0),
+        ("logprobs", 0),
+        ("priority", 3),
+        ("stop_token_ids", [0]),
+        ("response_format", {"type": "text", "schema": {}}),
+    ],
+)
+def test_zero_one_true_and_false_are_told_apart(field, value):
+    for parse in (completion, chat):
+        error = refused(parse, **{field: value})
+        assert (error.param, error.code) == (field, "unsupported_parameter")
+
+
 def test_values_that_ask_for_nothing_are_accepted():
     completion(logprobs=None, suffix="", best_of=2, n=2, presence_penalty=0, frequency_penalty=0.0, logit_bias={})
     completion(user="u", metadata={"k": "v"}, echo=False, top_k=-1)
@@ -109,6 +205,13 @@ def test_values_that_ask_for_nothing_are_accepted():
         ({"temperature": 10**400}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 2**63}, "top_k"),
+        ({"top_k": 10**4000}, "top_k"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"nonsense" * 100: 1}, "nonsense" * 10 + "..."),
         ({"min_p": 1.5}, "min_p"),
         ({"seed": 2**63}, "seed"),
         ({"seed": "1"}, "seed"),
@@ -135,6 +238,7 @@ def test_values_that_ask_for_nothing_are_accepted():
         ({"model": 3}, "model"),
         ({"user": 3}, "user"),
         ({"guided_json": {}}, "guided_json"),
+        ({"tools": []}, "tools"),
         ({"messages": []}, "messages"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
@@ -197,6 +301,18 @@ def test_missing_fields_are_named():
     with pytest.raises(ApiError) as caught:
         CompletionBody.parse(b'{"model": "m"}')
     assert (caught.value.param, caught.value.code) == ("prompt", "missing_required_parameter")
+
+
+def test_a_wrong_value_is_not_sent_back_whole():
+    for fields in ({"messages": [{"role": "x" * 9999, "content": "x"}]}, {"messages": [{"x" * 9999: 1}]}):
+        assert len(refused(chat, **fields).message) < 400
+
+
+def test_what_is_just_allowed_is_taken():
+    most = completion(top_k=2**31 - 1, max_tokens=2**31 - 1, stop=["x" * 1024] * 16)
+    assert (most.top_k, most.max_tokens) == (2**31 - 1, 2**31 - 1)
+    assert chat(max_completion_tokens=2**31 - 1).asked_max_tokens == 2**31 - 1
+    assert refused(chat, max_completion_tokens=2**31).param == "max_completion_tokens"
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])

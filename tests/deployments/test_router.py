@@ -39,6 +39,33 @@ class TestCompletions:
         assert last["usage"]["completion_tokens"] == 12
         assert last["metrics"]["speculative_decoding"]["num_drafts"] == 2
 
+    def test_usage_so_far_comes_with_every_chunk_when_asked_for(self):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *others, before, last = chunks(complete(FakePool(), stream=True, stream_options=options))
+        counts = [chunk["usage"]["completion_tokens"] for chunk in [*others, before]]
+        assert counts == sorted(set(counts))
+        assert all(chunk["usage"]["prompt_tokens"] == 2 for chunk in others)
+        assert "prompt_tokens_details" not in others[0]["usage"]
+        assert (last["choices"], last["usage"]) == ([], before["usage"])
+        alone = chunks(complete(FakePool(), stream=True, stream_options={"continuous_usage_stats": True}))
+        assert all(chunk["usage"] and chunk["choices"] for chunk in alone)
+
+    def test_the_model_may_be_left_out(self):
+        for body in ({"prompt": "hi"}, {"prompt": "hi", "model": None}):
+            assert call(FakePool(), "/v1/completions", body).json()["model"] == "demo"
+
+    @pytest.mark.parametrize(("asked", "passed"), [(-1, 0), (0, 0), (256, 256), (257, 0), (2**31 - 1, 0)])
+    def test_a_top_k_of_the_whole_vocabulary_filters_nothing(self, asked, passed):
+        pool = FakePool()
+        complete(pool, top_k=asked)
+        assert pool.requests[0].params.top_k == passed
+
+    @pytest.mark.parametrize("temperature", [1e-45, 3e-38, 9.9e-6])
+    def test_temperatures_too_small_to_divide_by_are_greedy(self, temperature):
+        pool = FakePool()
+        complete(pool, temperature=temperature)
+        assert pool.requests[0].params.temperature == 0
+
     def test_fields_reach_the_engine(self):
         pool = FakePool()
         sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 5, "ignore_eos": True}

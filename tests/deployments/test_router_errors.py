@@ -1,10 +1,29 @@
 """Errors of the HTTP surface: which status and body, for whom, and that nothing keeps running after one."""
 
-import pytest
-from http_world import VOCAB_SIZE, FakePool, call, chunks, complete
+import threading
 
+import pytest
+from http_world import TOKENIZER, VOCAB_SIZE, FakePool, call, chat, chunks, complete
+
+from wingbeat.deployments.chat_api import ChatBody
 from wingbeat.deployments.errors import EngineOverloaded, EngineUnavailable
+from wingbeat.deployments.openai_api import CompletionBody
 from wingbeat.runtime.request import Request
+from wingbeat.runtime.tokenizer import TextTooLong
+
+
+def message(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def recording(function, threads: dict[str, bool], name: str):
+    """The function, which notes under its name whether it ran in another thread than the event loop's."""
+
+    def run(*args, **kwargs):
+        threads[name] = threading.current_thread() is not threading.main_thread()
+        return function(*args, **kwargs)
+
+    return run
 
 
 class TestErrors:
@@ -16,6 +35,10 @@ class TestErrors:
             ({"prompt": [VOCAB_SIZE]}, "prompt", "invalid_value"),
             ({"prompt": [-1]}, "prompt", "invalid_value"),
             ({"prompt": [2**70]}, "prompt", "invalid_value"),
+            ({"prompt": [10**4000]}, "prompt", "invalid_value"),
+            ({"prompt": [5] * 65}, "prompt", "context_length_exceeded"),
+            ({"prompt": [2**70] * 65}, "prompt", "context_length_exceeded"),
+            ({"prompt": [[5], [5] * 100_000]}, "prompt", "context_length_exceeded"),
             ({"nonsense": 1}, "nonsense", "unknown_parameter"),
             ({"max_tokens": "5"}, "max_tokens", "invalid_type"),
         ],
@@ -40,6 +63,41 @@ class TestErrors:
 
     def test_long_prompts_are_tokenized_and_refused(self):
         assert complete(FakePool(), prompt="x" * 20000).json()["error"]["code"] == "context_length_exceeded"
+
+    def test_what_cannot_fit_is_not_tokenized(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(TOKENIZER, "_tokenizer", None)
+        with pytest.raises(TextTooLong):
+            TOKENIZER.encode("x" * (64 * 5 + 1), max_tokens=64)
+
+    @pytest.mark.parametrize("ask", [complete, chat])
+    def test_a_prompt_that_cannot_fit_says_how_long_the_context_is(self, ask):
+        long = "x" * 100_000
+        error = ask(FakePool(), prompt=long) if ask is complete else ask(FakePool(), messages=[message(long)])
+        error = error.json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["param"] == ("prompt" if ask is complete else "messages")
+        assert "more than 64 tokens" in error["message"]
+
+    @pytest.mark.parametrize("ask", [complete, chat])
+    def test_long_bodies_and_texts_are_read_off_the_event_loop(self, monkeypatch: pytest.MonkeyPatch, ask):
+        threads = {}
+        for owner, name in ((TOKENIZER, "encode"), (CompletionBody, "parse"), (ChatBody, "parse")):
+            monkeypatch.setattr(owner, name, recording(getattr(owner, name), threads, name))
+        for text, off_loop in (("hi", False), ("x" * 100_000, True)):
+            threads.clear()
+            ask(FakePool(), prompt=text) if ask is complete else ask(FakePool(), messages=[message(text)])
+            assert threads == dict.fromkeys(("encode", "parse"), off_loop)
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [({"n": 5}, "n"), ({"n": 3, "prompt": ["a", "b"]}, "prompt"), ({"n": 5, "prompt": ["a", "b"]}, "n")],
+    )
+    def test_more_choices_than_can_ever_be_admitted_are_refused(self, fields, param):
+        pool, body = FakePool(), {"model": "demo", "prompt": "hi", **fields}
+        error = call(pool, "/v1/completions", body, max_choices=4).json()["error"]
+        assert (error["param"], error["code"]) == (param, "invalid_value")
+        assert not pool.requests
+        assert call(pool, "/v1/completions", {**body, "n": 2}, max_choices=4).status_code == 200
 
     def test_malformed_json_and_unknown_paths_have_openais_body(self):
         assert call(FakePool(), "/v1/completions", b"{").json()["error"]["code"] == "invalid_json"
