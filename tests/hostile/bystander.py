@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from .client import Address, completion, send
 
+TIMEOUT_S = 300.0
+"""Many tokens on a busy machine."""
 PROMPTS = (
     "def parse(lines):\n    ",
     "class Queue:\n    def __init__(self):\n        ",
@@ -17,7 +19,8 @@ PROMPTS = (
 async def text_of(address: Address, prompt: str, max_tokens: int, seed: int = 11) -> str:
     """The text of one stream, sampled, so that a token of somebody else's would show."""
     fields = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "temperature": 0.8, "seed": seed}
-    answer = await send(address, completion(**fields))
+    answer = await send(address, completion(**fields), TIMEOUT_S)
+    assert not answer.hung, f"a bystander's stream stopped after {answer.body[-300:]!r}"
     assert answer.status == 200, f"a bystander was answered by {answer.status}: {answer.body[:300]!r}"
     events = answer.body.decode().split("\n\n")
     assert answer.complete, "a bystander's stream was cut off"
@@ -26,7 +29,7 @@ async def text_of(address: Address, prompt: str, max_tokens: int, seed: int = 11
 
 
 @asynccontextmanager
-async def bystanders(address: Address, count: int = 2, max_tokens: int = 200) -> AsyncGenerator[None, None]:
+async def bystanders(address: Address, count: int = 2, max_tokens: int = 64) -> AsyncGenerator[None, None]:
     """Streams that follow each other while the block runs; each must have the text it had before the block.
 
     Raises:

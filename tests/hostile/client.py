@@ -43,9 +43,9 @@ class Answer:
         return next(iter(self.all(name)), None)
 
 
-async def send(address: Address, case: Case) -> Answer:
+async def send(address: Address, case: Case, timeout_s: float = TIMEOUT_S) -> Answer:
     """The answer to a request."""
-    return await exchange(address, case.wire(address.prefix))
+    return await exchange(address, case.wire(address.prefix), timeout_s=timeout_s)
 
 
 async def exchange(

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from .client import Address
+from .contract import KEY
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -79,7 +79,7 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [pytest.param(1, 1500, id="1500"), pytest.param(2, 20_000, id="20000", marks=pytest.mark.slow)]
+    ("seed", "count"), [pytest.param(1, 600, id="600"), pytest.param(2, 20_000, id="20000", marks=pytest.mark.slow)]
 )
 def test_every_answer_is_one_that_the_document_allows(address, hostile_app, tokenizer, seed, count):
     statuses, wrong = asyncio.run(bombard(address, tokenizer, seed, count))
