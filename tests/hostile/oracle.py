@@ -1,0 +1,210 @@
+"""From a request to the answers that docs/http_api.md allows, in the document's own order of rules."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from .case import Case
+from .contract import CHAT, COMPLETIONS, CONTEXT, HEALTH, KEY, MAX_BODY_BYTES, MAX_DEPTH, MODEL, MODELS, VOCAB_SIZE
+from .json_reading import InvalidJson, read_json
+from .rules import Findings, Outcome, as_prompts, judge_fields
+
+LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:(\d+))?")
+LONGEST_TOKEN_CHARS = 64
+"""No token of the demo model is longer."""
+DEFAULT_MAX_TOKENS = 16
+
+
+class Counter(Protocol):
+    """The served model's tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+        ...
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation."""
+        ...
+
+
+@dataclass
+class Verdict:
+    """What may come back."""
+
+    outcomes: set[Outcome] = field(default_factory=set)
+    statuses: set[int] = field(default_factory=set)
+    """Good ones; empty where an error is demanded."""
+    body: dict[str, Any] | None = None
+    """Of a generation that may be answered."""
+    num_prompt_tokens: int | None = None
+    """Of all prompts together, None where the document does not fix it."""
+    request_id: str | None = None
+    """That every answer must carry."""
+    origin: str | None = None
+    """That the answer must allow."""
+
+    def fail(self, *outcomes: Outcome) -> "Verdict":
+        """An error is demanded."""
+        self.outcomes |= set(outcomes)
+        self.statuses = set()
+        return self
+
+
+def judge(case: Case, counter: Counter) -> Verdict:
+    """The verdict on a request, rule by rule in the document's order."""
+    verdict = Verdict()
+    path = unquote(case.target.split("?")[0].split("#")[0])
+    preflight = case.method == "OPTIONS" and None not in map(case.header, ("Origin", "Access-Control-Request-Method"))
+    unknown, methods = _path(case, path)
+    if unknown and not preflight:
+        return verdict.fail(*unknown)
+    verdict.outcomes |= unknown
+    if case.method not in methods and not preflight:
+        verdict.outcomes.add(Outcome(405, "method_not_allowed"))
+        if not (case.method == "HEAD" and "GET" in methods):
+            return verdict.fail()
+    if not _host(case.header("Host") or "", verdict) or not _origin(case, verdict):
+        return verdict.fail()
+    if preflight:
+        verdict.statuses = {204}
+        return verdict
+    if path.startswith("/v1") and not _key(case.header("Authorization"), verdict):
+        return verdict.fail()
+    if not _request_id(case.header("X-Request-Id"), verdict):
+        return verdict.fail()
+    verdict.statuses = {200}
+    if case.method != "POST":
+        return verdict
+    if not _media_type(case.header("Content-Type"), verdict):
+        return verdict.fail()
+    if len(case.body or b"") > MAX_BODY_BYTES:
+        return verdict.fail(Outcome(413, "body_too_large"))
+    return _body(path, case.body or b"", verdict, counter)
+
+
+def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
+    """What else than an answer a path may bring, and the methods it has."""
+    unknown = Outcome(404, "unknown_url")
+    if path in (COMPLETIONS, CHAT):
+        return set(), ("POST",)
+    if path in (HEALTH, MODELS, f"{MODELS}/{MODEL}"):
+        return set(), ("GET",)
+    if path.startswith(f"{MODELS}/") and case.method not in ("GET", "HEAD"):
+        return {unknown, Outcome(405, "method_not_allowed"), Outcome(404, "model_not_found", "model")}, ("GET",)
+    if path.startswith(f"{MODELS}/"):
+        # The document's order of rules asks for the path before key and host, which a model's name may come after.
+        late = {Outcome(405, "method_not_allowed")} if case.method == "HEAD" else set()
+        late |= {
+            Outcome(401, "invalid_api_key"),
+            *map(lambda kind: Outcome(403, f"{kind}_not_allowed"), ("host", "origin")),
+        }
+        return {unknown, Outcome(404, "model_not_found", "model"), Outcome(400, "invalid_header"), *late}, ("GET",)
+    return {unknown}, ()
+
+
+def _host(host: str, verdict: Verdict) -> bool:
+    found = LOOPBACK.fullmatch(host)
+    if found and int(found[3] or 0) < 2**16:
+        return True
+    verdict.outcomes.add(Outcome(403, "host_not_allowed"))
+    return bool(LOOPBACK.fullmatch(host.lower().replace(".:", ":").removesuffix(".")))
+
+
+def _origin(case: Case, verdict: Verdict) -> bool:
+    origin = case.header("Origin")
+    if origin is None:
+        return True
+    if LOOPBACK.fullmatch(origin.removeprefix("http://")) and origin.startswith("http://"):
+        verdict.origin = origin
+        return True
+    verdict.outcomes.add(Outcome(403, "origin_not_allowed"))
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:
+        return False
+    # Another spelling or scheme of a host that is taken is left open.
+    return bool(LOOPBACK.fullmatch(parts.netloc)) and parts.scheme in ("http", "https") and not parts.fragment
+
+
+def _key(given: str | None, verdict: Verdict) -> bool:
+    if given == f"Bearer {KEY}":
+        return True
+    verdict.outcomes.add(Outcome(401, "invalid_api_key"))
+    # HTTP's schemes have no case, and any number of spaces may follow.
+    scheme, _, key = (given or "").partition(" ")
+    return scheme.lower() == "bearer" and key.strip() == KEY
+
+
+def _request_id(given: str | None, verdict: Verdict) -> bool:
+    if given is None:
+        return True
+    if re.fullmatch(r"[!-~]{1,128}", given):
+        verdict.request_id = given
+        return True
+    verdict.outcomes |= {Outcome(400, "invalid_header", param) for param in (None, "X-Request-Id")}
+    return bool(re.fullmatch(r"[ -~]{1,128}", given))
+
+
+def _media_type(given: str | None, verdict: Verdict) -> bool:
+    essence = (given or "").partition(";")[0]
+    if essence == "application/json":
+        return True
+    verdict.outcomes.add(Outcome(415, "unsupported_media_type"))
+    return essence.strip().lower() == "application/json"
+
+
+def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict:
+    invalid = Outcome(400, "invalid_json")
+    try:
+        reading = read_json(body, MAX_DEPTH)
+    except InvalidJson:
+        return verdict.fail(invalid)
+    if not isinstance(reading.value, dict):
+        return verdict.fail(invalid)
+    if reading.doubts:
+        verdict.outcomes.add(invalid)
+    found = judge_fields(path, reading.value)
+    if not found.must_fail:
+        verdict.num_prompt_tokens = _fit(path, reading.value, found, counter)
+    verdict.outcomes |= found.outcomes
+    if found.must_fail:
+        return verdict.fail()
+    verdict.body = reading.value
+    return verdict
+
+
+def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> int | None:
+    """Whether prompts hold known tokens and fit with their answers; the tokens of all prompts together."""
+    if path == CHAT:
+        contents = [message.get("content") or "" for message in body["messages"]]
+        # How parts are joined is not fixed, but for a token or two they are as long as their lines.
+        texts = [text if isinstance(text, str) else "\n".join(part["text"] for part in text) for text in contents]
+        lines = [
+            {"role": message["role"], "content": text} for message, text in zip(body["messages"], texts, strict=True)
+        ]
+        num_tokens = _check_lengths([len(counter.encode_chat(lines))], body, "messages", found, None)
+        return num_tokens if texts == contents else None
+    lengths = []
+    for prompt in as_prompts(body["prompt"]) or []:
+        if isinstance(prompt, str):
+            lengths.append(len(prompt) if len(prompt) > CONTEXT * LONGEST_TOKEN_CHARS else len(counter.encode(prompt)))
+        else:
+            lengths.append(len(prompt))
+            if not all(0 <= token_id < VOCAB_SIZE for token_id in prompt):
+                found.wrong("prompt")
+    return _check_lengths(lengths, body, "prompt", found, DEFAULT_MAX_TOKENS)
+
+
+def _check_lengths(
+    lengths: list[int], body: dict[str, Any], text_field: str, found: Findings, default: int | None
+) -> int:
+    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    asked, longest = body.get(limit), max(lengths)
+    for field_name in (text_field, limit):
+        if longest >= CONTEXT or (asked is not None and longest + asked > CONTEXT):
+            found.wrong(field_name, "context_length_exceeded")
+        elif asked is None and default is not None and longest + default > CONTEXT:
+            found.open(field_name, "context_length_exceeded")
+    return sum(lengths)

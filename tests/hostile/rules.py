@@ -1,0 +1,274 @@
+"""The document's rules for the fields of a body, each as what may come back for a value.
+
+`Findings.wrong` says that the document demands an error, `Findings.open` that it leaves room for one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .contract import (
+    CHAT,
+    CHAT_NO_OPS,
+    CHAT_WITHOUT_EFFECT,
+    COMPLETION_NO_OPS,
+    MAX_CHOICES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MESSAGE_UNSERVED,
+    MODEL,
+    NO_OPS,
+    WITHOUT_EFFECT,
+)
+from .json_reading import LONE
+
+UNSERVED = ("unsupported_parameter", "unsupported_value")
+MALFORMED = ("invalid_type", "invalid_value")
+UNKNOWN = ("unknown_parameter",)
+ANY_FAULT = (*UNSERVED, *MALFORMED, *UNKNOWN, "missing_required_parameter")
+INT32 = 2**31 - 1
+LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class Outcome(NamedTuple):
+    """An error that may come back."""
+
+    status: int
+    code: str
+    param: str | None = None
+    """The field, or a field that the answer's `param` begins with; None where no field is to blame."""
+
+
+@dataclass
+class Findings:
+    """What the rules say about one body."""
+
+    outcomes: set[Outcome] = field(default_factory=set)
+    must_fail: bool = False
+
+    def wrong(self, param: str, *codes: str, status: int = 400) -> None:
+        """An error with one of these codes is demanded, unless another field's comes first."""
+        self.open(param, *codes, status=status)
+        self.must_fail = True
+
+    def open(self, param: str, *codes: str, status: int = 400) -> None:
+        """An error with one of these codes is allowed."""
+        self.outcomes |= {Outcome(status, code, param) for code in codes or MALFORMED}
+
+
+def is_number(value: Any) -> bool:
+    """A JSON number that is no boolean."""
+    return type(value) in (int, float)
+
+
+def _whole(low: int, high: int) -> Callable[[Findings, str, Any], None]:
+    def judge(found: Findings, name: str, value: Any) -> None:
+        if type(value) is float and value == int(value) and low <= value <= high:
+            found.open(name)
+        elif type(value) is not int or not low <= value <= high:
+            found.wrong(name)
+            if type(value) is int and value > high and name in LIMITS:
+                # Such an answer does not fit the context either.
+                found.open(name, "context_length_exceeded")
+
+    return judge
+
+
+def _share(low: float, high: float, *, above: bool = False) -> Callable[[Findings, str, Any], None]:
+    def judge(found: Findings, name: str, value: Any) -> None:
+        if not is_number(value) or not low <= value <= high or (above and value == low):
+            found.wrong(name)
+
+    return judge
+
+
+def _seed(found: Findings, name: str, value: Any) -> None:
+    if type(value) is int and 2**63 <= value < 2**64:
+        found.open(name)
+        return
+    _whole(-(2**63), 2**63 - 1)(found, name, value)
+
+
+def _flag(found: Findings, name: str, value: Any) -> None:
+    if type(value) is not bool:
+        found.wrong(name)
+
+
+def _stop(found: Findings, name: str, value: Any) -> None:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(map(_is_stop, stops)):
+        found.wrong(name)
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_STOP_CHARS and not LONE.search(value)
+
+
+def _speculation(found: Findings, name: str, value: Any) -> None:
+    _object(found, name, value, {"enabled": _flag}, {})
+
+
+def _stream_options(found: Findings, name: str, value: Any) -> None:
+    no_ops = {"include_obfuscation": (None, False), "continuous_usage_stats": (None, False)}
+    _object(found, name, value, {"include_usage": _flag}, no_ops)
+
+
+def _object(found: Findings, name: str, value: Any, served: dict[str, Any], no_ops: dict[str, tuple[Any, ...]]) -> None:
+    if not isinstance(value, dict):
+        found.wrong(name)
+        return
+    for key, item in value.items():
+        if key in served:
+            if item is None:
+                found.open(name)
+            else:
+                served[key](found, name, item)
+        elif key not in no_ops:
+            found.wrong(name, *UNKNOWN)
+        elif not _is_no_op(item, no_ops[key]):
+            found.wrong(name, *UNSERVED, *MALFORMED)
+
+
+HONOURED: dict[str, Callable[[Findings, str, Any], None]] = {
+    "max_tokens": _whole(1, INT32),
+    "temperature": _share(0, 2),
+    "top_p": _share(0, 1, above=True),
+    "top_k": _whole(-1, INT32),
+    "min_p": _share(0, 1),
+    "seed": _seed,
+    "stop": _stop,
+    "n": _whole(1, MAX_CHOICES),
+    "stream": _flag,
+    "stream_options": _stream_options,
+    "ignore_eos": _flag,
+    "speculation": _speculation,
+}
+
+
+def judge_fields(path: str, body: dict[str, Any]) -> Findings:
+    """Every field by itself and with its neighbours; not yet whether prompt and answer fit."""
+    found = Findings()
+    is_chat = path == CHAT
+    own = {"max_completion_tokens": _whole(1, INT32)} if is_chat else {"echo": _flag, "best_of": _whole(1, MAX_CHOICES)}
+    honoured = HONOURED | own
+    no_ops = NO_OPS | (CHAT_NO_OPS if is_chat else COMPLETION_NO_OPS)
+    text_field = "messages" if is_chat else "prompt"
+    harmless = (*WITHOUT_EFFECT, *(CHAT_WITHOUT_EFFECT if is_chat else ()))
+    for name, value in body.items():
+        if name in honoured:
+            if value is not None:
+                honoured[name](found, name, value)
+        elif name in no_ops:
+            if not _is_no_op(value, no_ops[name]):
+                found.wrong(name, *UNSERVED, *MALFORMED)
+        elif name in harmless:
+            found.open(name)
+        elif name not in ("model", text_field):
+            # A field of the other endpoint is named as unserved or as unknown.
+            found.wrong(name, *UNKNOWN, *UNSERVED)
+    _model(found, body)
+    (_messages if is_chat else _prompt)(found, body)
+    _together(found, body, is_chat)
+    return found
+
+
+def _is_no_op(value: Any, allowed: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(item) and value == item for item in allowed)
+
+
+def _model(found: Findings, body: dict[str, Any]) -> None:
+    model = body.get("model", MODEL)
+    if isinstance(model, str):
+        if model != MODEL:
+            found.wrong("model", "model_not_found", status=404)
+        if LONE.search(model):
+            found.open("model")
+    elif model is None:
+        found.open("model")
+    else:
+        found.wrong("model")
+
+
+def _prompt(found: Findings, body: dict[str, Any]) -> None:
+    if body.get("prompt") is None:
+        found.wrong("prompt", "missing_required_parameter", *MALFORMED)
+        return
+    prompts = as_prompts(body["prompt"])
+    if prompts is None or not prompts or not all(prompts):
+        found.wrong("prompt", "missing_required_parameter", *MALFORMED)
+    elif any(isinstance(prompt, str) and LONE.search(prompt) for prompt in prompts):
+        found.wrong("prompt")
+
+
+def as_prompts(value: Any) -> list[str] | list[list[int]] | None:
+    """The prompts of a completion, None where it is none of the four kinds."""
+    if isinstance(value, str) or is_ids(value):
+        return [value]
+    if isinstance(value, list) and (all(isinstance(item, str) for item in value) or all(map(is_ids, value))):
+        return value
+    return None
+
+
+def is_ids(value: Any) -> bool:
+    """A list of integers, at least one."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _messages(found: Findings, body: dict[str, Any]) -> None:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        found.wrong("messages", "missing_required_parameter", *MALFORMED)
+        return
+    for message in messages:
+        if not isinstance(message, dict):
+            found.wrong("messages")
+            continue
+        for name, value in message.items():
+            if name in MESSAGE_UNSERVED:
+                found.open("messages", *ANY_FAULT)
+                found.must_fail |= value not in (None, [], "")
+            elif name not in ("role", "content", "name"):
+                found.wrong("messages", *UNKNOWN, *UNSERVED)
+        if message.get("role") not in ("system", "developer", "user", "assistant"):
+            found.wrong("messages", *ANY_FAULT)
+        name = message.get("name")
+        if name is not None and (not isinstance(name, str) or LONE.search(name)):
+            found.wrong("messages")
+        _content(found, message)
+
+
+def _content(found: Findings, message: dict[str, Any]) -> None:
+    content = message.get("content")
+    if content in ("", []) or (content is None and message.get("role") == "assistant"):
+        found.open("messages", *ANY_FAULT)
+    elif isinstance(content, str):
+        if LONE.search(content):
+            found.wrong("messages")
+    elif isinstance(content, list):
+        for part in content:
+            is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+            if not is_text or part.keys() - {"type", "text"} or LONE.search(part["text"]):
+                found.wrong("messages", *ANY_FAULT)
+    else:
+        found.wrong("messages", *ANY_FAULT)
+
+
+def _together(found: Findings, body: dict[str, Any], is_chat: bool) -> None:
+    options = body.get("stream_options")
+    if options is not None and body.get("stream") is not True:
+        found.open("stream_options")
+        found.must_fail |= isinstance(options, dict) and any(options.values())
+    n, best_of = body.get("n"), body.get("best_of")
+    if is_chat:
+        old, new = body.get("max_tokens"), body.get("max_completion_tokens")
+        if None not in (old, new):
+            for name in ("max_tokens", "max_completion_tokens"):
+                found.open(name)
+            found.must_fail |= old != new
+        return
+    if best_of is not None and best_of != (1 if n is None else n):
+        found.wrong("best_of", *UNSERVED, *MALFORMED)
+    prompts = as_prompts(body.get("prompt")) or []
+    if (is_number(n) and len(prompts) * n > MAX_CHOICES) or len(prompts) > MAX_CHOICES:
+        found.wrong("prompt")
+        found.open("n")
