@@ -18,6 +18,43 @@ from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply, outcome_layo
 
 ALIGNMENT_BYTES = 64
 NUM_WORDS = 64
+HOST_FIELDS = frozenset(
+    {
+        "header",
+        "decode_slots",
+        "proposal_slots",
+        "chunk_slots",
+        "chunk_positions",
+        "chunk_lens",
+        "min_reach",
+        "node_price",
+        "acceptance_table",
+        "depth_factors",
+        "request_factors",
+    }
+)
+"""Where there is a device: what hosts read; `wingbeat.cluster.cuda_ipc` says why."""
+DEVICE_FIELDS = frozenset(
+    {
+        "decode_positions",
+        "decode_num_tokens",
+        "decode_token_ids",
+        "decode_taps",
+        "chunk_next_token_ids",
+        "chunk_taps",
+        "epochs",
+        "committed_lens",
+        "block_tables",
+        "temperatures",
+        "seeds",
+        "token_ids",
+        "parents",
+        "depths",
+        "scores",
+        "num_valid",
+    }
+)
+"""`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie on the device."""
 
 
 class ChannelError(RuntimeError):

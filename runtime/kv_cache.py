@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.kv_cache import pool_table
 from wingbeat.runtime.attention import LayerAttention
 from wingbeat.runtime.config import EngineConfig
 
@@ -36,6 +37,8 @@ class KVCache:
             )
             for layer in layers
         ]
+        self.table = pool_table(self.layers)
+        """For moves over all layers; its address is in the captured ones."""
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:
