@@ -152,7 +152,7 @@ def test_a_draining_pool_refuses_what_comes_lets_what_runs_end_and_then_returns(
         await asyncio.sleep(0)
         assert not pool.healthy()
         with pytest.raises(EngineUnavailable, match="shutting down"):
-            await collect(pool, make_request("late"))
+            pool.admit(1)
         assert not drained.done()
         assert tokens(await task) == expected_tokens((1, 2, 3), 7, 100)
         await drained
