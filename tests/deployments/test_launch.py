@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from wingbeat.deployments import launch
+from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 
@@ -195,3 +196,13 @@ def test_a_router_that_is_gone_does_not_keep_the_rest_from_being_taken_down(fake
     application.drain()
     application.close()
     assert fake.calls[-2:] == ["shutdown", "shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warns"), [("0.0.0.0", None, True), ("0.0.0.0", "hidden", False), ("127.0.0.1", None, False)]
+)
+def test_a_server_that_other_machines_reach_without_a_key_says_so(
+    caplog: pytest.LogCaptureFixture, host: str, key: str | None, warns: bool
+):
+    warn_if_open(AppConfig(api_key=key), host)
+    assert [host in record.getMessage() for record in caplog.records] == [True] * warns
