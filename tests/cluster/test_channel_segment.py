@@ -50,7 +50,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_number_that_does(name: str) 
 
 @pytest.mark.parametrize("free", [0, 1000])
 def test_a_channel_whose_rounds_alone_do_not_fit_names_what_makes_them_large(free: int) -> None:
-    with pytest.raises(ChannelError, match="max_num_batched_tokens is .* max_model_len is"):
+    with pytest.raises(ChannelError, match=r"max_num_batched_tokens is .* max_model_len is"):
         check_fits(SPEC, free)
 
 

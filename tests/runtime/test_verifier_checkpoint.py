@@ -1,6 +1,7 @@
 """What `load_model` makes of damaged checkpoints: an error that names the tensor, never a model that writes garbage."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def edit_config(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize("name", [Q_PROJ, "model.embed_tokens.weight", "model.norm.weight"])
 def test_a_weight_that_is_no_number_is_called_by_its_name(tmp_path: Path, name: str, value: float) -> None:
     folder = saved(tmp_path, change=lambda tensors: tensors[name].flatten()[-1:].fill_(value))
-    with pytest.raises(ModelCheckpointError, match=rf"tensor {name} holds {'NaN' if value != value else 'infinity'}"):
+    with pytest.raises(
+        ModelCheckpointError, match=rf"tensor {name} holds {'NaN' if math.isnan(value) else 'infinity'}"
+    ):
         load_model(folder, torch.float32, CPU)
 
 
