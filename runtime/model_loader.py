@@ -105,7 +105,7 @@ def _decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     """The decoder's own layer list: the outermost ModuleList whose members hold one attention module each."""
     for _, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            owners = [{m.layer_idx for m in layer.modules() if hasattr(m, "layer_idx")} for layer in module]
+            owners = [{getattr(part, "layer_idx", None) for part in layer.modules()} - {None} for layer in module]
             if all(owner == {index} for index, owner in enumerate(owners)):
                 return module
-    raise UnsupportedModelError("its decoder layers were not found")
+    raise UnsupportedModelError("no list of its modules holds one attention per layer, which drafters tap by number")
