@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine_watch import POLL_S, EngineWatch, Sample, first_at, full_acceptance_at
-from steady_load import SteadyLoad
+from steady_load import FLOWING_S, SteadyLoad
 
 KILLED, HUNG, VERIFIER = "drafter killed", "drafter hangs", "verifier killed"
 KINDS = (KILLED, HUNG, VERIFIER)
@@ -94,6 +94,8 @@ class Killer:
                 break
             await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             await self._until(lambda kind=kind: self._kill(kind), kind)
+            # Streams that go on elsewhere may queue there: the next kill must not be held responsible for that.
+            await asyncio.sleep(2 * FLOWING_S if kind == VERIFIER else 0.0)
         await self._until(self._all_back, "end")
 
     def _kill(self, kind: str) -> bool:
