@@ -261,7 +261,7 @@ class Engine:
         captured = self.loaded.device.type == "cuda" and self.runner.graphs is not None
         captured = captured and bool(self.runner.graphs.stats.captured)
         verifier = verifier_times(self.loaded, self.model, self.cache, self.config, captured)
-        drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
+        drafter = drafter_times(end, verifier.batch_sizes, self.drafting.patience_s)
         if drafter is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None
