@@ -32,6 +32,8 @@ replica and drains it for 30 s at the end."""
 ROUTER = "Router"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
+HEALTH_CHECK_PERIOD_S = 1.0
+"""How long Serve may take to see that a replica's process is gone, and to start another one."""
 START_ATTEMPTS = 2
 """One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
@@ -77,7 +79,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         max_constructor_retry_count=START_ATTEMPTS,
         logging_config=LoggingConfig(enable_access_log=False),
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
-        health_check_period_s=2.0,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_replicas, _with_load_policy(config.autoscaling_config)),
@@ -91,6 +93,7 @@ def _router(config: AppConfig) -> serve.Deployment:
         ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
         max_constructor_retry_count=START_ATTEMPTS,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
 """Ray's workers yield to all else on their machine (nice 15) unless the Ray that starts them is told otherwise."""
+RAY_ENV = {NICENESS: "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5"}
+"""For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
+a proxy that is merely slow keeps its 10 s per check."""
 POLL_S = 1.0
 DRAIN_MARGIN_S = 5.0
 """What routers get beyond the time their requests have, to answer the drain call itself."""
@@ -40,7 +44,9 @@ class ServedApplication:
     Signals become KeyboardInterrupt in whichever of the methods runs.
     """
 
-    def __init__(self, config: AppConfig, host: str, port: int, signals: StopSignals | None = None) -> None:
+    def __init__(
+        self, config: AppConfig, host: str = "127.0.0.1", port: int = 8000, signals: StopSignals | None = None
+    ) -> None:
         self._config = config
         self._http = {"host": host, "port": port}
         self._signals = signals
@@ -57,7 +63,8 @@ class ServedApplication:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
         """
-        os.environ.setdefault(NICENESS, "0")
+        for name, value in RAY_ENV.items():
+            os.environ.setdefault(name, value)
         if not ray.is_initialized():
             self._connect()
         serve.start(http_options=self._http)
@@ -74,6 +81,11 @@ class ServedApplication:
         except (RuntimeError, RayServeException) as error:
             raise StartError(_cause() or root_cause(error)) from None
         self._serving = True
+
+    def url(self) -> str:
+        """Where Serve's proxies listen: in a cluster that had them before, not where this process would have them."""
+        http = _get_global_client().http_config
+        return f"http://{http.host}:{http.port}"
 
     def wait(self) -> None:
         """Block until the application is taken down by somebody else.
@@ -105,7 +117,8 @@ class ServedApplication:
         """Take down what this process has started, in order: the application, and Ray if it is its own."""
         if self._owns_ray:
             processes = descendants(os.getpid())
-            serve.shutdown()
+            if ray.is_initialized():  # else Serve would start another Ray to look for itself
+                serve.shutdown()
             ray.shutdown()
             end(processes, PROCESS_GRACE_S)
             remove_stale_segments()
@@ -131,6 +144,8 @@ class ServedApplication:
             ray.init(namespace="serve")
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None
+        except Exception as error:  # Ray raises nothing narrower where a node does not come up
+            raise StartError(f"Ray cannot start or be reached: {root_cause(error)}") from error
         finally:
             if self._signals is not None:
                 self._signals.install()
@@ -158,12 +173,14 @@ def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 
     try:
         try:
             application.start()
-            print(f"Serving {config.model_name()} on http://{host}:{port}/v1; Ctrl-C ends it.", flush=True)
+            print(f"Serving {config.model_name()} on {application.url()}/v1; Ctrl-C ends it.", flush=True)
             application.wait()
         except KeyboardInterrupt:
             application.drain()
-        finally:
+        except BaseException:
             application.close()
+            raise
+        application.close()
     except KeyboardInterrupt:
         signals.ignore()
         application.kill(signals.exit_code())

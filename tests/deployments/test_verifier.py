@@ -4,6 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from fakes import FakeEngine
@@ -33,7 +34,7 @@ SPEC = ChannelSpec(
 class FakeRayDrafter:
     """Notes that it was launched and killed."""
 
-    made: list["FakeRayDrafter"] = []
+    made: ClassVar[list["FakeRayDrafter"]] = []
     attaches = True
 
     def __init__(self, config: AppConfig, core: int | None, convention: object = None) -> None:
