@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 from report import RESULTS, machine_facts
-from tiny_models import model_types, tiny_model
+from tiny_models import VOCAB_SIZE, model_types, tiny_model
 from told_drafter import ToldDrafter
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -61,22 +61,20 @@ def try_architecture(model_type: str) -> Outcome:
     except Exception as error:
         return Outcome(model_type, "", "cannot be built", _line(error))
     name = type(model).__name__
-    original = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENS]
+    try:
+        expected = [_generate(copy.deepcopy(model), prompt) for prompt in prompts]
+    except Exception as error:
+        return Outcome(model_type, name, "cannot be built", f"its own generate() fails: {_line(error)}")
     try:
         loaded = prepare_model(model, model_type)
     except UnsupportedModelError as error:
         return Outcome(model_type, name, "refused", str(error).partition(": ")[2])
     except Exception as error:
         return Outcome(model_type, name, "traceback", f"when loaded: {_line(error)}")
-    generator = torch.Generator().manual_seed(1)
-    vocab_size = min(loaded.vocab_size, len(model.get_input_embeddings().weight))
-    prompts = [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in PROMPT_LENS]
     try:
-        expected = [_generate(original, prompt) for prompt in prompts]
-    except Exception as error:
-        return Outcome(model_type, name, "cannot be built", f"generate() fails: {_line(error)}")
-    try:
-        for how, drafter in (("plainly", None), ("with trees", _told(prompts, expected, vocab_size))):
+        for how, drafter in (("plainly", None), ("with trees", _told(prompts, expected))):
             for prompt, ours, theirs in zip(prompts, _write(loaded, prompts, drafter), expected, strict=True):
                 if ours != theirs:
                     same = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
@@ -94,8 +92,8 @@ def _generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-def _told(prompts: list[list[int]], texts: list[list[int]], vocab_size: int) -> ToldDrafter:
-    return ToldDrafter([prompt + text for prompt, text in zip(prompts, texts, strict=True)], vocab_size)
+def _told(prompts: list[list[int]], texts: list[list[int]]) -> ToldDrafter:
+    return ToldDrafter([prompt + text for prompt, text in zip(prompts, texts, strict=True)], VOCAB_SIZE)
 
 
 def _write(loaded: LoadedModel, prompts: list[list[int]], drafter: ToldDrafter | None) -> list[list[int]]:

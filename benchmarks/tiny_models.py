@@ -80,6 +80,7 @@ _SETTINGS = {
 }
 _TWO_KINDS = ["linear_attention", "full_attention"] * 2
 _WINDOW_AND_FULL = ["sliding_attention", "full_attention"] * 2
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _GEMMA4 = {
     "head_dim": 16,
     "global_head_dim": 16,
@@ -103,12 +104,23 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
-    "cohere_compass_text": {"layer_types": ["full_attention"] * _NUM_LAYERS},
-    "minimax_m3_vl_text": {},
+    "cohere_compass_text": {
+        "layer_types": _WINDOW_AND_FULL,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), _ROPE | {"mrope_section": [4, 2, 2]}),
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"hidden_size": _HIDDEN_SIZE, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "qwen4_exp_text": {
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+        **{"indexer_budget": 16, "indexer_compress_ratio": 4},
+    },
     "phimoe": {"sliding_window": WINDOW},
     "qwen2_moe": {"layer_types": _WINDOW_AND_FULL},
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (16, 16), "attn_layers": ["local"] * 4},
     "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "layers_block_type": None},
+    "zamba2": {"mamba_headdim": 16, "n_mamba_heads": 8},
     "xmod": {"default_language": "en_XX"},
     "minimax": {"layer_types": _TWO_KINDS},
 }

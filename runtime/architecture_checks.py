@@ -44,7 +44,7 @@ def check_keywords(model: PreTrainedModel) -> None:
         )
     if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise UnsupportedModelError(
-            "its forward passes no further keywords on, so that an attention function cannot be told of the batch"
+            "its forward takes no further keywords: an attention function cannot be told of the batch"
         )
 
 

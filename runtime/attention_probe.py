@@ -59,7 +59,11 @@ def _probe_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    recorder: Recorder = kwargs[PROBE_KEYWORD]
+    recorder: Recorder | None = kwargs.get(PROBE_KEYWORD)
+    if recorder is None:
+        raise UnsupportedModelError(
+            "its layers do not pass the keywords of its forward on: an attention function cannot be told of the batch"
+        )
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         recorder.num_unnumbered += 1
@@ -152,8 +156,8 @@ def _check_calls(recorder: Recorder, num_layers: int) -> None:
     missing = sorted(set(range(num_layers)) - recorder.layers.keys())
     if missing:
         raise UnsupportedModelError(
-            f"{_named(missing, num_layers)} never call transformers' attention interface: they have code of their own "
-            "in its place, which does not read a paged cache"
+            f"{_named(missing, num_layers)} never call transformers' attention interface: text skips them, or they "
+            "have code of their own, which does not read a paged cache"
         )
     unknown = sorted(recorder.layers.keys() - set(range(num_layers)))
     if unknown:

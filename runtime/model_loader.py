@@ -70,7 +70,7 @@ def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention) -> Loade
     """Let a model attend by our function, and lay it out for few rows."""
     config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    eos = config.eos_token_id if eos is None else eos
+    eos = getattr(config, "eos_token_id", None) if eos is None else eos
     eos_ids = frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
     model.set_attn_implementation(ATTENTION_NAME)
     fuse_norms(model)

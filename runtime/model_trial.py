@@ -184,8 +184,8 @@ def _check(row: Tensor, expected: Tensor, tolerance: float, place: str) -> None:
     clear = best - second > 4 * tolerance * float(expected.std())
     if not distance <= tolerance or (clear and int(row.argmax()) != int(expected.argmax())):
         raise UnsupportedModelError(
-            f"its logits {place} differ from transformers' own decoding by {distance:.1e} of their spread "
-            f"({tolerance:.0e} is rounding): it attends or counts positions in a way that our attention is not told of"
+            f"its logits {place} differ from transformers' own decoding by {distance:.1e} of their spread, where "
+            f"rounding is {tolerance:.0e}: its text would be wrong"
         )
 
 

@@ -1,4 +1,4 @@
-"""A sample of `benchmarks/architectures.py`: what is served writes transformers' text, the rest is refused truthfully."""
+"""A sample of `benchmarks/architectures.py`: what is served writes the text of transformers, the rest is refused."""
 
 import importlib
 from pathlib import Path
@@ -13,6 +13,8 @@ SERVED = (
     *("afmoe", "jetmoe"),
     # whose windows are in their masks only
     *("phimoe", "qwen2_moe"),
+    # whose configuration names no end of text
+    "roc_bert",
 )
 REFUSED = {
     "falcon_h1": "recurrent or convolution state",
@@ -23,8 +25,8 @@ REFUSED = {
     "whisper": "takes no position_ids",
     "bloom": "ALiBi",
     "doge": "a mask that the model makes by itself",
-    "deepseek_v4": "",
-    "roc_bert": "",
+    "deepseek_v4": "keys where 9 tokens are",
+    "nemotron": "do not pass the keywords of its forward on",
 }
 
 

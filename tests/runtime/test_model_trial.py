@@ -162,7 +162,7 @@ def test_a_forward_without_positions_or_keywords_is_refused_for_that():
 
     config = random_model("llama").config
     assert "takes no position_ids" in refusal(NoPositions(config))
-    assert "no further keywords" in refusal(NoKeywords(config))
+    assert "takes no further keywords" in refusal(NoKeywords(config))
 
 
 def test_longrope_is_served_up_to_where_its_angles_change():
