@@ -155,7 +155,7 @@ class DraftSession:
             return None
         reply = self._end.wait_reply(self._round, self.config.drafter_timeout_s)
         if reply is None or self._end.incarnation != self._incarnation:
-            self._lose()
+            self.lose()
             return None
         here = self.slots.device
         ends = (field.to(here, non_blocking=here.type != "cpu") for field in (reply.epochs, reply.committed_lens))
@@ -180,7 +180,7 @@ class DraftSession:
                 return
         outcome = self._end.acquire_outcome(self.config.drafter_timeout_s)
         if outcome is None:
-            self._lose()
+            self.lose()
             return
         num_chunks = 0 if self._stateless else self._publish_chunks(plan, flight, outcome)
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
@@ -355,8 +355,11 @@ class DraftSession:
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1
 
-    def _lose(self) -> None:
-        why = "is silent" if self._end.peer_alive() else "is gone"
+    def lose(self) -> None:
+        """Let go of the drafter, if there is one, until another one is attached."""
+        if self._end is None:
+            return
+        why = "is silent or was in a failed round" if self._end.peer_alive() else "is gone"
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST
