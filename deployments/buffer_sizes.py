@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from wingbeat.cluster.free_memory import free_memory, free_shared_memory
 from wingbeat.deployments.config import AppConfig
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier_config import ConfigFile
 
@@ -26,8 +26,8 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         ValueError: something does not fit; one line that names the setting and what does.
     """
     engine = config.engine_config()
-    size = block_bytes(file, engine.block_size, ITEM_BYTES[config.dtype])
-    num_blocks = _num_blocks(engine, size)
+    size = block_bytes(file, engine.block_size, ITEM_BYTES[config.resolved_dtype()])
+    num_blocks = _num_blocks(engine, config.resolved_device(), size)
     if num_blocks is not None and engine.max_num_seqs > num_blocks - 1:
         raise ValueError(
             f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and a running sequence "
@@ -73,7 +73,7 @@ def channel_spec(config: AppConfig, taps_size: int) -> "ChannelSpec":
         max_blocks_per_seq=engine.max_blocks_per_seq,
         block_size=engine.block_size,
         num_blocks=0,
-        taps_dtype=getattr(torch, config.dtype),
+        taps_dtype=getattr(torch, config.resolved_dtype()),
     )
 
 
@@ -88,19 +88,20 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
     return layers * kv_heads * 2 * head_dim * block_size * item_bytes
 
 
-def _num_blocks(engine: EngineConfig, size: int | None) -> int | None:
+def _num_blocks(engine: EngineConfig, device: str, size: int | None) -> int | None:
     """Blocks of the pool, as `wingbeat.runtime.kv_cache.KVCache` counts them; None where that is not known yet."""
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks
-    if size is None:
+    budget = engine.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else None)
+    if size is None or budget is None:
         return None
     wanted = engine.max_blocks_per_seq + 1
-    if engine.kv_cache_memory_bytes < wanted * size:
+    if budget < wanted * size:
         raise ValueError(
-            f"kv_cache_memory_bytes is {engine.kv_cache_memory_bytes}: one sequence of max_model_len "
+            f"kv_cache_memory_bytes is {budget}: one sequence of max_model_len "
             f"{engine.max_model_len} needs {wanted * size}; raise it or lower max_model_len"
         )
-    return min(engine.kv_cache_memory_bytes // size, 1 + 4 * engine.max_num_seqs * engine.max_blocks_per_seq)
+    return min(budget // size, 1 + 4 * engine.max_num_seqs * engine.max_blocks_per_seq)
 
 
 def _check_free(config: AppConfig, file: ConfigFile, pool_bytes: int) -> None:
@@ -108,10 +109,10 @@ def _check_free(config: AppConfig, file: ConfigFile, pool_bytes: int) -> None:
     if free is None or file.quantization is not None:
         return
     headers = read_headers(weight_files(file.folder))
-    weight_bytes = sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.dtype]
+    weight_bytes = sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.resolved_dtype()]
     if weight_bytes > free:
         raise ValueError(
-            f"dtype is {config.dtype!r}: the weights of {file.folder} take {weight_bytes / GIB:.1f} GiB, "
+            f"dtype is {config.resolved_dtype()!r}: the weights of {file.folder} take {weight_bytes / GIB:.1f} GiB, "
             f"{free / GIB:.1f} GiB of memory are free"
         )
     if weight_bytes + pool_bytes > free:

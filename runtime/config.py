@@ -129,6 +129,10 @@ class ForcedAcceptance:
         return total
 
 
+CPU_KV_CACHE_BYTES = 256 << 20
+"""Of the KV pool on a CPU, where nothing else is said."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """What bounds an engine's memory and its batches.

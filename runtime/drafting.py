@@ -165,7 +165,7 @@ class DraftSession:
             return None
         reply = self._end.wait_reply(self._round, self.patience_s)
         if reply is None or self._end.incarnation != self._incarnation:
-            self._lose()
+            self.lose()
             return None
         self._heard = True
         here = self.slots.device
@@ -191,7 +191,7 @@ class DraftSession:
                 return
         outcome = self._end.acquire_outcome(self.patience_s)
         if outcome is None:
-            self._lose()
+            self.lose()
             return
         num_chunks = 0 if self._stateless else self._publish_chunks(plan, flight, outcome)
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
@@ -366,8 +366,11 @@ class DraftSession:
         left = seq.request.params.max_tokens - (length - seq.num_prompt_tokens)
         return min(left, self.config.max_model_len - length) > 1
 
-    def _lose(self) -> None:
-        why = "is silent" if self._end.peer_alive() else "is gone"
+    def lose(self) -> None:
+        """Let go of the drafter, if there is one, until another one is attached."""
+        if self._end is None:
+            return
+        why = "is silent or was in a failed round" if self._end.peer_alive() else "is gone"
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST

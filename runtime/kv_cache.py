@@ -5,9 +5,8 @@ from torch import Tensor
 
 from wingbeat.kernels.kv_cache import pool_table
 from wingbeat.runtime.attention import LayerAttention
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
 
-CPU_BYTES = 256 << 20
 FREE_GPU_SHARE = 0.85
 """The rest is for activations, captured graphs and what the drafter beside it holds."""
 
@@ -51,7 +50,7 @@ def memory_budget(config: EngineConfig, device: torch.device) -> int:
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type != "cuda":
-        return CPU_BYTES
+        return CPU_KV_CACHE_BYTES
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return int(FREE_GPU_SHARE * config.gpu_share * free_bytes)
 

@@ -124,12 +124,18 @@ class LLM:
             self.self_test = check_drafter(self.engine, self.tokenizer, choice.label, allow_bad_drafter)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
-        """Run prompts together; yields (index of the prompt, its new tokens) round by round."""
+        """Run prompts together; yields (index of the prompt, its new tokens) round by round.
+
+        Raises:
+            RuntimeError: one of them failed; the others are aborted.
+        """
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             self.engine.add_request(Request(str(index), tuple(prompt), param))
         try:
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
+                    if output.failure is not None:
+                        raise RuntimeError(output.failure)
                     yield int(output.request_id), output
         finally:
             for index in range(len(prompts)):
