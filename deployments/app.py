@@ -1,6 +1,7 @@
 """The Serve application: `serve run wingbeat.deployments.app:build key=value`."""
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -47,13 +48,15 @@ class Router:
         show_log()
         self._config = config
         self._bound_host = await bound_host()
-        if config.api_key is None and not is_loopback(self._bound_host):
-            logger.warning("Bound to %s without an api_key: whoever reaches it may use it.", self._bound_host)
+        warn_if_open(config, self._bound_host)
         self._tokenizer = Tokenizer.load(config.model_dir())
         self._pool = EnginePool(
             ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )
         await self._pool.start()
+        # What is there now stays: a full collection while a large body is read would look at all of it again.
+        gc.collect()
+        gc.freeze()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
@@ -76,6 +79,12 @@ async def bound_host() -> str | None:
     """
     client = await asyncio.to_thread(_get_global_client)
     return client.http_config.host
+
+
+def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
+    """Log that other machines may use the server without a key, where they may."""
+    if not config.api_key and not is_loopback(bound_host):
+        logger.warning("The server listens on %s without an api_key: whoever reaches it may use it.", bound_host)
 
 
 def build(args: AppConfig) -> Application:

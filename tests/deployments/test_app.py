@@ -122,6 +122,24 @@ def test_a_stream_says_the_same_as_the_whole_answer(fake_app: httpx.Client):
     assert len(events) > 3
 
 
+def test_the_router_knows_what_address_the_proxy_listens_on(fake_app: httpx.Client):
+    assert fake_app.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        assert fake_app.get("/v1/models", headers=headers).status_code == 403
+
+
+def test_every_answer_has_one_request_id(fake_app: httpx.Client):
+    for path in ("/health", "/nowhere"):
+        assert len(fake_app.get(path).headers.get_list("x-request-id", split_commas=True)) == 1
+        assert fake_app.get(path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+
+
+def test_a_body_that_is_too_long_ends_its_connection(fake_app: httpx.Client):
+    parts = (b"x" * 65536 for _ in range(2000))
+    response = fake_app.post("/v1/completions", content=parts, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.headers["connection"]) == (413, "close")
+
+
 def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client):
     body = {"model": "tiny", "prompt": "abc", "max_tokens": 3900, "seed": 5, "n": 4, "stream": True}
     with fake_app.stream("POST", "/v1/completions", json=body) as response:

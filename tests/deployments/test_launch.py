@@ -3,6 +3,7 @@
 import pytest
 
 from wingbeat.deployments import launch
+from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.config import AppConfig
 
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
@@ -29,3 +30,13 @@ def test_a_ray_started_for_an_application_does_not_hold_its_workers_back(
     monkeypatch.setattr(launch, "build", lambda config: None)
     launch.launch(AppConfig())
     assert seen == [niceness]
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warns"), [("0.0.0.0", None, True), ("0.0.0.0", "hidden", False), ("127.0.0.1", None, False)]
+)
+def test_a_server_that_other_machines_reach_without_a_key_says_so(
+    caplog: pytest.LogCaptureFixture, host: str, key: str | None, warns: bool
+):
+    warn_if_open(AppConfig(api_key=key), host)
+    assert [host in record.getMessage() for record in caplog.records] == [True] * warns
