@@ -8,14 +8,9 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 .PHONY: serve test lint clean
 .DELETE_ON_ERROR:
 
-# `serve run` knows no port; `wingbeat serve` starts the same application on any. Ray's workers would yield to all else.
-serve: export RAY_worker_niceness ?= 0
+# The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
 serve: $(STAMP)
-ifeq ($(PORT),8000)
-	$(VENV)/bin/serve run wingbeat.deployments.app:build
-else
 	$(VENV)/bin/wingbeat serve --port $(PORT)
-endif
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest

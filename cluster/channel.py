@@ -35,6 +35,8 @@ import torch
 
 from wingbeat.cluster.doorbell import IDLE_SLEEP_S, Bell, Doorbell, PeerProcess, PumpDoorbell, fence, process_start
 from wingbeat.cluster.memory import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
     MAX_INCARNATION,
     NUM_WORDS,
     PID_BITS,
@@ -309,13 +311,22 @@ class InProcessChannel:
 
     Where the drafter shares the verifier's thread, set `pump` to the drafter's run-once: the verifier's end runs it
     where it would wait. Without it the drafter runs in another thread.
+
+    Args:
+        device: holds what devices write and read, as in `wingbeat.cluster.cuda_ipc`; both ends use one stream of it.
+            None keeps everything in host memory.
     """
 
-    def __init__(self, spec: ChannelSpec) -> None:
+    def __init__(self, spec: ChannelSpec, device: torch.device | None = None) -> None:
         words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
         write_owner(words)
         self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED))
-        self._memory = carve(spec, words, Region(torch.zeros(buffer_bytes(spec), dtype=torch.uint8)))
+        parts = [(None, None)] if device is None else [(None, HOST_FIELDS), (device, DEVICE_FIELDS)]
+        regions = [
+            Region(torch.zeros(buffer_bytes(spec, fields), dtype=torch.uint8, device=where), fields)
+            for where, fields in parts
+        ]
+        self._memory = carve(spec, words, *regions)
         self.verifier_end = VerifierSide(self._memory, self._doorbell)
         self.drafter_end = DrafterSide(self._memory, incarnation=1)
 

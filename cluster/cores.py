@@ -45,6 +45,9 @@ def claim_core(folder: Path | None = None) -> CoreClaim | None:
 
 def _claim_in(folder: Path) -> CoreClaim | None:
     folder.mkdir(mode=0o700, exist_ok=True)
+    # In a folder that everybody may write to, another user can have made it, with links in place of locks.
+    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+        raise PermissionError(f"{folder} is a link or belongs to another user")
     for core in sorted(os.sched_getaffinity(0), reverse=True)[:-1]:
         lock = (folder / str(core)).open("w")
         try:

@@ -38,48 +38,22 @@ import torch
 from wingbeat.cluster.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.cuda_runtime import CudaRuntime, IpcEvent, TorchCudaRuntime
 from wingbeat.cluster.doorbell import Bell, Doorbell, PeerProcess
-from wingbeat.cluster.memory import PID_BITS, ChannelError, ChannelMemory, Region, Word, buffer_bytes, carve
+from wingbeat.cluster.memory import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    PID_BITS,
+    ChannelError,
+    ChannelMemory,
+    Region,
+    Word,
+    buffer_bytes,
+    carve,
+)
 from wingbeat.cluster.segment import Details, Segment, SegmentHeader, close_segment
 from wingbeat.runtime.batch import ChannelSpec
 
 logger = logging.getLogger(__name__)
 KIND = "cuda_ipc"
-HOST_FIELDS = frozenset(
-    {
-        "header",
-        "decode_slots",
-        "proposal_slots",
-        "chunk_slots",
-        "chunk_positions",
-        "chunk_lens",
-        "min_reach",
-        "node_price",
-        "acceptance_table",
-        "depth_factors",
-        "request_factors",
-    }
-)
-DEVICE_FIELDS = frozenset(
-    {
-        "decode_positions",
-        "decode_num_tokens",
-        "decode_token_ids",
-        "decode_taps",
-        "chunk_next_token_ids",
-        "chunk_taps",
-        "epochs",
-        "committed_lens",
-        "block_tables",
-        "temperatures",
-        "seeds",
-        "token_ids",
-        "parents",
-        "depths",
-        "scores",
-        "num_valid",
-    }
-)
-"""`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie here."""
 DRAIN_TIMEOUT_S = 5.0
 """A device that is not done with the memory by then hangs."""
 DETACH_TIMEOUT_S = 2.0

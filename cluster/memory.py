@@ -4,6 +4,7 @@ Every kind of channel has the same messages at the same offsets within a region.
 and what orders the devices that read and write it.
 """
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,43 @@ from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply, outcome_layo
 
 ALIGNMENT_BYTES = 64
 NUM_WORDS = 64
+HOST_FIELDS = frozenset(
+    {
+        "header",
+        "decode_slots",
+        "proposal_slots",
+        "chunk_slots",
+        "chunk_positions",
+        "chunk_lens",
+        "min_reach",
+        "node_price",
+        "acceptance_table",
+        "depth_factors",
+        "request_factors",
+    }
+)
+"""Where there is a device: what hosts read; `wingbeat.cluster.cuda_ipc` says why."""
+DEVICE_FIELDS = frozenset(
+    {
+        "decode_positions",
+        "decode_num_tokens",
+        "decode_token_ids",
+        "decode_taps",
+        "chunk_next_token_ids",
+        "chunk_taps",
+        "epochs",
+        "committed_lens",
+        "block_tables",
+        "temperatures",
+        "seeds",
+        "token_ids",
+        "parents",
+        "depths",
+        "scores",
+        "num_valid",
+    }
+)
+"""`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie on the device."""
 
 
 class ChannelError(RuntimeError):
@@ -118,6 +156,27 @@ def channel_layouts(spec: ChannelSpec) -> list[Layout]:
 def buffer_bytes(spec: ChannelSpec, fields: frozenset[str] | None = None) -> int:
     """Bytes of a region that holds these fields of a channel; None for all."""
     return sum(_bytes_of(_part(layout, fields)) for layout in channel_layouts(spec))
+
+
+def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
+    """Refuse a channel before its memory is taken where there is not enough of it.
+
+    Raises:
+        ChannelError: names the setting, what it takes and what fits.
+    """
+    need = buffer_bytes(spec)
+    if need <= free_bytes:
+        return
+    fixed = buffer_bytes(dataclasses.replace(spec, num_slots=0))
+    per_slot = (need - fixed) / spec.num_slots
+    fitting = int((free_bytes - fixed) // per_slot)
+    amounts = f"the channel takes {need / 2**20:.0f} MiB of /dev/shm, {free_bytes / 2**20:.0f} MiB are free"
+    if fitting >= 1:
+        raise ChannelError(f"max_num_seqs is {spec.num_slots}: {amounts}; {fitting} fit")
+    raise ChannelError(
+        f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; "
+        "lower them, or enlarge /dev/shm (--shm-size of a container)"
+    )
 
 
 def carve(

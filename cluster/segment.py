@@ -12,6 +12,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -133,7 +134,12 @@ def _directory_lock() -> Iterator[None]:
 
 
 def _owner(path: Path) -> PeerProcess | None:
-    """The process that made a segment, or None where that cannot be told."""
+    """The process that made a segment, or None where that cannot be told or another user owns the file."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        # Anybody may put anything into /dev/shm: opening a pipe of such a name would wait for ever.
+        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            return None
     if path.name.endswith(UNFINISHED):
         pid, start = path.name.removesuffix(UNFINISHED).split(".")[-2:]
         return PeerProcess(int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else None
@@ -164,7 +170,7 @@ def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
 
 def _map(path: Path, name: str) -> mmap.mmap:
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise ChannelError(f"no channel {name!r} on this machine ({path} does not exist)") from None
     except OSError as error:

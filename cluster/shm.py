@@ -5,8 +5,9 @@ import weakref
 
 from wingbeat.cluster.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.doorbell import Bell, Doorbell
-from wingbeat.cluster.memory import ChannelMemory, Region, Word, buffer_bytes, carve
-from wingbeat.cluster.segment import Segment, SegmentHeader, close_segment
+from wingbeat.cluster.free_memory import free_shared_memory
+from wingbeat.cluster.memory import ChannelMemory, Region, Word, buffer_bytes, carve, check_fits
+from wingbeat.cluster.segment import Segment, SegmentHeader, close_segment, remove_stale_segments
 from wingbeat.runtime.batch import ChannelSpec
 
 KIND = "shm"
@@ -26,8 +27,11 @@ class ShmChannel:
     def create(cls, name: str, spec: ChannelSpec) -> "ShmChannel":
         """Make the segment `name`, after removing those of dead verifiers.
 
-        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm is too full.
+        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm and memory
+        are too full for its slots.
         """
+        remove_stale_segments()
+        check_fits(spec, free_shared_memory())
         return cls(name, Segment.create(name, SegmentHeader(KIND, spec, {}), buffer_bytes(spec)))
 
     @staticmethod

@@ -37,6 +37,11 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
+ROUTER = "Router"
+END_S = 5.0
+"""What a replica has to end itself, beyond the time of its requests."""
+HEALTH_CHECK_PERIOD_S = 1.0
+"""How long Serve may take to see that a replica's process is gone, and to start another one."""
 START_ATTEMPTS = 2
 """One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
@@ -58,11 +63,14 @@ class Router:
         gc.collect()
         gc.freeze()
 
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""
+        await self._pool.drain(timeout_s)
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
         config = self._config
-        max_choices = config.max_num_seqs + config.max_queued_requests
-        service = CompletionService(self._pool, self._tokenizer, max_choices)
+        service = CompletionService(self._pool, self._tokenizer)
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(service, config.access(self._bound_host), limits, adds_request_id=False)
@@ -105,8 +113,9 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         max_constructor_retry_count=START_ATTEMPTS,
         logging_config=LoggingConfig(enable_access_log=False),
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),
-        health_check_period_s=2.0,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_replicas, _with_load_policy(config.autoscaling_config)),
     )
 
@@ -114,11 +123,13 @@ def _verifier(config: AppConfig) -> serve.Deployment:
 def _router(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         serve.ingress()(Router),
-        name="Router",
+        name=ROUTER,
         ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
         max_constructor_retry_count=START_ATTEMPTS,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),
     )
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from wingbeat.deployments import preflight
 from wingbeat.deployments.bench import BenchConfig, bench_command
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.generate import GenerateConfig, generate_command
@@ -92,26 +93,18 @@ def _serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
-    """Serve the OpenAI API with Ray until interrupted."""
+    """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
     try:
-        config.model_dir()
-        config.drafter_source()
-        config.engine_config()
+        preflight.check(config, host, port)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     # Importing Ray takes seconds; nothing before this line needs it.
-    from ray import serve
-
-    from wingbeat.deployments.launch import StartError, launch, wait
+    from wingbeat.deployments.launch import StartError, serve_until_stopped
 
     try:
-        launch(config, host, port)
-        print(f"Serving {config.model_name()} on http://{host}:{port}/v1; Ctrl-C ends it.", flush=True)
-        wait()
+        serve_until_stopped(config, host, port)
     except StartError as error:
         raise UserError(str(error)) from error
-    finally:
-        serve.shutdown()
 
 
 def _add_train(app: typer.Typer) -> None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from wingbeat.deployments.chat_api import ChatBody
-from wingbeat.deployments.engine_interface import EnginePool
+from wingbeat.deployments.engine_interface import Admission, EnginePool
 from wingbeat.deployments.errors import ApiError, EngineUnavailable, shown, unknown_model
 from wingbeat.deployments.openai_api import (
     DEFAULT_MAX_TOKENS,
-    MAX_CHOICES,
     CompletionBody,
     GenerationBody,
     invalid,
@@ -78,11 +77,9 @@ class ChoiceDelta(NamedTuple):
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, max_choices: int = MAX_CHOICES) -> None:
-        """`max_choices` of one request can be admitted together at all."""
+    def __init__(self, pool: EnginePool, tokenizer: Tokenizer) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
-        self._max_choices = max_choices
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
         """Tokenize the prompts and fix every choice's parameters.
@@ -110,22 +107,28 @@ class CompletionService:
         Closing the generator early aborts the choices that are still running.
 
         Raises:
-            EngineOverloaded, EngineUnavailable: one choice could not be generated; the others are aborted.
+            EngineOverloaded: there is no room for all of them, and none was started.
+            EngineUnavailable, RequestFailed: one choice could not be generated; the others are aborted.
         """
-        streams = [self._run_choice(choice) for choice in generation.choices]
-        deltas = streams[0] if len(streams) == 1 else _merge(streams)
-        async with aclosing(deltas):
-            async for delta in deltas:
-                yield delta
+        admission = self.pool.admit(len(generation.choices))
+        try:
+            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            deltas = streams[0] if len(streams) == 1 else _merge(streams)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield delta
+        finally:
+            admission.release()
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model != self.pool.info.model_name:
             raise unknown_model(model, self.pool.info.model_name)
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
-        if num_prompts * num_choices > self._max_choices:
-            param = "n" if num_prompts == 1 or num_choices > self._max_choices else "prompt"
-            problem = f"asks for {num_prompts * num_choices} choices, this server takes {self._max_choices} at once"
+        limit = self.pool.max_requests
+        if num_prompts * num_choices > limit:
+            param = "n" if num_prompts == 1 or num_choices > limit else "prompt"
+            problem = f"asks for {num_prompts * num_choices} choices, this server takes {limit} at once"
             raise invalid(param, problem)
 
     def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
@@ -211,7 +214,7 @@ class CompletionService:
             return asked
         return rest if default is None else min(default, rest)
 
-    async def _run_choice(self, choice: Choice) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _run_choice(self, choice: Choice, admission: Admission) -> AsyncGenerator[ChoiceDelta, None]:
         stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
         prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
@@ -225,6 +228,7 @@ class CompletionService:
                 if finish is not None:
                     break
                 yield ChoiceDelta(choice.index, text, num_tokens)
+        admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
         if not got.stopped:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.access import Access, host_name, origin_name
 from wingbeat.deployments.json_body import MAX_BODY_BYTES
-from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
+from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 
@@ -81,12 +81,21 @@ class AppConfig(BaseModel):
         description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
     )
 
+    shutdown_timeout_s: float = Field(
+        30.0, ge=0, description="What running requests have to end when the server or a replica is told to stop."
+    )
+
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
     max_model_len: int = Field(_ENGINE.max_model_len, description="Prompt and output together, in tokens.")
     max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
     block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
-    kv_cache_memory_bytes: int = Field(_ENGINE.kv_cache_memory_bytes, ge=1, description="Budget of the KV pool.")
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Budget of the KV pool; none takes 256 MiB on CPUs, and on GPUs the verifier's share of 85 % of "
+        "what is free beside the weights.",
+    )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
     draft_steps: int | None = Field(
         None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
@@ -109,7 +118,9 @@ class AppConfig(BaseModel):
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
 
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="'auto' is cuda where num_gpus_per_verifier is above 0, cpu elsewhere."
     )
@@ -156,6 +167,7 @@ class AppConfig(BaseModel):
         "served_model_name",
         "num_replicas",
         "num_kv_blocks",
+        "kv_cache_memory_bytes",
         "capture_dir",
         "allowed_hosts",
         "allowed_origins",
@@ -199,6 +211,16 @@ class AppConfig(BaseModel):
             return json.loads(value)
         except ValueError as error:
             raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
+
+    @field_validator("autoscaling_config", "router_autoscaling_config")
+    @classmethod
+    def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Load is reported by replicas and seen by routers, so with none of them nothing would wake one."""
+        for name in ("min_replicas", "initial_replicas"):
+            number = (value or {}).get(name)
+            if isinstance(number, int | float) and number < 1:
+                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a deployment of 0 replicas")
+        return value
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -255,7 +277,12 @@ class AppConfig(BaseModel):
         """
         given = {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
         tree = SpeculationConfig.default(self.resolved_device(), **given)
-        return EngineConfig(**{name: getattr(self, name) for name in _ENGINE_LIMITS}, speculation=tree)
+        limits = {name: getattr(self, name) for name in _ENGINE_LIMITS}
+        return EngineConfig(**limits, gpu_share=min(self.num_gpus_per_verifier, 1.0) or 1.0, speculation=tree)
+
+    def resolved_dtype(self) -> str:
+        """Name of torch's dtype, `auto` resolved."""
+        return resolve_dtype(self.dtype, self.resolved_device())
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

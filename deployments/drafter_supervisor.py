@@ -53,6 +53,7 @@ class DrafterSupervisor:
         end: VerifierEnd,
         launch: Callable[[], DrafterHandle],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.incarnation = 0
         self.pid = 0
@@ -61,6 +62,8 @@ class DrafterSupervisor:
         self._end = end
         self._launch = launch
         self._sleep = sleep
+        self._clock = clock
+        self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
         self._process: PeerProcess | None = None
 
@@ -79,21 +82,24 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost; ends when the engine does."""
-        back_off_s, attached_at = 0.0, time.monotonic()
+        """Replace the drafter whenever it is lost; ends when the engine does.
+
+        The first of a series of failures is answered at once, each further one after twice the pause.
+        """
+        back_off_s = 0.0
         with contextlib.suppress(EngineFailed):
             while True:
                 await self._sleep(POLL_S)
                 if not await self._lost():
                     continue
-                if time.monotonic() - attached_at > STABLE_S:
+                # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
+                if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
                     back_off_s = 0.0
                 self._kill()
                 await self._sleep(back_off_s)
                 back_off_s = min(max(2 * back_off_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
                 try:
                     await self._attach_new(None)
-                    attached_at = time.monotonic()
                 except EngineFailed:
                     raise
                 except Exception as error:
@@ -104,12 +110,14 @@ class DrafterSupervisor:
         self._kill()
 
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
+        self._attached_at = None
         self._drafter = drafter or self._launch()
         self.incarnation += 1
         self.pid = await self._drafter.pid()
         self._process = PeerProcess(self.pid, process_start(self.pid))
         await self._drafter.attach(self._channel_name, self.incarnation)
         await self._on_engine(lambda engine: engine.attach_drafter(self._end))
+        self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
 
     async def _lost(self) -> bool:

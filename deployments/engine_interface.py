@@ -21,6 +21,14 @@ class ModelInfo:
     """One word or path for people to read."""
 
 
+class Admission(Protocol):
+    """Places for requests, in the engines or in the queue before them; taken until they are released."""
+
+    def release(self, num_requests: int | None = None) -> None:
+        """Give back some places, or all that are left; more than are left are not given back."""
+        ...
+
+
 class EnginePool(Protocol):
     """All engines that serve one model."""
 
@@ -29,16 +37,30 @@ class EnginePool(Protocol):
         """The model every engine of the pool serves."""
         ...
 
+    @property
+    def max_requests(self) -> int:
+        """Requests that one engine runs and this router queues: more are never admitted together."""
+        ...
+
+    def admit(self, num_requests: int) -> Admission:
+        """Take places for requests that are to run together: all of them, or none.
+
+        Raises:
+            EngineOverloaded: there are not so many places now.
+            EngineUnavailable: there is no engine.
+        """
+        ...
+
     def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request; yields its tokens as they arrive, several per output possible.
+        """Run a request that was admitted; yields its tokens as they arrive, several per output possible.
 
         The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
         so far.
         Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
         Raises:
-            EngineOverloaded: before the first output, when no engine may queue the request.
-            EngineUnavailable: at any time, when no engine is there or the one that ran the request died.
+            EngineUnavailable: at any time, when no engine is there or those that ran the request died.
+            RequestFailed: processing the request raised.
         """
         ...
 

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 from wingbeat.deployments.outbox import ClientGone, Outbox
-from wingbeat.deployments.wire import WireRequest, unpack_request
+from wingbeat.deployments.wire import Verdict, WireRequest, unpack_request
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.request import Request, RequestOutput
+from wingbeat.runtime.round_failed import RoundFailed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,7 +26,10 @@ class EngineFailed(RuntimeError):
 
 
 class ServedEngine(Protocol):
-    """What the loop and the verifier need of an engine; all calls come from the loop's thread."""
+    """What the loop and the verifier need of an engine; all calls come from the loop's thread.
+
+    `step` raises RoundFailed where it knows which requests may have broken the engine.
+    """
 
     drafter_state: str
     """`none`, `attached` or `lost`."""
@@ -59,6 +63,18 @@ class _Call(Generic[T]):
     def fail(self, error: Exception) -> None:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+class _Submission:
+    """Requests on their way from one client to the engine."""
+
+    def __init__(self, loop: "EngineLoop", client_id: str, requests: Iterable[WireRequest]) -> None:
+        self.client_id = client_id
+        self.by_number = {packed[0]: packed for packed in requests}
+        self._loop = loop
+
+    def __call__(self) -> None:
+        self._loop._add(self)
 
 
 class EngineLoop:
@@ -110,12 +126,12 @@ class EngineLoop:
         Raises:
             ClientGone: the client is not connected.
             EngineFailed: the engine is gone.
+            TypeError, IndexError: something among the requests has no number that an answer could go to.
         """
         self.check_alive()
         if client_id not in self._outboxes:
             raise ClientGone(f"client {client_id} is not connected to this engine")
-        batch = list(requests)
-        self._post(lambda: self._add(client_id, batch))
+        self._post(_Submission(self, client_id, requests))
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
         """Stop requests and free their blocks; unknown or finished ones are ignored."""
@@ -135,13 +151,15 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                self._drain_inbox()
+            while not self._drain_inbox():
                 if self._engine.has_unfinished_requests():
                     self._deliver(self._engine.step())
                 else:
                     self._wait_for_work()
-            self._end(EngineFailed("the engine was stopped"))
+            self._end(EngineFailed("the engine was stopped"), returned=list(self._owners))
+        except RoundFailed as error:
+            logger.exception("The engine failed")
+            self._end(EngineFailed(f"the engine failed: {error}"), error.suspects, error.queued)
         except Exception as error:
             logger.exception("The engine failed")
             self._end(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
@@ -151,11 +169,20 @@ class EngineLoop:
         if self.failure is not None:
             self._refuse_inbox(self.failure)
 
-    def _end(self, error: EngineFailed) -> None:
+    def _end(self, error: EngineFailed, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
+        """The engine's last words: which requests must not be tried elsewhere, and which it had not taken up.
+
+        Of the others a router knows no more than that their engine is gone.
+        """
         self.failure = error
+        self._refuse_inbox(error)
+        for verdict, request_ids in ((Verdict.FAILED, suspects), (Verdict.RETURNED, returned)):
+            for request_id in request_ids:
+                client_id, number = self._owners.get(request_id, (None, 0))
+                if client_id in self._outboxes:
+                    self._outboxes[client_id].give_up(number, verdict, f"request {request_id}: {error}")
         for outbox in list(self._outboxes.values()):
             outbox.end(error)
-        self._refuse_inbox(error)
 
     def _refuse_inbox(self, error: EngineFailed) -> None:
         """Nobody runs commands any more, but whoever waits for an answer must get one."""
@@ -164,11 +191,16 @@ class EngineLoop:
                 command = self._inbox.get_nowait()
                 if isinstance(command, _Call):
                     command.fail(error)
+                elif isinstance(command, _Submission) and command.client_id in self._outboxes:
+                    for number in command.by_number:
+                        self._outboxes[command.client_id].give_up(number, Verdict.RETURNED, str(error))
 
-    def _drain_inbox(self) -> None:
+    def _drain_inbox(self) -> bool:
+        """Run every command that waits; returns whether one of them was to stop."""
         with contextlib.suppress(queue.Empty):
-            while True:
+            while not self._stopping:
                 self._inbox.get_nowait()()
+        return self._stopping
 
     def _wait_for_work(self) -> None:
         now = time.monotonic()
@@ -180,18 +212,28 @@ class EngineLoop:
             self._engine.check_integrity()
             self._check_at = None
 
-    def _add(self, client_id: str, batch: list[WireRequest]) -> None:
-        outbox = self._outboxes.get(client_id)
+    def _add(self, submission: _Submission) -> None:
+        outbox = self._outboxes.get(submission.client_id)
         if outbox is None:
             return
-        for packed in batch:
-            request_id = _request_id(client_id, packed[0])
-            try:
-                self._engine.add_request(unpack_request(packed, request_id))
-                self._owners[request_id] = (client_id, packed[0])
-            except (ValueError, TypeError) as error:
-                outbox.refuse(packed[0], str(error))
+        for number, packed in submission.by_number.items():
+            self._add_one(submission.client_id, number, packed, outbox)
         outbox.flush(time.monotonic())
+
+    def _add_one(self, client_id: str, number: int, packed: WireRequest, outbox: Outbox) -> None:
+        """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
+        request_id = _request_id(client_id, number)
+        if request_id in self._owners:
+            logger.warning("Request %s was submitted twice: it runs once", request_id)
+            return
+        try:
+            self._engine.add_request(unpack_request(packed, request_id))
+            self._owners[request_id] = (client_id, number)
+        except ValueError as error:
+            outbox.give_up(number, Verdict.REFUSED, str(error))
+        except Exception as error:
+            logger.exception("Request %s cannot be taken", request_id)
+            outbox.give_up(number, Verdict.FAILED, f"request {request_id}: {type(error).__name__}: {error}")
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

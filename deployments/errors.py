@@ -21,9 +21,21 @@ class _TryLater(Exception):
 class EngineOverloaded(_TryLater):
     """No engine may queue another request; the same request can succeed a moment later."""
 
+    def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
 
 class EngineUnavailable(_TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
+
+    def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestFailed(Exception):
+    """Processing this request raised in its engine; the engine and its other requests go on."""
 
 
 class ClientGone(Exception):

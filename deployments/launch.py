@@ -1,64 +1,189 @@
-"""Starts the application on this machine's Ray, or says in one line why it cannot."""
+"""Starts the application on Ray, or says in one line why it cannot; ends it in order and leaves nothing behind."""
 
+import logging
 import os
+import sys
 import time
+from typing import NoReturn
 
+import ray
 from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
-from wingbeat.deployments.app import build
+from wingbeat.cluster.process_tree import descendants, end
+from wingbeat.cluster.segment import remove_stale_segments
+from wingbeat.deployments.app import ROUTER, build
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.drafter_supervisor import root_cause
+from wingbeat.deployments.stop_signals import StopSignals
 
+logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
 """Ray's workers yield to all else on their machine (nice 15) unless the Ray that starts them is told otherwise."""
+RAY_ENV = {NICENESS: "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5"}
+"""For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
+a proxy that is merely slow keeps its 10 s per check."""
 POLL_S = 1.0
+DRAIN_MARGIN_S = 5.0
+"""What routers get beyond the time their requests have, to answer the drain call itself."""
+PROCESS_GRACE_S = 5.0
+"""For Ray's processes to end after it has told them to."""
 
 
 class StartError(RuntimeError):
     """The application could not start; one line that names the cause."""
 
 
-def launch(config: AppConfig, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Start Ray Serve's proxy and the application; returns when it answers requests.
+class ServedApplication:
+    """One application on a Ray that this process has started for it or has joined.
 
-    A Ray that is started for it runs its workers at normal priority: serving is what they are for.
+    Signals become KeyboardInterrupt in whichever of the methods runs.
+    """
+
+    def __init__(
+        self, config: AppConfig, host: str = "127.0.0.1", port: int = 8000, signals: StopSignals | None = None
+    ) -> None:
+        self._config = config
+        self._http = {"host": host, "port": port}
+        self._signals = signals
+        self._owns_ray = False
+        self._deployed = False
+        self._serving = False
+
+    def start(self) -> None:
+        """Start Ray Serve's proxy and the application; returns when it answers requests.
+
+        A Ray that is started for it runs its workers at normal priority: serving is what they are for.
+
+        Raises:
+            StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
+                not start, such as for a checkpoint that cannot be read.
+        """
+        for name, value in RAY_ENV.items():
+            os.environ.setdefault(name, value)
+        if not ray.is_initialized():
+            self._connect()
+        serve.start(http_options=self._http)
+        if APP_NAME in serve.status().applications:
+            raise StartError(
+                f"this Ray cluster has an application named {APP_NAME} already: end it with `serve shutdown`, or unset "
+                "RAY_ADDRESS to start a cluster of its own"
+            )
+        if self._config.resolved_device() == "cuda":
+            self._check_gpus()
+        self._deployed = True
+        try:
+            serve.run(build(self._config), name=APP_NAME)
+        except (RuntimeError, RayServeException) as error:
+            raise StartError(_cause() or root_cause(error)) from None
+        self._serving = True
+
+    def url(self) -> str:
+        """Where Serve's proxies listen: in a cluster that had them before, not where this process would have them."""
+        http = _get_global_client().http_config
+        return f"http://{http.host}:{http.port}"
+
+    def wait(self) -> None:
+        """Block until the application is taken down by somebody else.
+
+        Raises:
+            StartError: it failed for good.
+        """
+        while (application := serve.status().applications.get(APP_NAME)) is not None:
+            if application.status == ApplicationStatus.DEPLOY_FAILED:
+                raise StartError(_cause() or application.message)
+            if self._signals is not None:
+                self._signals.check()
+            time.sleep(POLL_S)
+        self._serving = False
+
+    def drain(self) -> None:
+        """Let the routers refuse what comes, and wait for what runs: at most `shutdown_timeout_s`."""
+        if not self._serving:
+            return
+        timeout_s = self._config.shutdown_timeout_s
+        print(f"Stopping: running requests have {timeout_s:g} s; a second signal ends them now.", flush=True)
+        drained = serve.get_deployment_handle(ROUTER, APP_NAME).broadcast("drain", timeout_s)
+        try:
+            drained.results(timeout_s=timeout_s + DRAIN_MARGIN_S)
+        except (ray.exceptions.RayError, RayServeException, TimeoutError, RuntimeError) as error:
+            logger.warning("Not every router has drained: %s", root_cause(error))
+
+    def close(self) -> None:
+        """Take down what this process has started, in order: the application, and Ray if it is its own."""
+        if self._owns_ray:
+            processes = descendants(os.getpid())
+            if ray.is_initialized():  # else Serve would start another Ray to look for itself
+                serve.shutdown()
+            ray.shutdown()
+            end(processes, PROCESS_GRACE_S)
+            remove_stale_segments()
+        elif self._deployed:
+            serve.delete(APP_NAME)
+
+    def kill(self, code: int) -> NoReturn:
+        """End this process now, and every process of its own Ray; in another Ray, Serve ends the replicas."""
+        if self._owns_ray:
+            end(descendants(os.getpid()), 0.0)
+            end(descendants(os.getpid()), 0.0)  # what was being started meanwhile
+            remove_stale_segments()
+        elif self._deployed:
+            serve.delete(APP_NAME, _blocking=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Ray's exit hooks would look for the processes that are gone.
+        os._exit(code)
+
+    def _connect(self) -> None:
+        self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
+        try:
+            ray.init(namespace="serve")
+        except SystemExit:  # by the handler that it installs for as long as it runs
+            raise KeyboardInterrupt from None
+        except Exception as error:  # Ray raises nothing narrower where a node does not come up
+            raise StartError(f"Ray cannot start or be reached: {root_cause(error)}") from error
+        finally:
+            if self._signals is not None:
+                self._signals.install()
+        self._owns_ray = ray._private.worker._global_node.is_head()
+
+    def _check_gpus(self) -> None:
+        config = self._config
+        verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
+        drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+        try:
+            check_node_gpus(verifier, drafter, node_gpus())
+        except ValueError as error:
+            raise StartError(str(error)) from None
+
+
+def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
 
     Raises:
-        StartError: no node has the GPUs of a pair, or a replica could not start, such as for a checkpoint that cannot
-            be read.
+        StartError: the application could not start, or failed for good.
     """
-    os.environ.setdefault(NICENESS, "0")
-    serve.start(http_options={"host": host, "port": port})
-    if config.resolved_device() == "cuda":
-        _check_gpus(config)
+    signals = StopSignals()
+    application = ServedApplication(config, host, port, signals)
+    signals.install()
     try:
-        serve.run(build(config), name=APP_NAME)
-    except RuntimeError as error:
-        raise StartError(_cause() or root_cause(error)) from None
-
-
-def _check_gpus(config: AppConfig) -> None:
-    verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
-    try:
-        check_node_gpus(verifier, drafter, node_gpus())
-    except ValueError as error:
-        raise StartError(str(error)) from None
-
-
-def wait() -> None:
-    """Block until the application is taken down.
-
-    Raises:
-        StartError: it failed for good.
-    """
-    while (application := serve.status().applications.get(APP_NAME)) is not None:
-        if application.status == ApplicationStatus.DEPLOY_FAILED:
-            raise StartError(_cause() or application.message)
-        time.sleep(POLL_S)
+        try:
+            application.start()
+            print(f"Serving {config.model_name()} on {application.url()}/v1; Ctrl-C ends it.", flush=True)
+            application.wait()
+        except KeyboardInterrupt:
+            application.drain()
+        except BaseException:
+            application.close()
+            raise
+        application.close()
+    except KeyboardInterrupt:
+        signals.ignore()
+        application.kill(signals.exit_code())
 
 
 def _cause() -> str | None:

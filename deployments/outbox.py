@@ -1,10 +1,13 @@
 """Outputs on their way from the engine's thread to one router: conflated while the router is behind."""
 
 import asyncio
+import logging
 import threading
 
-from wingbeat.deployments.wire import WireOutput, merge, pack_output, pack_refusal
+from wingbeat.deployments.wire import GivenUp, Verdict, WireOutput, merge, pack_given_up, pack_output
 from wingbeat.runtime.request import RequestOutput
+
+logger = logging.getLogger(__name__)
 
 
 class ClientGone(Exception):
@@ -24,7 +27,7 @@ class Outbox:
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
         self._outputs: dict[int, list[RequestOutput]] = {}
-        self._refusals: dict[int, str] = {}
+        self._given_up: dict[int, GivenUp] = {}
         self._ended_by: Exception | None = None
         self._urgent = False
         self._due_at = 0.0
@@ -35,10 +38,10 @@ class Outbox:
             self._outputs.setdefault(number, []).append(output)
             self._urgent |= urgent
 
-    def refuse(self, number: int, reason: str) -> None:
-        """Tell the client that its request will never run."""
+    def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
+        """Tell the client that its request will not be finished here."""
         with self._lock:
-            self._refusals[number] = reason
+            self._given_up[number] = GivenUp(verdict, reason)
             self._urgent = True
 
     def flush(self, now: float, *, idle: bool = False) -> None:
@@ -71,10 +74,10 @@ class Outbox:
             self._ready.clear()
             with self._lock:
                 outputs, self._outputs = self._outputs, {}
-                refusals, self._refusals = self._refusals, {}
+                given_up, self._given_up = self._given_up, {}
                 ended_by = self._ended_by
-            message = [pack_output(number, merge(rounds)) for number, rounds in outputs.items()]
-            message += [pack_refusal(number, reason) for number, reason in refusals.items()]
+            message = [_pack(number, rounds) for number, rounds in outputs.items()]
+            message += [pack_given_up(number, word) for number, word in given_up.items()]
             if ended_by is not None:
                 self._ready.set()
                 if not message:
@@ -88,3 +91,12 @@ class Outbox:
         except RuntimeError:
             # The consumer's event loop is closed: the process is going down and nobody waits any more.
             self._ended_by = self._ended_by or ClientGone("the event loop is closed")
+
+
+def _pack(number: int, rounds: list[RequestOutput]) -> WireOutput:
+    """One request's part of a message; what cannot be packed ends this request and not the message."""
+    try:
+        return pack_output(number, merge(rounds))
+    except Exception as error:
+        logger.exception("The output of request %s cannot be sent", rounds[-1].request_id)
+        return pack_given_up(number, GivenUp(Verdict.FAILED, f"its output cannot be sent: {type(error).__name__}"))

@@ -102,9 +102,19 @@ class Verifier:
         self._channel: ShmChannel | CudaIpcChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
         self._capture: TrafficCapture | None = None
+        self._first_drafter: RayDrafter | None = None
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
+        try:
+            await self._start(config)
+        except BaseException:
+            # The process may live on, with the failure's traceback holding all of it.
+            await self._end()
+            raise
+
+    async def _start(self, config: AppConfig) -> None:
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
+        self._first_drafter = drafter
         setup: EngineSetup = await asyncio.to_thread(
             load_factory(config.engine_factory), config, drafter.needs if drafter is not None else _no_needs
         )
@@ -200,7 +210,11 @@ class Verifier:
         self._loop.check_alive()
 
     async def __del__(self) -> None:
-        """Serve's hook at the end of the replica, also of one that could not start."""
+        """Serve's hook at the end of the replica."""
+        await self._end()
+
+    async def _end(self) -> None:
+        """Leave no thread, drafter, channel or core claim behind; harmless a second time."""
         for task in self._tasks:
             task.cancel()
         if self._loop is not None:
@@ -209,6 +223,9 @@ class Verifier:
             await asyncio.to_thread(self._capture.writer.close)
         if self._supervisor is not None:
             self._supervisor.stop()
+        elif self._first_drafter is not None:
+            self._first_drafter.kill()
+            self._first_drafter = None
         if self._channel is not None:
             self._channel.verifier_end.close()
         if self._core is not None:

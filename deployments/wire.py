@@ -3,14 +3,33 @@ process time that its rounds need."""
 
 from collections.abc import Iterable
 from dataclasses import astuple
+from enum import StrEnum
 from typing import NamedTuple
 
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
 
 WireRequest = tuple[int, tuple[int, ...], tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order)"""
-WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, str | None]
-"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, why it was refused)"""
+WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None]
+"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp)"""
+
+
+class Verdict(StrEnum):
+    """What became of a request that its engine does not finish."""
+
+    REFUSED = "refused"
+    """It can never run."""
+    FAILED = "failed"
+    """Processing it raised, or it is under suspicion of having broken the engine."""
+    RETURNED = "returned"
+    """The engine goes down without having taken it up: another one can run it as if it had never been here."""
+
+
+class GivenUp(NamedTuple):
+    """An engine's last word on a request."""
+
+    verdict: Verdict
+    reason: str
 
 
 class Delta(NamedTuple):
@@ -18,8 +37,8 @@ class Delta(NamedTuple):
 
     number: int
     output: RequestOutput
-    refusal: str | None
-    """Why the engine did not take the request."""
+    given_up: GivenUp | None
+    """Where the engine does not finish the request."""
 
 
 def pack_request(number: int, request: Request) -> WireRequest:
@@ -41,17 +60,18 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     """One request's new tokens as they travel."""
     metrics = None if output.metrics is None else _pack_metrics(output.metrics)
     finish = None if output.finish_reason is None else str(output.finish_reason)
-    return number, output.token_ids, finish, metrics, output.num_cached_tokens, None
+    given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
+    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up
 
 
-def pack_refusal(number: int, reason: str) -> WireOutput:
-    """Tells the router that the engine will never run this request."""
-    return number, (), None, None, 0, reason
+def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
+    """Tells the router that the engine will not finish this request."""
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
 
 
 def unpack(packed: WireOutput) -> Delta:
     """The inverse of both; the request id is left empty, the router knows the number."""
-    number, token_ids, finish, metrics, num_cached_tokens, refusal = packed
+    number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
     output = RequestOutput(
         "",
         tuple(token_ids),
@@ -59,7 +79,7 @@ def unpack(packed: WireOutput) -> Delta:
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
     )
-    return Delta(number, output, refusal)
+    return Delta(number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1]))
 
 
 def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:

@@ -1,5 +1,7 @@
 """Writes into a paged KV cache: the torch reference, which is the CPU path; on CUDA `triton_kv_cache` does them."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,11 @@ def store_kv(
         key_scale: float32 [num_kv_heads]; `value_scale` likewise. Given if and only if the caches are float8_e4m3fn.
 
     Raises:
-        ValueError: on CUDA or with scales, shapes or dtypes do not fit each other.
+        ValueError: slots are not contiguous int64; on CUDA or with scales, shapes or dtypes do not fit each other.
     """
+    if kv_slots.dtype != torch.int64 or not kv_slots.is_contiguous():
+        raise ValueError(f"kv_slots is {kv_slots.dtype}, strides {kv_slots.stride()}: contiguous int64 needed")
+    # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
     if key_cache.is_cuda or key_scale is not None or value_scale is not None:
         _check_store(key, value, key_cache, value_cache, kv_slots, key_scale, value_scale)
     if key_cache.is_cuda:
@@ -45,18 +50,47 @@ def store_kv(
     value_cache.flatten(0, 1).index_copy_(0, kv_slots, value)
 
 
-def move_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor) -> None:
+class PoolTable(NamedTuple):
+    """Where the rows of every layer's keys and values lie, for a kernel that visits all layers."""
+
+    entries: Tensor
+    """int64 [2 * num_layers, 2]: address of the cache, and words of a row."""
+    word_bytes: int
+    """Largest of 8, 4, 2 and 1 that divides every address and row."""
+    most_words: int
+    """Words of the longest row."""
+    aligned: bool
+    """Whether every address and row is a multiple of 16 bytes."""
+
+
+def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
+    """What `move_kv` needs of caches on CUDA; None elsewhere. Captured moves read it: it must live as long as they do.
+
+    Raises:
+        ValueError: a cache on CUDA is not contiguous, or lies on another device than the first.
+    """
+    if not caches or not caches[0][0].is_cuda:
+        return None
+    from wingbeat.kernels import triton_kv_cache
+
+    return triton_kv_cache.pool_table(caches)
+
+
+def move_kv(
+    caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
+) -> None:
     """Compact accepted paths over all layers: copy slot to slot; reads finish before writes begin. One launch on CUDA.
 
     Args:
         caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.
         from_slots: int64 [num_reqs, num_moves], or [num_moves] of one request; `to_slots` likewise. Moves into block 0
             are dropped ones. No request's targets are another's sources, and no two moves that count share a target.
+        table: `pool_table` of the caches; made anew where None.
     """
     if from_slots.is_cuda:
         from wingbeat.kernels import triton_kv_cache
 
-        triton_kv_cache.move_kv(caches, from_slots, to_slots)
+        triton_kv_cache.move_kv(caches, from_slots, to_slots, table)
         return
     if from_slots.dim() == 2:
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
@@ -90,5 +124,3 @@ def _check_store(
             raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}, {given} {name}_scale: they do not fit")
         if scale is not None and (scale.shape != cache.shape[2:3] or scale.dtype != torch.float32):
             raise ValueError(f"{name}_scale is {scale.dtype} {tuple(scale.shape)}: float32 ({cache.shape[2]},) needed")
-    if kv_slots.dtype != torch.int64 or not kv_slots.is_contiguous():
-        raise ValueError(f"kv_slots is {kv_slots.dtype}, strides {kv_slots.stride()}: contiguous int64 needed")

@@ -78,8 +78,9 @@ class TreeTable:
         self._token_ids = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._parents = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
         self._scores = torch.full((num_reqs, self.size), float("-inf"), dtype=torch.float32, device=device)
-        widths = torch.tensor([1, top_k] + [top_k * top_k] * (steps - 1), device=device)
-        self._depths = torch.repeat_interleave(torch.arange(steps + 1, device=device), widths, output_size=self.size)
+        # Computed where it is needed: tables are made in the middle of a round, where an upload would be waited for.
+        below = torch.arange(self.size, device=device) - 1
+        self._depths = (below >= 0).long() + (below >= top_k) * (1 + (below - top_k) // (top_k * top_k))
         self._frontier: Frontier | None = None
 
     def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:

@@ -3,17 +3,15 @@
 Reference: `wingbeat.kernels.kv_cache`, whose functions choose between the two.
 """
 
-from collections import OrderedDict
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.kv_cache import PoolTable
+
 _CHUNK_ELEMENTS = 2048
 _MOVE_TILE_ELEMENTS = 8192
-_TABLES_KEPT = 8
 _FP8_MAX = tl.constexpr(448.0)
 
 
@@ -161,53 +159,25 @@ def store_kv(
         )
 
 
-class PoolTable(NamedTuple):
-    """Where the rows of every layer's keys and values lie, for a kernel that visits all layers."""
-
-    entries: Tensor
-    """int64 [2 * num_layers, 2]: address of the cache, and words of a row."""
-    word_bytes: int
-    """Largest of 8, 4, 2 and 1 that divides every address and row."""
-    most_words: int
-    """Words of the longest row."""
-    aligned: bool
-    """Whether every address and row is a multiple of 16 bytes."""
-
-
-_pool_tables: OrderedDict[tuple, PoolTable] = OrderedDict()
-
-
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable:
-    """The table of `caches` on their device, built at the first call with these addresses.
-
-    Raises:
-        ValueError: a cache is not contiguous, or lies on another device than the first.
-    """
+    """See `wingbeat.kernels.kv_cache.pool_table`."""
     parts = [part for layer in caches for part in layer]
     device = parts[0].device
-    # A table is a function of its key alone: memory freed and allocated anew at one address makes no stale entry.
-    key = (device, *((part.data_ptr(), part.shape[2] * part.shape[3] * part.element_size()) for part in parts))
-    if key in _pool_tables:
-        _pool_tables.move_to_end(key)
-        return _pool_tables[key]
     for index, part in enumerate(parts):
         if not part.is_contiguous() or part.device != device:
             raise ValueError(
                 f"caches[{index // 2}] is not contiguous, or on {part.device} where others are on {device}"
             )
-    numbers = [number for pair in key[1:] for number in pair]
+    places = [(part.data_ptr(), part.shape[2] * part.shape[3] * part.element_size()) for part in parts]
+    numbers = [number for place in places for number in place]
     word_bytes = next(size for size in (8, 4, 2, 1) if all(number % size == 0 for number in numbers))
-    rows = [[address, row_bytes // word_bytes] for address, row_bytes in key[1:]]
-    table = PoolTable(
+    rows = [[address, row_bytes // word_bytes] for address, row_bytes in places]
+    return PoolTable(
         entries=torch.tensor(rows, dtype=torch.int64, device=device),
         word_bytes=word_bytes,
         most_words=max(words for _, words in rows),
         aligned=all(number % 16 == 0 for number in numbers),
     )
-    _pool_tables[key] = table
-    if len(_pool_tables) > _TABLES_KEPT:
-        _pool_tables.popitem(last=False)
-    return table
 
 
 @triton.jit(
@@ -248,7 +218,9 @@ def _move_kv_kernel(
         tl.store(cache_ptr + target[:, None] * num_words + word[None, :], rows, mask=inside)
 
 
-def move_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor) -> None:
+def move_kv(
+    caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
+) -> None:
     """See `wingbeat.kernels.kv_cache.move_kv`; moves into block 0 are not made at all."""
     if from_slots.dim() == 1:
         from_slots, to_slots = from_slots[None], to_slots[None]
@@ -256,7 +228,7 @@ def move_kv(caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: T
     if num_reqs == 0 or num_moves == 0 or not caches:
         return
     from_slots, to_slots = (slots if slots.stride(1) == 1 else slots.contiguous() for slots in (from_slots, to_slots))
-    table = pool_table(caches)
+    table = table or pool_table(caches)
     block_moves = triton.next_power_of_2(num_moves)
     longest = triton.next_power_of_2(table.most_words)
     chunk = max(1, min(_CHUNK_ELEMENTS, longest, _MOVE_TILE_ELEMENTS // (block_moves * max(table.word_bytes // 4, 1))))

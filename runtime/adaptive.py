@@ -121,6 +121,11 @@ class AdaptiveSpeculation:
         """A sequence got its slot."""
         self.policy.tracker.admit(seq.slot)
 
+    def abandon(self) -> None:
+        """The rounds launched and not learned from will never be."""
+        self._launched.clear()
+        self._latest = None
+
     def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
         """Leave the nodes that are worth their time; None where none is.
 

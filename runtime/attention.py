@@ -22,6 +22,8 @@ from wingbeat.runtime.packing import Tiles
 
 ATTENTION_NAME = "wingbeat"
 METADATA_KEYWORD = "wingbeat_batch"
+WINDOW_ATTRIBUTE = "wingbeat_window"
+"""Of an attention module whose window the probe learned: transformers tells some only by their mask."""
 
 
 class AttentionSegment(NamedTuple):
@@ -76,7 +78,7 @@ class AttentionMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention as the probe saw it (`wingbeat.runtime.model_loader.probe_attention`)."""
+    """One layer's attention as the probe saw it (`wingbeat.runtime.attention_probe.probe_attention`)."""
 
     num_heads: int
     num_kv_heads: int
@@ -159,6 +161,7 @@ def wingbeat_attention(
         [1, num_tokens, num_heads, value_dim] and no weights.
     """
     metadata: AttentionMetadata = kwargs[METADATA_KEYWORD]
+    sliding_window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window)
     key_cache, value_cache = metadata.caches[module.layer_idx]
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
     store_kv(key, value, key_cache, value_cache, metadata.kv_slots)
@@ -177,7 +180,8 @@ def wingbeat_attention(
         sinks=s_aux,
         workspace=metadata.workspace,
     )
-    return out[None], None
+    # Some models view what they get, as transformers' own functions return it.
+    return out[None].contiguous(), None
 
 
 def attend_segments(

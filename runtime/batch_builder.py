@@ -13,7 +13,7 @@ from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment, buil
 from wingbeat.runtime.batch import TokenTree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv_cache import KVCache
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.loaded_model import LoadedModel
 from wingbeat.runtime.packing import Group, Packing, pack, packed, rows_of
 from wingbeat.runtime.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.sequence import Sequence
@@ -74,6 +74,7 @@ class BatchBuilder:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.on_host = on_host
+        self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
@@ -91,7 +92,8 @@ class BatchBuilder:
         tree.token_ids[:, 0] = root_ids
         steps = torch.arange(tree.token_ids.shape[1], device=self.device)
         real = steps < tree.num_valid[:, None]
-        positions = roots[:, None] + torch.where(real, tree.depths, 0)
+        # Nodes past the last position are never accepted, but a table of positions has no row for them.
+        positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
         kv_slots = torch.where(real, self.kv_slots(slots, roots[:, None] + steps), 0)
         packing = pack(real) if self.on_host and not self.config.compile else None
         return Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)

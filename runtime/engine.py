@@ -1,99 +1,35 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
 import logging
-import time
+from array import array
 from collections import deque
-from dataclasses import dataclass, field
 
-from wingbeat.runtime.acceptance import AcceptanceTracker
 from wingbeat.runtime.adaptive import AdaptiveSpeculation, RoundTimes
 from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.block_manager import BlockManager
-from wingbeat.runtime.calibration import cost_tables, drafter_times, verifier_times
-from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
-from wingbeat.runtime.cuda_graph import GraphStats
-from wingbeat.runtime.decode_graphs import node_buckets
-from wingbeat.runtime.device_adaptive import DeviceAdaptiveSpeculation
+from wingbeat.runtime.calibrated_speculation import calibrated_speculation
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafting import DrafterState, DraftSession
+from wingbeat.runtime.engine_stats import EngineStats
 from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.model_runner import ModelRunner
-from wingbeat.runtime.request import Request, RequestOutput, SpeculationMetrics
-from wingbeat.runtime.round_costs import RoundCosts
+from wingbeat.runtime.phase_times import PhaseTimes, Stopwatch
+from wingbeat.runtime.request import Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.round_failed import RoundFailed
 from wingbeat.runtime.round_in_flight import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.scheduler import Scheduler, SchedulerOutput
+from wingbeat.runtime.sequence import Sequence
 from wingbeat.runtime.slot_state import SlotState
-from wingbeat.runtime.speculation_policy import PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier_model import VerifierModel
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class PhaseTimes:
-    """Host seconds spent in each phase of the rounds so far; on an accelerator, mostly spent on enqueueing."""
-
-    num_rounds: int = 0
-    schedule_s: float = 0.0
-    draft_wait_s: float = 0.0
-    verify_s: float = 0.0
-    """The verifier's forward passes."""
-    accept_s: float = 0.0
-    """Flattening the batch, choosing tokens, walking trees, compacting KV."""
-    publish_s: float = 0.0
-    wait_s: float = 0.0
-    """For the accepted tokens: what the device still has to do when the host has nothing left to do."""
-    update_s: float = 0.0
-
-
-class _Stopwatch:
-    """Adds the time since its last lap to a phase."""
-
-    def __init__(self, phases: PhaseTimes) -> None:
-        self._phases = phases
-        self._started = self._last = time.perf_counter()
-
-    @property
-    def total_s(self) -> float:
-        """Of all laps."""
-        return self._last - self._started
-
-    def lap(self, phase: str, **within: float) -> float:
-        """End a phase and return its seconds.
-
-        Args:
-            within: seconds of it that belong to other phases.
-        """
-        now = time.perf_counter()
-        spent, self._last = now - self._last, now
-        for name, seconds in (within | {phase: spent - sum(within.values())}).items():
-            setattr(self._phases, name, getattr(self._phases, name) + seconds)
-        return spent
-
-
-@dataclass
-class EngineStats:
-    """A snapshot of the engine's load and what speculation brought so far."""
-
-    num_running: int
-    num_waiting: int
-    num_free_blocks: int
-    num_blocks: int
-    num_preemptions: int
-    drafter_state: str
-    num_drafters_attached: int
-    num_replayed_tokens: int
-    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
-    phases: PhaseTimes = field(default_factory=PhaseTimes)
-    policy: PolicyStats | None = None
-    """What was decided on speculation, and why; None where trees have a fixed shape."""
-    graphs: GraphStats | None = None
-    """Captured rounds and their replays; None where nothing is captured."""
-    forced_acceptance: ForcedAcceptance | None = None
-    """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
+PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
+"""What an engine runs to find out whether it still works."""
+PROBE_ROUNDS = 8
 
 
 class Engine:
@@ -136,7 +72,9 @@ class Engine:
         self.phases = PhaseTimes()
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self._in_flight: deque[RoundInFlight] = deque()
-        self._settled_outputs: list[RequestOutput] = []
+        self._outputs: list[RequestOutput] = []
+        self._plan: SchedulerOutput | None = None
+        """Of the round that is being launched."""
         self._observer: RoundObserver | None = None
         self._num_attached = 0
         self._num_replayed_tokens = 0
@@ -165,7 +103,11 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        bad = [t for t in request.prompt_token_ids if not 0 <= t < self.loaded.vocab_size]
+        try:
+            ids = array("q", request.prompt_token_ids)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"prompt holds what is no token id: {error}") from None
+        bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < self.loaded.vocab_size]
         if bad:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
         self.scheduler.add(request)
@@ -175,19 +117,22 @@ class Engine:
         self.scheduler.abort(request_id)
         if self._observer is not None:
             self._observer.ended(request_id)
-        self._settled_outputs = [output for output in self._settled_outputs if output.request_id != request_id]
+        self._outputs = [output for output in self._outputs if output.request_id != request_id]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         scheduler = self.scheduler
-        return bool(scheduler.running or scheduler.waiting or self._in_flight or self._settled_outputs)
+        queues = scheduler.running, scheduler.waiting, scheduler.failures, self._in_flight, self._outputs
+        return any(queues)
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
-        self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
+        self._settle(Stopwatch(self.phases), leave=0)
         self.runner.prepare_trees()
         if self.config.speculation.adaptive and self.adaptive is None:
-            self.adaptive = self.drafting.adaptive = self._calibrate(end)
+            self.adaptive = self.drafting.adaptive = calibrated_speculation(
+                self.runner, self.config, end, self.drafting.patience_s
+            )
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -197,7 +142,7 @@ class Engine:
 
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on; None ends that."""
-        self._settled_outputs = self._settle(_Stopwatch(self.phases), leave=0)
+        self._settle(Stopwatch(self.phases), leave=0)
         self._observer = observer
 
     @property
@@ -209,9 +154,27 @@ class Engine:
         """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
 
         With overlap the tokens are those of the round before: the host sees to them while the device runs the round
-        just launched.
+        just launched. A request whose processing raises ends with a `failure` among the outputs.
+
+        Raises:
+            RoundFailed: the engine is broken; none of its requests can go on here.
         """
-        watch = _Stopwatch(self.phases)
+        try:
+            self._round()
+            if self.scheduler.failures:
+                self.check_integrity()
+        except Exception as error:
+            self._recover(error)
+        outputs, self._outputs = self._outputs + self.scheduler.failures, []
+        if self.scheduler.failures:
+            if self._observer is not None:
+                for output in self.scheduler.failures:
+                    self._observer.ended(output.request_id)
+            self.scheduler.failures = []
+        return outputs
+
+    def _round(self) -> None:
+        watch = Stopwatch(self.phases)
         plan = self._schedule()
         launched = bool(plan.decodes or plan.chunks)
         if launched:
@@ -226,6 +189,7 @@ class Engine:
             flight = self.runner.launch(plan, rows, trees, num_nodes)
             self.scheduler.advance(plan, with_trees=trees is not None)
             self._in_flight.append(flight)
+            self._plan = None
             if self._observer is not None:
                 self._observer.launched(flight)
             watch.lap("accept_s", verify_s=flight.forward_s)
@@ -235,58 +199,91 @@ class Engine:
             self.drafting.publish(plan, flight)
             # Where the drafter shares the core, ringing for it is waiting for it.
             published_s = watch.lap("publish_s", draft_wait_s=self.drafting.ring_s) - self.drafting.ring_s
-        outputs = self._settle(watch, leave=1 if launched and self.overlap else 0)
+        self._settle(watch, leave=1 if launched and self.overlap else 0)
         if self.adaptive is not None and launched:
             host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s - published_s
             num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-            num_new_tokens = sum(len(output.token_ids) for output in outputs)
+            num_new_tokens = sum(len(output.token_ids) for output in self._outputs)
             seconds = asked_s + waited_s, flight.forward_s, host_s, published_s
             times = RoundTimes(*seconds, num_chunk_tokens, num_drafter_tokens, num_new_tokens)
             self.adaptive.observe(times)
-        return outputs
+
+    def _recover(self, error: Exception) -> None:
+        """A round raised, and nobody knows for whom: what ran is computed again, one sequence at a time.
+
+        One that raises when it runs alone has failed. The others are where they were, and their texts do not change.
+        The drafter is let go of: it costs speed, and may be what raised.
+
+        Raises:
+            RoundFailed: the engine's own probe raises too, or this is no request's doing.
+        """
+        logger.warning("A round raised %s: its requests are tried one by one", type(error).__name__, exc_info=error)
+        scheduler = self.scheduler
+        failure = RoundFailed(f"{type(error).__name__}: {error}", *self._entangled())
+        try:
+            alone = scheduler.running[0] if len(scheduler.running) == 1 else None
+            self._in_flight.clear()
+            self.drafting.lose()
+            if self.adaptive is not None:
+                self.adaptive.abandon()
+            if self._observer is not None:
+                self._observer.abandoned()
+            scheduler.restart()
+            self._probe()
+            if alone is not None:
+                scheduler.fail(alone, error)
+        except Exception as broken:
+            logger.error("The engine is broken", exc_info=broken)
+            raise failure from error
+
+    def _entangled(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ids of the requests in a first round that is not settled, or failed, and of those never taken up."""
+        plans = [flight.plan for flight in self._in_flight] + ([self._plan] if self._plan is not None else [])
+        seqs = [seq for plan in plans for seq in plan.admitted if seq.slot >= 0 and not seq.num_output_tokens]
+        failed = [output.request_id for output in self.scheduler.failures]
+        queued = (seq.request.request_id for seq in self.scheduler.waiting if not seq.preempted)
+        return (*(seq.request.request_id for seq in seqs), *failed), tuple(queued)
+
+    def _probe(self) -> None:
+        """Run a request of the engine's own, alone; raises whatever is wrong."""
+        self.scheduler.add_first(PROBE)
+        for _ in range(PROBE_ROUNDS):
+            self._round()
+            own = [output for output in self._outputs if output.request_id == PROBE.request_id]
+            if own and own[-1].finish_reason is not None:
+                break
+        else:
+            raise RuntimeError(f"the probe did not end within {PROBE_ROUNDS} rounds")
+        self._outputs = [output for output in self._outputs if output.request_id != PROBE.request_id]
+        self.check_integrity()
+
+    def _take_up(self, seq: Sequence) -> None:
+        self.drafting.admit(seq)
+        if self.adaptive is not None:
+            self.adaptive.admit(seq)
 
     def _schedule(self) -> SchedulerOutput:
-        plan = self.scheduler.schedule()
+        plan = self._plan = self.scheduler.schedule()
         for seq in plan.admitted:
-            self.drafting.admit(seq)
-            if self.adaptive is not None:
-                self.adaptive.admit(seq)
+            self.scheduler.isolated(seq, self._take_up, seq)
+        if self.scheduler.failures:
+            plan = plan.without_dropped()
         plan = self.drafting.plan_replay(plan)
         self._num_replayed_tokens += sum(chunk.length for chunk in plan.chunks if chunk.replay)
         return plan
 
-    def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
-        """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
-        speculation = self.config.speculation
-        captured = self.loaded.device.type == "cuda" and self.runner.graphs is not None
-        captured = captured and bool(self.runner.graphs.stats.captured)
-        verifier = verifier_times(self.loaded, self.model, self.cache, self.config, captured)
-        drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
-        if drafter is None:
-            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
-            return None
-        costs = RoundCosts(cost_tables(verifier, drafter))
-        max_depth = speculation.max_path - 1
-        tracker = AcceptanceTracker(self.config.max_num_seqs, max_depth)
-        stops_early = self.runner.on_host
-        policy = SpeculationPolicy(costs, tracker, max_depth, speculation.num_nodes, stops_early=stops_early)
-        if self.runner.pruner is None:
-            return AdaptiveSpeculation(policy)
-        return DeviceAdaptiveSpeculation(policy, self.runner.pruner, node_buckets(self.config))
-
-    def _settle(self, watch: "_Stopwatch", leave: int) -> list[RequestOutput]:
+    def _settle(self, watch: Stopwatch, leave: int) -> None:
         """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
-        outputs, self._settled_outputs = self._settled_outputs, []
         while len(self._in_flight) > leave:
-            flight = self._in_flight.popleft()
+            flight = self._in_flight[0]
             result = flight.wait()
             watch.lap("wait_s")
-            outputs += self._update(flight, result)
+            self._update(flight, result)
+            self._in_flight.popleft()
             watch.lap("update_s")
             self.phases.num_rounds += 1
-        return outputs
 
-    def _update(self, flight: RoundInFlight, result: RoundResult) -> list[RequestOutput]:
+    def _update(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
         epochs = iter(flight.epochs)
         live = [seq.epoch == next(epochs) for seq in flight.plan.decodes]
@@ -307,14 +304,15 @@ class Engine:
             for chunk, token_ids in zip(flight.plan.chunks, result.chunk_token_ids, strict=True)
             if chunk.seq.epoch == next(epochs)
         ]
-        if self._observer is None:
-            return self.scheduler.update(decodes, chunks)
-        self._observer.settled(flight, result)
+        if self._observer is not None:
+            self._observer.settled(flight, result)
         outputs = self.scheduler.update(decodes, chunks)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._observer.ended(output.request_id)
-        return outputs
+        # First of all: sequences have these tokens by now, and must not be the only ones to know them.
+        self._outputs += outputs
+        if self._observer is not None:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._observer.ended(output.request_id)
 
     def forget(self) -> None:
         """Be as before the first request, for an engine that was only tried: no prefix is cached, every figure is zero.

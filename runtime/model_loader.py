@@ -1,188 +1,99 @@
-"""Any Hugging Face causal LM as the verifier: load, probe, and refuse what our attention function would get wrong."""
+"""Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
 
 import logging
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel
 
-from wingbeat.kernels.attention import masked_attention
-from wingbeat.runtime.attention import ATTENTION_NAME, LayerAttention
+from wingbeat.runtime.architecture_checks import check_architecture, check_cache, check_keywords, position_limit
+from wingbeat.runtime.attention import ATTENTION_NAME
+from wingbeat.runtime.attention_probe import ProbedAttention, probe_attention
 from wingbeat.runtime.fused_norm import fuse_norms
 from wingbeat.runtime.fused_rope import fuse_rope
 from wingbeat.runtime.linear_layout import lay_out_linears
+from wingbeat.runtime.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.model_trial import reference_logits, try_model
+from wingbeat.runtime.verifier_checkpoint import check_files, check_finite, load_weights
+from wingbeat.runtime.verifier_config import ConfigFile, load_config, one_line
 
 logger = logging.getLogger(__name__)
-
-PROBE_NAME = "wingbeat_probe"
-PROBE_KEYWORD = "wingbeat_recorder"
-
-
-class UnsupportedModelError(ValueError):
-    """The architecture cannot be served without silent errors; the message names it and says why."""
-
-
-@dataclass
-class LoadedModel:
-    """A verifier ready for the runner."""
-
-    model: PreTrainedModel
-    name: str
-    layers: list[LayerAttention]
-    decoder: nn.Module
-    """Owns the layers; its output is the final norm's."""
-    decoder_layers: nn.ModuleList
-    hidden_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    eos_token_ids: frozenset[int]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.model.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of activations and KV."""
-        return next(self.model.parameters()).dtype
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers; 0 stands for none."""
-        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
-
-
-@dataclass
-class Recorder:
-    """What the probe's attention function saw, by layer index."""
-
-    layers: dict[int, LayerAttention] = field(default_factory=dict)
-
-
-def _probe_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    recorder: Recorder = kwargs[PROBE_KEYWORD]
-    recorder.layers[module.layer_idx] = LayerAttention(
-        query.shape[1], key.shape[1], key.shape[3], value.shape[3], sliding_window
-    )
-    num_tokens = query.shape[2]
-    mask = torch.full((num_tokens, num_tokens), torch.finfo(query.dtype).min, dtype=query.dtype, device=query.device)
-    out = masked_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        mask.triu(1)[None],
-        query.shape[-1] ** -0.5 if scaling is None else scaling,
-        softcap,
-        s_aux,
-    )
-    return out, None
-
-
-AttentionInterface.register(PROBE_NAME, _probe_attention)
 
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
 
     Raises:
-        FileNotFoundError: the directory holds no config.json.
+        ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
         UnsupportedModelError: see `prepare_model`.
     """
-    if not (Path(path) / "config.json").is_file():
-        raise FileNotFoundError(f"model directory {path} holds no config.json: give a Hugging Face checkpoint folder")
-    config = AutoConfig.from_pretrained(path, local_files_only=True)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{_architecture(config)} is an encoder-decoder: only causal LMs can be verifiers")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).to(device)
-    return prepare_model(model, Path(path).name)
+    file = ConfigFile.read(Path(path))
+    load_config(file)
+    check_files(file)
+    model = load_weights(file, dtype).to(device)
+    check_finite(model)
+    with one_line(file.name):
+        return prepare_model(model, Path(path).name)
 
 
 def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
-    """Probe a model's attention, compare it with transformers' eager path, and switch it to ours.
+    """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
     Raises:
-        UnsupportedModelError: some layers never call the attention function (recurrent or linear-attention hybrids,
-            models with attention code of their own), or the outputs disagree.
+        UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
     """
-    model.eval().requires_grad_(False)
+    stage = "its layers cannot be probed"
+    try:
+        model.eval().requires_grad_(False)
+        check_architecture(model)
+        check_cache(model)
+        check_keywords(model)
+        probed = probe_attention(model, position_limit(model))
+        stage = "transformers' own generate() fails on it"
+        references = reference_logits(model, probed)
+        stage = "it fails under our attention function"
+        loaded = _switch(model, name, probed)
+        try_model(loaded, references)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{type(model).__name__}: {error}") from error
+    except Exception as error:
+        # Modeling code raises whatever its shapes and its assumptions lead to.
+        raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
+    return loaded
+
+
+def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention) -> LoadedModel:
+    """Let a model attend by our function, and lay it out for few rows."""
     config = model.config.get_text_config()
-    layers = probe_attention(model)
-    hidden_size = config.hidden_size
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    eos = config.eos_token_id if eos is None else eos
+    eos = getattr(config, "eos_token_id", None) if eos is None else eos
     eos_ids = frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
-    limit = getattr(config, "max_position_embeddings", None) or 2**31
-    chunk = getattr(config, "attention_chunk_size", None)
-    if chunk is not None:
-        # Chunked attention (Llama 4) equals full attention up to one chunk; our masks know windows, not chunks.
-        limit = min(limit, chunk)
     model.set_attn_implementation(ATTENTION_NAME)
     fuse_norms(model)
     fuse_rope(model)
     lay_out_linears(model)
-    decoder_layers = _decoder_layers(model, len(layers))
+    decoder_layers = _decoder_layers(model, len(probed.layers))
     return LoadedModel(
         model=model,
         name=name,
-        layers=layers,
+        layers=probed.layers,
         decoder=next(module for module in model.modules() if decoder_layers in list(module.children())),
         decoder_layers=decoder_layers,
-        hidden_size=hidden_size,
+        hidden_size=config.hidden_size,
         vocab_size=model.get_output_embeddings().weight.shape[0],
-        max_position_embeddings=limit,
+        max_position_embeddings=probed.max_positions,
         eos_token_ids=eos_ids,
     )
 
 
-@torch.inference_mode()
-def probe_attention(model: PreTrainedModel) -> list[LayerAttention]:
-    """Run three tokens through a recording attention function and through eager attention.
-
-    Raises:
-        UnsupportedModelError: a layer was not seen, or the two disagree.
-    """
-    config = model.config.get_text_config()
-    name, num_layers = _architecture(model.config), config.num_hidden_layers
-    device = next(model.parameters()).device
-    token_ids = torch.tensor([[1, 2, 3]], device=device) % model.get_output_embeddings().weight.shape[0]
-    arguments = {"input_ids": token_ids, "position_ids": torch.arange(3, device=device)[None], "use_cache": False}
-    recorder = Recorder()
-    try:
-        model.set_attn_implementation(PROBE_NAME)
-        probed = model(**arguments, **{PROBE_KEYWORD: recorder}).logits
-    except (TypeError, ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"{name} does not take a custom attention function: {error}") from error
-    missing = sorted(set(range(num_layers)) - recorder.layers.keys())
-    if missing:
-        raise UnsupportedModelError(
-            f"{name}: layers {missing} never call the attention function (recurrent state or attention code of their "
-            "own); such hybrids cannot be verified as a tree and are not supported"
-        )
-    model.set_attn_implementation("eager")
-    expected = model(**arguments).logits
-    error = (probed - expected).abs().max().item()
-    tolerance = (1e-3 if probed.dtype == torch.float32 else 5e-2) * max(expected.abs().max().item(), 1.0)
-    if not error <= tolerance:
-        raise UnsupportedModelError(
-            f"{name}: logits differ by {error:.2e} from transformers' eager attention; it uses something our "
-            "attention function does not know"
-        )
-    return [recorder.layers[index] for index in range(num_layers)]
+def _cause(error: Exception) -> str:
+    """One line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
 
 
 def _architecture(config: Any) -> str:
@@ -194,7 +105,7 @@ def _decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     """The decoder's own layer list: the outermost ModuleList whose members hold one attention module each."""
     for _, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            owners = [{m.layer_idx for m in layer.modules() if hasattr(m, "layer_idx")} for layer in module]
+            owners = [{getattr(part, "layer_idx", None) for part in layer.modules()} - {None} for layer in module]
             if all(owner == {index} for index, owner in enumerate(owners)):
                 return module
-    raise UnsupportedModelError(f"{_architecture(model.config)}: its decoder layers were not found")
+    raise UnsupportedModelError("no list of its modules holds one attention per layer, which drafters tap by number")

@@ -272,7 +272,7 @@ class ModelRunner:
         start = decodes.roots[:, None]
         source = torch.where(moved, self.builder.kv_slots(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self.builder.kv_slots(decodes.slots, start + steps), 0)
-        move_kv(self.cache.layers, source, target)
+        move_kv(self.cache.layers, source, target, self.cache.table)
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:

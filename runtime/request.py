@@ -1,6 +1,7 @@
 """What a caller asks of the engine and what it gets back; no tensors, no text."""
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -8,6 +9,16 @@ from typing import NamedTuple
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
 """Logits divided by a smaller temperature overflow; the best token's share is 1 long before."""
+
+_RANGES = (
+    ("max_tokens", int, 1, INT32_MAX, "an integer from 1 to 2^31 - 1"),
+    ("temperature", (int, float), 0.0, 100.0, "between 0 and 100"),
+    ("top_p", (int, float), math.ulp(0.0), 1.0, "above 0 and at most 1"),
+    ("top_k", int, 0, INT32_MAX, "an integer from 0 (off) to 2^31 - 1"),
+    ("min_p", (int, float), 0.0, 1.0, "between 0 and 1"),
+    ("seed", int, -(2**63), 2**63 - 1, "a 64-bit integer"),
+)
+"""Of `SamplingParams`: field, type, least and largest value, and what an error says."""
 
 
 class FinishReason(StrEnum):
@@ -40,17 +51,11 @@ class SamplingParams:
     """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
 
     def __post_init__(self) -> None:
-        checks = (
-            ("max_tokens", 1 <= self.max_tokens <= INT32_MAX, "between 1 and 2^31 - 1"),
-            ("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
-            ("top_k", 0 <= self.top_k <= INT32_MAX, "between 0 (off) and 2^31 - 1"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
-            ("seed", -(2**63) <= self.seed < 2**63, "a 64-bit integer"),
-        )
-        for name, good, allowed in checks:
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be {allowed}")
+        # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
+        for name, kind, low, high, allowed in _RANGES:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not low <= value <= high:
+                raise ValueError(f"{name} is {value}: must be {allowed}")
         if self.temperature < GREEDY_BELOW:
             object.__setattr__(self, "temperature", 0.0)
 
@@ -137,3 +142,5 @@ class RequestOutput(NamedTuple):
     """Set on the last output."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
+    failure: str | None = None
+    """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""

@@ -77,6 +77,10 @@ class RoundObserver(Protocol):
         """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
         ...
 
+    def abandoned(self) -> None:
+        """The rounds launched and not settled never will be: their sequences are computed again."""
+        ...
+
     def ended(self, request_id: str) -> None:
         """A request has finished or was aborted."""
         ...

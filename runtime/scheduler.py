@@ -1,20 +1,29 @@
 """Which sequences run in a round, and with which blocks: continuous batching, chunked prefill, preemption.
 
-First come, first served. Running sequences decode first; what is left of the token budget goes to prompt chunks. When
-blocks run out a tree is given up before a sequence is, and the youngest sequence is preempted before an older one.
+Running sequences decode first; what is left of the token budget goes to prompt chunks. When blocks run out a tree is
+given up before a sequence is, and the youngest sequence is preempted before an older one. Who gets a free
+slot is `runtime.admission_order`'s to say.
 
 A round may be scheduled while the one before it is in flight: lengths are then bounds. Blocks and slots are handed on
 at once all the same: rounds run in the order of their launch, so one in flight is done with them before their next
 owner writes, and what it writes lies past every position that is cached.
 """
 
+import logging
+import math
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
+from wingbeat.runtime.admission_order import AdmissionOrder
 from wingbeat.runtime.block_manager import ROOT_HASH, BlockManager, IntegrityError
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput
 from wingbeat.runtime.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+MAX_UNEXPLAINED = 3
+"""Rounds that may raise, though whatever ran in them passes alone, until that is the engine's own failure."""
 
 
 class Chunk(NamedTuple):
@@ -39,6 +48,14 @@ class SchedulerOutput(NamedTuple):
     budget_left: int
     """Prompt tokens that could still be computed this round."""
 
+    def without_dropped(self) -> "SchedulerOutput":
+        """The same without sequences that have lost their slot since."""
+        return self._replace(
+            decodes=[seq for seq in self.decodes if seq.slot >= 0],
+            chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
+            admitted=[seq for seq in self.admitted if seq.slot >= 0],
+        )
+
 
 class Scheduler:
     """Owner of the waiting and running queues.
@@ -54,8 +71,16 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.failures: list[RequestOutput] = []
+        """Last outputs of requests that failed, until they are handed out."""
+        self.num_unexplained = 0
+        """Times that a round raised and everything that ran in it was carried out alone."""
+        self._suspects: dict[Sequence, float] = {}
+        """Sequences of a round that raised, which run one at a time until they have more tokens than this."""
+        self._explained = False
         self._free_slots = list(reversed(range(config.max_num_seqs)))
         self._num_epochs = 0
+        self._order = AdmissionOrder()
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -79,10 +104,48 @@ class Scheduler:
         for queue in (self.running, self.waiting):
             for seq in queue:
                 if seq.request.request_id == request_id:
-                    queue.remove(seq)
-                    self._free(seq)
+                    self._drop(seq)
                     return seq
         return None
+
+    def fail(self, seq: Sequence, error: Exception) -> None:
+        """Drop a request whose processing raised; its last output is in `failures`."""
+        request_id = seq.request.request_id
+        logger.error("Request %s failed", request_id, exc_info=error)
+        self._explained |= seq in self._suspects
+        self._drop(seq)
+        failure = f"request {request_id}: {type(error).__name__}: {error}"
+        self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure))
+
+    def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
+        """`work(*args)` on behalf of one sequence: what it raises ends this one, and None is returned."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.fail(seq, error)
+            return None
+
+    def restart(self) -> None:
+        """After a round that raised: compute what ran again, one sequence at a time until it is past that round.
+
+        Raises:
+            RuntimeError: this cannot be any sequence's doing.
+        """
+        if not self.running:
+            raise RuntimeError("a round raised that no sequence ran in")
+        if self.num_unexplained == MAX_UNEXPLAINED:
+            raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
+        for seq in reversed(self.running):
+            self._suspects[seq] = seq.max_len + self.config.speculation.max_path
+            self._preempt(seq)
+        for seq in self.waiting:
+            self._free(seq)
+
+    def add_first(self, request: Request) -> None:
+        """Queue a request that runs before all others, and alone; everything else must be waiting."""
+        seq = Sequence(request)
+        self._suspects[seq] = math.inf
+        self.waiting.appendleft(seq)
 
     def schedule(self) -> SchedulerOutput:
         """Pick the round's work and give it blocks."""
@@ -94,8 +157,11 @@ class Scheduler:
             if seq.num_uncomputed > 1 and budget:
                 chunks.append(_next_chunk(seq, budget))
                 budget -= chunks[-1].length
-        while self.waiting and self._free_slots and budget and self._admit(self.waiting[0]):
-            seq = self.waiting.popleft()
+        while self.waiting and self._free_slots and budget:
+            seq = self._next()
+            if seq is None or not self.isolated(seq, self._admit, seq):
+                break
+            self._order.take(seq, self.waiting)
             self.running.append(seq)
             admitted.append(seq)
             if seq.num_uncomputed > 1:
@@ -131,13 +197,13 @@ class Scheduler:
         outputs = []
         for seq, token_ids in decodes:
             seq.num_computed += len(token_ids)
-            outputs.append(self._emit(seq, token_ids))
+            outputs.append(self.isolated(seq, self._emit, seq, token_ids))
         for chunk, token_ids in chunks:
             if token_ids:
-                outputs.append(self._emit(chunk.seq, token_ids))
+                outputs.append(self.isolated(chunk.seq, self._emit, chunk.seq, token_ids))
             elif not chunk.replay:
-                self._cache_full_blocks(chunk.seq, chunk.start + chunk.length)
-        return outputs
+                self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
+        return [output for output in outputs if output is not None]
 
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
@@ -152,11 +218,14 @@ class Scheduler:
         # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
         self._cache_full_blocks(seq, seq.num_computed)
-        if reason is None:
-            return RequestOutput(seq.request.request_id, tuple(kept))
-        self.running.remove(seq)
-        self._free(seq)
-        return finished_output(seq, tuple(kept), reason)
+        if reason is not None:
+            self._drop(seq)
+            return finished_output(seq, tuple(kept), reason)
+        if self._suspects and len(seq.token_ids) > self._suspects.get(seq, math.inf):
+            self._clear(seq)
+            if self._suspects:
+                self._preempt(seq)
+        return RequestOutput(seq.request.request_id, tuple(kept))
 
     def _schedule_decodes(self) -> list[Sequence]:
         decodes: list[Sequence] = []
@@ -196,6 +265,12 @@ class Scheduler:
             seq.blocks.extend(self.block_manager.allocate(missing))
         return True
 
+    def _next(self) -> Sequence | None:
+        """Whose turn it is to be admitted; None while a suspect has to run alone."""
+        if self._suspects:
+            return None if self.running else next(seq for seq in self.waiting if seq in self._suspects)
+        return self._order.choose(self.waiting)
+
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
         cached = self.block_manager.match_prefix(seq.token_ids)
@@ -219,8 +294,23 @@ class Scheduler:
         """Take everything from a running sequence; it is computed again, tokens so far included, when there is room."""
         self.running.remove(seq)
         self._free(seq)
+        seq.preempted = True
         self.waiting.appendleft(seq)
         self.num_preemptions += 1
+
+    def _drop(self, seq: Sequence) -> None:
+        """Let go of a sequence for good, wherever it is."""
+        for queue in (self.running, self.waiting):
+            if seq in queue:
+                queue.remove(seq)
+        self._free(seq)
+        self._clear(seq)
+
+    def _clear(self, seq: Sequence) -> None:
+        """A sequence is no suspect any more, if it was one."""
+        if self._suspects.pop(seq, None) is not None and not self._suspects:
+            self.num_unexplained += not self._explained
+            self._explained = False
 
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:

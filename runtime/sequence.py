@@ -27,6 +27,8 @@ class Sequence:
         "num_hashed_blocks",
         "num_prompt_tokens",
         "num_synced_blocks",
+        "num_tokens_at_most",
+        "preempted",
         "request",
         "slot",
         "token_ids",
@@ -37,8 +39,11 @@ class Sequence:
         self.request = request
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.num_tokens_at_most = self.num_prompt_tokens + request.params.max_tokens
         self.metrics = SpeculationMetrics()
         self.num_cached_tokens = 0
+        self.preempted = False
+        """Whether it has run before and waits to be computed again."""
         self.reset()
 
     def reset(self) -> None:

@@ -17,6 +17,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 LONG_TEXT_CHARS = 4096
 """Texts above this are tokenized without the interpreter lock, so that another thread can go on meanwhile."""
 
+_MAX_REASON = 200
+"""Characters of what transformers says about a tokenizer that it cannot read."""
+
 _MAX_UNFINISHED = 3
 """Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
 _CONTEXT = 8
@@ -53,10 +56,12 @@ class Tokenizer:
             ValueError: the folder holds none that transformers can read.
         """
         try:
-            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ValueError(f"no tokenizer in {directory}: {reason}") from error
+            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False))
+        except Exception as error:
+            # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
+            kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+            reason = " ".join(str(error).split())[:_MAX_REASON]
+            raise ValueError(f"no tokenizer in {directory}: {kind}{reason}") from error
 
     @classmethod
     def find(cls, directory: str | Path) -> "Tokenizer | None":

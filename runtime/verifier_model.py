@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.loaded_model import LoadedModel
 
 
 class ForwardBatch(NamedTuple):

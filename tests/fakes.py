@@ -11,10 +11,11 @@ from wingbeat.deployments.factories import EngineSetup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.link import VerifierEnd
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.round_failed import RoundFailed
 
 VOCAB_SIZE = 50
 POISON = 49
-"""A prompt with this token breaks the engine."""
+"""A prompt with this token breaks the engine in the request's first round."""
 
 
 def expected_tokens(prompt: tuple[int, ...], seed: int, count: int) -> tuple[int, ...]:
@@ -38,11 +39,14 @@ class FakeStats(NamedTuple):
 class FakeEngine:
     """Writes one token per request and round, one block per request."""
 
-    def __init__(self, round_s: float = 0.0, num_blocks: int = 64, max_model_len: int = 200) -> None:
+    def __init__(
+        self, round_s: float = 0.0, num_blocks: int = 64, max_model_len: int = 200, max_num_seqs: int = 64
+    ) -> None:
         self.drafter_state = "none"
         self.round_s = round_s
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self.num_started = 0
         self.num_checks = 0
         self.broken = False
@@ -62,12 +66,15 @@ class FakeEngine:
 
     def step(self) -> list[RequestOutput]:
         time.sleep(self.round_s)
+        items = list(self._running.items())
+        running, queued = items[: self.max_num_seqs], items[self.max_num_seqs :]
+        waiting = tuple(request_id for request_id, _ in queued)
         if self.broken:
-            raise RuntimeError("broken by the test")
+            raise RoundFailed("broken by the test", (), waiting)
+        if any(POISON in request.prompt_token_ids for _, (request, _) in running):
+            raise RoundFailed("poisoned", tuple(request_id for request_id, (_, done) in running if not done), waiting)
         outputs = []
-        for request_id, (request, done) in list(self._running.items()):
-            if POISON in request.prompt_token_ids:
-                raise RuntimeError("poisoned")
+        for request_id, (request, done) in running:
             prompt, params = request.prompt_token_ids, request.params
             token = _token(params.seed, len(prompt) + done)
             self._running[request_id] = (request, done + 1)
@@ -78,6 +85,10 @@ class FakeEngine:
             if finished:
                 del self._running[request_id]
         return outputs
+
+    def prompts(self) -> set[tuple[int, ...]]:
+        """Of the requests that run or wait."""
+        return {request.prompt_token_ids for request, _ in list(self._running.values())}
 
     def stats(self) -> FakeStats:
         running = len(self._running)

@@ -218,7 +218,7 @@ class Steps:
             torch.where(moved, self._kv_slots(inputs, inputs.num_context[:, None] + index), 0)
             for index in (walk.nodes, steps.expand_as(walk.nodes))
         )
-        move_kv(self.cache.layers, source.flatten(), target.flatten())
+        move_kv(self.cache.layers, source.flatten(), target.flatten(), self.cache.table)
         rows = walk.nodes + torch.arange(num_reqs, device=self.bench.device)[:, None] * num_nodes
         return VerifyOutputs(walk.token_ids, walk.num_tokens, output.taps[rows])
 

@@ -5,16 +5,14 @@ outcome is drawn. Plain decoding is the same engine with requests that ask for n
 """
 
 import gc
+from functools import partial
 
 import torch
 from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter, speed
 from _harness import Bench, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 
-from wingbeat.cluster.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.cuda_ipc import DEVICE_FIELDS, HOST_FIELDS
-from wingbeat.cluster.memory import Region, buffer_bytes, carve
-from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.cluster.channel import InProcessChannel
 from wingbeat.runtime.config import ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.llm import build_engine
@@ -23,19 +21,6 @@ from wingbeat.runtime.model_loader import LoadedModel
 FLAT_RATE = 0.79
 AT_LEAST = {1: 3.7, 4: 3.2, 16: 2.5, 64: 1.7, 256: 0.98}
 """Targets of adaptive trees over plain decoding, by batch size."""
-
-
-class DeviceChannel(InProcessChannel):
-    """`InProcessChannel` whose tensors lie where `wingbeat.cluster.cuda_ipc` puts them; one stream orders both ends."""
-
-    def __init__(self, spec: ChannelSpec, device: torch.device) -> None:
-        super().__init__(spec)
-        host = torch.zeros(buffer_bytes(spec, HOST_FIELDS), dtype=torch.uint8, pin_memory=True)
-        there = torch.zeros(buffer_bytes(spec, DEVICE_FIELDS), dtype=torch.uint8, device=device)
-        regions = Region(host, HOST_FIELDS), Region(there, DEVICE_FIELDS)
-        self._memory = carve(spec, self._memory.words, *regions)
-        self.verifier_end = VerifierSide(self._memory, self._doorbell)
-        self.drafter_end = DrafterSide(self._memory, incarnation=1)
 
 
 def cases(bench: Bench) -> list[Case]:
@@ -59,11 +44,8 @@ def cases(bench: Bench) -> list[Case]:
 
 def engine_of(bench: Bench, loaded: LoadedModel, case: Case) -> Engine:
     """An engine for one case, its drafter attached on the same device."""
-
-    def channel(spec: ChannelSpec) -> InProcessChannel:
-        return DeviceChannel(spec, bench.device) if bench.device.type == "cuda" else InProcessChannel(spec)
-
     drafter = new_drafter(bench, case.speculation, case.graphs)
+    channel = partial(InProcessChannel, device=bench.device)
     return build_engine(loaded, engine_config(bench, case), drafter, channel)
 
 

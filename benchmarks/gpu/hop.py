@@ -19,8 +19,8 @@ import torch
 from _harness import Bench, Figure, Result, run
 
 from wingbeat.cluster.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.cuda_ipc import DEVICE_FIELDS, CudaIpcChannel
-from wingbeat.cluster.memory import buffer_bytes
+from wingbeat.cluster.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.memory import DEVICE_FIELDS, buffer_bytes
 from wingbeat.cluster.shm import ShmChannel
 from wingbeat.runtime.batch import ChannelSpec
 

@@ -152,6 +152,10 @@ class LiveCapture:
                 # A decode's root is the last token it has, and that one's position is the first not computed.
                 self._append(seq, len(seq.token_ids) - 1, taps[index, : len(result.token_ids[row])].clone())
 
+    def abandoned(self) -> None:
+        """The rounds launched and not settled never will be."""
+        self._copies.clear()
+
     def ended(self, request_id: str) -> None:
         """A request has finished or was aborted: what it has is complete."""
         growing = self._requests.pop(request_id, None)

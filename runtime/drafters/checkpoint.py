@@ -17,6 +17,7 @@ from wingbeat.runtime.drafters.checkpoint_files import (
     CheckpointError,
     find_folder,
     read_config,
+    read_named,
     read_shapes,
     read_tensors,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "HeadCheckpoint",
     "UnsupportedCheckpointError",
+    "check_head",
     "head_conventions",
     "is_head_folder",
     "load_eagle_head",
@@ -144,18 +146,10 @@ def load_eagle_head(
     readings = checkpoint.conventions(target_num_layers, target_hidden_size)
     convention = convention or readings[0]
     config = checkpoint.config(target_hidden_size, convention)
-    if config.vocab_size != target_vocab_size:
-        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
-    with torch.device("meta"):
-        head = _new_head(config)
-    found = read_tensors(checkpoint.folder)
-    tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
-    token_ids = _draft_token_ids(tensors, config)
-    lent = {"embed_tokens.weight": target_embedding}
-    if config.draft_vocab_size == config.vocab_size:
-        lent["lm_head.weight"] = target_lm_head
-    borrowed = _borrow(tensors, lent)
-    state = _canonical(tensors, head, checkpoint.layout)
+    tensors = read_tensors(checkpoint.folder)
+    head, state, token_ids, borrowed = _fit(
+        checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
+    )
     # `assign` keeps a borrowed embedding shared with the target.
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
@@ -164,6 +158,63 @@ def load_eagle_head(
     head = head.to(device).eval().requires_grad_(False).with_convention(convention)
     _log(path, checkpoint, head, len(readings), borrowed)
     return head
+
+
+def check_head(
+    path: str | Path,
+    *,
+    target_hidden_size: int,
+    target_num_layers: int,
+    target_vocab_size: int,
+    lends_embedding: bool = True,
+    lends_lm_head: bool = True,
+) -> HeadConvention:
+    """Everything that `load_eagle_head` checks, from the names and shapes of the tensors; the likeliest reading.
+
+    Args:
+        lends_embedding: whether the target has an embedding [target_vocab_size, target_hidden_size] to lend.
+        lends_lm_head: whether it has an output matrix of that shape.
+
+    Raises:
+        CheckpointError: as `load_eagle_head`.
+    """
+    checkpoint = read_checkpoint(path)
+    convention = checkpoint.conventions(target_num_layers, target_hidden_size)[0]
+    config = checkpoint.config(target_hidden_size, convention)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
+    tensors |= read_named(checkpoint.folder, ("d2t", "t2d"))
+    lent = torch.empty(target_vocab_size, target_hidden_size, device="meta")
+    _fit(
+        checkpoint,
+        config,
+        tensors,
+        target_vocab_size,
+        lent if lends_embedding else None,
+        lent if lends_lm_head else None,
+    )
+    return convention
+
+
+def _fit(
+    checkpoint: HeadCheckpoint,
+    config: DecoderHeadConfig,
+    found: Mapping[str, Tensor],
+    target_vocab_size: int,
+    target_embedding: Lent,
+    target_lm_head: Lent,
+) -> tuple[EagleHead | Eagle1Head, dict[str, Tensor], Tensor, list[str]]:
+    """A head on the meta device, its state, its token map, and the names of what the target lends."""
+    if config.vocab_size != target_vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
+    with torch.device("meta"):
+        head = _new_head(config)
+    tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
+    token_ids = _draft_token_ids(tensors, config)
+    lent = {"embed_tokens.weight": target_embedding}
+    if config.draft_vocab_size == config.vocab_size:
+        lent["lm_head.weight"] = target_lm_head
+    borrowed = _borrow(tensors, lent)
+    return head, _canonical(tensors, head, checkpoint.layout), token_ids, borrowed
 
 
 def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:

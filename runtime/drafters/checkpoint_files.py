@@ -5,7 +5,7 @@ Knows nothing of what the tensors mean. Nothing in a file is run: pickles are re
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +76,22 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         UnsafeCheckpointError: a file holds code.
     """
     return _read(folder, load_file, _torch_tensors)
+
+
+def read_named(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the named tensors that are there, without the values of others where the format allows that.
+
+    Raises:
+        CheckpointError: as for `read_tensors`.
+    """
+    wanted = frozenset(names)
+
+    def from_safetensors(file: Path) -> dict[str, Tensor]:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: tensors.get_tensor(name) for name in wanted.intersection(tensors.keys())}
+
+    found = _read(folder, from_safetensors, _torch_tensors)
+    return {name: tensor for name, tensor in found.items() if name in wanted}
 
 
 def _read(

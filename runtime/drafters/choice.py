@@ -85,7 +85,8 @@ def holds_mtp(model: Path) -> bool:
     asked for their number: many copies keep the field and leave the layers out.
     """
     config = _read_json(model / "config.json")
-    num_layers = (config.get("text_config") or config).get("num_hidden_layers")
+    text = config.get("text_config")
+    num_layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
     joints = {f"model.layers.{num_layers}.eh_proj.weight", "mtp.fc.weight"}
     return not joints.isdisjoint(_tensor_names(model))
 
@@ -93,13 +94,14 @@ def holds_mtp(model: Path) -> bool:
 def _tensor_names(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return list(_read_json(index).get("weight_map", {}))
+        weight_map = _read_json(index).get("weight_map")
+        return list(weight_map) if isinstance(weight_map, dict) else []
     names: list[str] = []
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="numpy") as tensors:
                 names += tensors.keys()
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
     return names
 
@@ -107,6 +109,8 @@ def _tensor_names(folder: Path) -> list[str]:
 def _read_json(file: Path) -> dict:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     return fields if isinstance(fields, dict) else {}

@@ -196,7 +196,9 @@ class ModelDrafter(Drafter):
                 segment = self.pool.causal_segment(0, storage[:, now], start.lens + level.depth - 1, start.tables)
             else:
                 segment = self.pool.tree_segment(depths[:, : now.stop], level.visible, start.lens, start.tables)
-            flat = (level.token_ids.flatten(), depths[:, now].flatten(), kv_slots[:, now].flatten())
+            # Of a chain's single column, flatten makes a strided view.
+            slots = kv_slots[:, now].flatten().contiguous()
+            flat = (level.token_ids.flatten(), depths[:, now].flatten(), slots)
             return self._forward(*flat, [segment], None).view(num_reqs, width, -1)
 
         return self.growth.grow(batch, start.slots, start.root_token_ids, start.logits, expand)

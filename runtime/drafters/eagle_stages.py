@@ -265,7 +265,7 @@ class EagleStages:
         temperatures, seeds = self._temperatures[rows.slots], self._seeds[rows.slots]
         return _Plan(
             tables,
-            by_level.reshape(depth - 1, num_reqs * top_k),
+            by_level.reshape(depth - 1, num_reqs * top_k).contiguous(),  # of chains, reshape makes a strided view
             context + ahead,
             expanded.repeat_interleave(top_k, dim=1),
             *self.head.rotary(expanded),

@@ -62,7 +62,7 @@ def load_mtp_modules(
     """
     count = num_mtp_modules(target)
     if not count:
-        raise CheckpointError(_why_none(target))
+        raise CheckpointError(why_none(target))
     skeleton = _skeleton(target.config)
     _check_layer_kinds(target.config, count)
     embedding, head = target.embedding(), target.lm_head()
@@ -90,7 +90,8 @@ def _layer(target: TargetDescription, index: int) -> str:
     return f"model.layers.{target.num_layers + index}."
 
 
-def _why_none(target: TargetDescription) -> str:
+def why_none(target: TargetDescription) -> str:
+    """One line for a checkpoint without modules that can be read."""
     others = sorted(name for name in target.tensor_files if _OTHER_FAMILIES.search(name))
     if others:
         return (

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata, LayerAttention
+from wingbeat.runtime.attention_probe import PROBE_KEYWORD, PROBE_NAME, Recorder
 from wingbeat.runtime.linear_layout import lay_out_linears
-from wingbeat.runtime.model_loader import PROBE_KEYWORD, PROBE_NAME, Recorder, UnsupportedModelError
+from wingbeat.runtime.loaded_model import UnsupportedModelError
 
 
 class MtpModule(nn.Module):

@@ -4,9 +4,11 @@ import threading
 import time
 
 import pytest
+import torch
 from peers import LONG_S, SHORT_S, SPEC, publish, round_trip
 
 from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.cluster.memory import DEVICE_FIELDS, HOST_FIELDS
 
 
 def test_an_in_process_drafter_may_run_in_another_thread_at_its_own_pace() -> None:
@@ -69,3 +71,19 @@ def test_a_wait_ends_when_another_drafter_attaches() -> None:
     attaching.start()
     assert channel.verifier_end.wait_reply(round_number, 600.0) is None
     attaching.join()
+
+
+def test_with_a_device_rounds_go_through_memory_of_its_own_beside_the_hosts() -> None:
+    channel = InProcessChannel(SPEC, torch.device("cpu"))
+    round_number = publish(channel.verifier_end)
+    outcome = channel.drafter_end.poll_outcome()
+    reply = channel.drafter_end.reply
+    channel.drafter_end.publish_reply()
+    assert channel.verifier_end.wait_reply(round_number, LONG_S).token_ids is reply.token_ids
+    memory = {
+        name: {tensor.untyped_storage().data_ptr() for field, tensor in fields if field in names}
+        for name, names in (("host", HOST_FIELDS), ("device", DEVICE_FIELDS))
+        for fields in [[*outcome._asdict().items(), *reply._asdict().items()]]
+    }
+    assert len(memory["host"]) == len(memory["device"]) == 1
+    assert memory["host"] != memory["device"]

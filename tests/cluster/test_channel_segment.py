@@ -2,14 +2,16 @@
 
 import dataclasses
 import os
+import stat
+import threading
 
 import pytest
 from peers import SPEC
 
 from wingbeat.cluster import segment
 from wingbeat.cluster.doorbell import process_start
-from wingbeat.cluster.memory import ChannelError, Word
-from wingbeat.cluster.segment import SHM_DIR
+from wingbeat.cluster.memory import ChannelError, Word, buffer_bytes, check_fits
+from wingbeat.cluster.segment import SHM_DIR, segment_path
 from wingbeat.cluster.shm import ShmChannel
 
 
@@ -33,6 +35,23 @@ def test_a_segment_that_dev_shm_cannot_hold_is_refused_before_it_is_touched(name
     spec = dataclasses.replace(SPEC, max_model_len=2**45)
     with pytest.raises(ChannelError, match="MiB are free"):
         ShmChannel.create(name, spec)
+
+
+def test_slots_that_do_not_fit_are_refused_with_the_number_that_does(name: str) -> None:
+    spec = dataclasses.replace(SPEC, num_slots=2**36)
+    with pytest.raises(ChannelError, match=rf"max_num_seqs is {2**36}: .* MiB are free; \d+ fit") as caught:
+        ShmChannel.create(name, spec)
+    fitting = int(str(caught.value).split()[-2])
+    free = buffer_bytes(dataclasses.replace(SPEC, num_slots=fitting))
+    check_fits(dataclasses.replace(SPEC, num_slots=fitting - 1), free)
+    with pytest.raises(ChannelError, match=f"max_num_seqs is {2 * fitting}"):
+        check_fits(dataclasses.replace(SPEC, num_slots=2 * fitting), free)
+
+
+@pytest.mark.parametrize("free", [0, 1000])
+def test_a_channel_whose_rounds_alone_do_not_fit_names_what_makes_them_large(free: int) -> None:
+    with pytest.raises(ChannelError, match=r"max_num_batched_tokens is .* max_model_len is"):
+        check_fits(SPEC, free)
 
 
 @pytest.mark.parametrize("bad", ["", "a/b", "a\0b", "x" * 300], ids=["empty", "slash", "nul", "long"])
@@ -92,3 +111,42 @@ def test_drafts_of_segments_are_removed_with_their_dead_maker(name: str) -> None
     assert not dead.exists()
     assert live.exists()
     live.unlink()
+
+
+def test_no_other_user_can_open_a_segment(name: str) -> None:
+    old = os.umask(0)
+    try:
+        channel = ShmChannel.create(name, SPEC)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(segment_path(name).stat().st_mode) == 0o600
+    channel.verifier_end.close()
+
+
+def test_a_pipe_of_that_name_holds_nobody_up_and_is_left_alone(name: str) -> None:
+    path = segment_path(name)
+    os.mkfifo(path)
+    try:
+        cleaning = threading.Thread(target=segment.remove_stale_segments, daemon=True)
+        cleaning.start()
+        cleaning.join(30.0)
+        stuck = cleaning.is_alive()
+        if stuck:
+            os.close(os.open(path, os.O_WRONLY))
+            cleaning.join()
+        assert not stuck
+        assert path.exists()
+    finally:
+        path.unlink()
+
+
+def test_a_link_is_not_followed_to_a_segment(name: str) -> None:
+    channel = ShmChannel.create(name, SPEC)
+    link = segment_path(f"{name}.link")
+    link.symlink_to(segment_path(name))
+    try:
+        with pytest.raises(ChannelError, match="cannot open channel"):
+            ShmChannel.attach(f"{name}.link", 1)
+    finally:
+        link.unlink()
+        channel.verifier_end.close()

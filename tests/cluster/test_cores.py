@@ -42,6 +42,16 @@ def test_a_folder_that_cannot_be_made_costs_the_core_and_nothing_else(tmp_path, 
     assert "no core is claimed" in caplog.text
 
 
+@needs_two
+def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path, caplog):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / str(CORES[-1])).write_text("someone's file")
+    (tmp_path / "cores").symlink_to("elsewhere")
+    assert claim_core(tmp_path / "cores") is None
+    assert "is a link or belongs to another user" in caplog.text
+    assert (tmp_path / "elsewhere" / str(CORES[-1])).read_text() == "someone's file"
+
+
 def test_pinning_moves_the_calling_thread_alone():
     seen = []
 

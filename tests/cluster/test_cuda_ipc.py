@@ -13,9 +13,9 @@ from peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
 
 from wingbeat.cluster import cuda_ipc
 from wingbeat.cluster.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.cuda_ipc import DEVICE_FIELDS, HOST_FIELDS, CudaIpcChannel, host_bytes
+from wingbeat.cluster.cuda_ipc import CudaIpcChannel, host_bytes
 from wingbeat.cluster.cuda_runtime import tensor_at
-from wingbeat.cluster.memory import ChannelError, Word, buffer_bytes, channel_layouts
+from wingbeat.cluster.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelError, Word, buffer_bytes, channel_layouts
 from wingbeat.cluster.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.shm import ShmChannel
 

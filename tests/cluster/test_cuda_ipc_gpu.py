@@ -22,9 +22,9 @@ from peers import DEVICE, LONG_S, Nursery, ProcessRig, eventually, publish, roun
 from peers import SPEC as SMALL_SPEC
 
 from wingbeat.cluster.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.cuda_ipc import DEVICE_FIELDS, CudaIpcChannel
+from wingbeat.cluster.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.cuda_runtime import IpcEvent, TorchCudaRuntime
-from wingbeat.cluster.memory import buffer_bytes
+from wingbeat.cluster.memory import DEVICE_FIELDS, buffer_bytes
 from wingbeat.runtime.batch import ChannelSpec
 
 pytestmark = pytest.mark.gpu

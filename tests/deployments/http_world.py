@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from wingbeat.deployments.access import Access
 from wingbeat.deployments.completion_service import CompletionService
 from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.errors import EngineOverloaded
 from wingbeat.deployments.http_guard import HttpLimits
 from wingbeat.deployments.router import create_app
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
@@ -36,6 +37,19 @@ TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = 257
 
 
+class FakeAdmission:
+    """Places in a `FakePool`."""
+
+    def __init__(self, pool: "FakePool", num_requests: int) -> None:
+        self._pool = pool
+        self._num_left = num_requests
+
+    def release(self, num_requests: int | None = None) -> None:
+        given = self._num_left if num_requests is None else min(num_requests, self._num_left)
+        self._num_left -= given
+        self._pool.num_admitted -= given
+
+
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
@@ -47,6 +61,8 @@ class FakePool:
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.alive = True
+        self.max_requests = 256
+        self.num_admitted = 0
         self.hang_after: int | None = None
         """Outputs after which a request waits for ever."""
         self.fail_after: tuple[int, Exception] | None = None
@@ -54,6 +70,12 @@ class FakePool:
 
     def healthy(self) -> bool:
         return self.alive
+
+    def admit(self, num_requests: int) -> FakeAdmission:
+        if self.num_admitted + num_requests > self.max_requests:
+            raise EngineOverloaded(retry_after_s=3)
+        self.num_admitted += num_requests
+        return FakeAdmission(self, num_requests)
 
     async def generate(self, request: Request):
         self.requests.append(request)
@@ -84,8 +106,8 @@ class FakePool:
             raise self.fail_after[1]
 
 
-def app_for(pool: FakePool, access: Access | None = None, limits: HttpLimits | None = None, max_choices: int = 128):
-    return create_app(CompletionService(pool, TOKENIZER, max_choices), access, limits)
+def app_for(pool: FakePool, access: Access | None = None, limits: HttpLimits | None = None):
+    return create_app(CompletionService(pool, TOKENIZER), access, limits)
 
 
 def call(

@@ -210,14 +210,14 @@ def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
 def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny_model: Path, tmp_path: Path):
     from ray import serve
 
-    from wingbeat.deployments.launch import APP_NAME, StartError, launch
+    from wingbeat.deployments.launch import APP_NAME, ServedApplication, StartError
 
     (tmp_path / "config.json").write_text("{}")
     try:
         with pytest.raises(
             StartError, match=r"^DrafterStartError: the drafter cannot start: CheckpointError: .+"
         ) as caught:
-            launch(AppConfig(model=tiny_model, drafter=str(tmp_path), max_model_len=512))
+            ServedApplication(AppConfig(model=tiny_model, drafter=str(tmp_path), max_model_len=512)).start()
         assert "\n" not in str(caught.value)
     finally:
         serve.delete(APP_NAME)

@@ -128,12 +128,12 @@ def test_lines_of_a_process_of_the_application_are_shown(capfd):
 def test_a_bad_drafter_is_the_start_error(ray_cluster: str, random_head: Path):
     from ray import serve
 
-    from wingbeat.deployments.launch import APP_NAME, StartError, launch
+    from wingbeat.deployments.launch import APP_NAME, ServedApplication, StartError
 
     says = r"^BadDrafterError: drafter random does not suit .* is 0\.\d\d .*--allow-bad-drafter"
     try:
         with pytest.raises(StartError, match=says) as caught:
-            launch(AppConfig(drafter=str(random_head), max_model_len=512, num_kv_blocks=600))
+            ServedApplication(AppConfig(drafter=str(random_head), max_model_len=512, num_kv_blocks=600)).start()
         assert "\n" not in str(caught.value)
     finally:
         serve.delete(APP_NAME)

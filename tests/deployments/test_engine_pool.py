@@ -2,94 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
 
 import pytest
-from fakes import POISON, VOCAB_SIZE, FakeEngine, expected_tokens, wait_until
+from fakes import expected_tokens, wait_until
+from pool_world import LocalEngines, collect, make_request, run, tokens
 
-from wingbeat.cluster.routing import EngineLoad, admits, choose_engine
-from wingbeat.deployments.engine_interface import ModelInfo
-from wingbeat.deployments.engine_loop import EngineFailed, EngineLoop
+from wingbeat.cluster.routing import EngineLoad, TokenRate
+from wingbeat.deployments.engine_loop import EngineFailed
 from wingbeat.deployments.engine_pool import EnginePool
 from wingbeat.deployments.errors import EngineOverloaded, EngineUnavailable
 from wingbeat.deployments.outbox import Outbox
-from wingbeat.deployments.wire import WireOutput, WireRequest, pack_output, pack_request, unpack, unpack_request
+from wingbeat.deployments.wire import pack_output, pack_request, unpack, unpack_request
 from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
-
-
-class LocalEngines:
-    """Engines in this process, with the verifier's stream semantics and a way to kill them."""
-
-    def __init__(self, *names: str, round_s: float = 0.002) -> None:
-        self.engines = {name: FakeEngine(round_s) for name in names}
-        self.loops = {name: EngineLoop(engine, 0.0) for name, engine in self.engines.items()}
-        self.listeners: list[Callable[[frozenset[str]], None]] = []
-        self.messages = 0
-        for loop in self.loops.values():
-            loop.start()
-
-    async def describe(self) -> ModelInfo:
-        return ModelInfo("fake", 200, VOCAB_SIZE)
-
-    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        self.listeners.append(listener)
-        listener(frozenset(self.loops))
-        return lambda: self.listeners.remove(listener)
-
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
-        outbox = self.loops[engine_id].connect(client_id)
-        try:
-            yield []
-            while True:
-                message = await outbox.take()
-                self.messages += 1
-                yield message
-        finally:
-            self.loops[engine_id].disconnect(client_id)
-
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        self.loops[engine_id].submit(client_id, requests)
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        self.loops[engine_id].abort(client_id, numbers)
-
-    def announce(self, *names: str) -> None:
-        for listener in self.listeners:
-            listener(frozenset(names))
-
-    def close(self) -> None:
-        for loop in self.loops.values():
-            loop.stop()
-
-
-def run(scenario: Callable[[LocalEngines, EnginePool], Awaitable[None]], *names: str, **limits: int) -> None:
-    """Run a scenario on a started pool."""
-
-    async def main() -> None:
-        source = LocalEngines(*names)
-        pool = EnginePool(source, **{"max_num_seqs": 16, "max_queued_requests": 16, **limits})
-        try:
-            await pool.start()
-            while len(pool.loads()) < len(names):
-                await asyncio.sleep(0.001)
-            await asyncio.wait_for(scenario(source, pool), 20)
-        finally:
-            await pool.close()
-            source.close()
-
-    asyncio.run(main())
-
-
-def make_request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), count: int = 20, seed: int = 7) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=count, seed=seed))
-
-
-async def collect(pool: EnginePool, request: Request) -> list[RequestOutput]:
-    return [output async for output in pool.generate(request)]
-
-
-def tokens(outputs: list[RequestOutput]) -> tuple[int, ...]:
-    return tuple(token for output in outputs for token in output.token_ids)
 
 
 def test_a_request_streams_its_tokens_in_order_and_ends_with_metrics():
@@ -148,18 +73,50 @@ def test_a_request_the_engine_refuses_raises_its_reason_and_leaves_the_others_al
     run(scenario, "a")
 
 
-def test_beyond_running_capacity_and_queue_requests_are_refused_at_once():
+def test_beyond_running_capacity_and_queue_nothing_is_admitted_until_places_are_given_back():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        running = [asyncio.create_task(collect(pool, make_request(str(i), count=150))) for i in range(5)]
-        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 5)
+        one, others = pool.admit(1), pool.admit(4)
         with pytest.raises(EngineOverloaded):
-            await collect(pool, make_request("one too many"))
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
-        assert len(tokens(await collect(pool, make_request("later")))) == 20
+            pool.admit(1)
+        one.release()
+        one.release()
+        pool.admit(1)
+        with pytest.raises(EngineOverloaded):
+            pool.admit(1)
+        others.release(3)
+        with pytest.raises(EngineOverloaded):
+            pool.admit(4)
+        others.release(9)
+        assert (pool.admit(4).release(), pool.num_admitted) == (None, 1)
 
     run(scenario, "a", max_num_seqs=2, max_queued_requests=3)
+
+
+def test_a_refusal_says_when_the_engines_will_have_written_enough_at_the_rate_they_write(monkeypatch):
+    monkeypatch.setattr(TokenRate, "per_s", lambda self, now: 10.0)
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.engines["a"].round_s = 0.05
+        pool.admit(1)
+        task = asyncio.create_task(collect(pool, make_request(count=190)))
+        await asyncio.to_thread(wait_until, source.engines["a"].has_unfinished_requests)
+        with pytest.raises(EngineOverloaded) as refused:
+            pool.admit(1)
+        assert 10 < refused.value.retry_after_s <= 19
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(scenario, "a", max_num_seqs=1, max_queued_requests=0)
+
+
+def test_tokens_that_arrive_are_measured():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        pool.admit(1)
+        await collect(pool, make_request(count=60))
+        # Rounds of 2 ms at least.
+        assert 0 < pool._token_rate.per_s(time.monotonic()) < 500
+
+    run(scenario, "a")
 
 
 def test_requests_of_an_engine_that_fails_continue_elsewhere_with_the_same_text():
@@ -177,11 +134,47 @@ def test_requests_of_an_engine_that_fails_continue_elsewhere_with_the_same_text(
 def test_without_an_engine_requests_fail_as_unavailable_and_the_pool_is_unhealthy():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         assert pool.healthy()
+        source.engines["a"].broken = True
         with pytest.raises(EngineUnavailable):
-            await collect(pool, make_request(prompt=(POISON,)))
+            await collect(pool, make_request())
         assert not pool.healthy()
         with pytest.raises(EngineFailed):
             source.loops["a"].check_alive()
+
+    run(scenario, "a")
+
+
+def test_a_draining_pool_refuses_what_comes_lets_what_runs_end_and_then_returns():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        task = asyncio.create_task(collect(pool, make_request(count=100)))
+        await asyncio.to_thread(wait_until, lambda: source.loops["a"].num_requests == 1)
+        drained = asyncio.create_task(pool.drain(20.0))
+        await asyncio.sleep(0)
+        assert not pool.healthy()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            pool.admit(1)
+        assert not drained.done()
+        assert tokens(await task) == expected_tokens((1, 2, 3), 7, 100)
+        await drained
+
+    run(scenario, "a")
+
+
+def test_what_still_runs_when_the_time_to_drain_is_over_ends_by_an_error_after_its_tokens():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        came = []
+
+        async def read() -> None:
+            async for output in pool.generate(make_request(count=190)):
+                came.extend(output.token_ids)
+
+        source.engines["a"].round_s = 0.05
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(wait_until, lambda: len(came) > 0)
+        await pool.drain(0.0)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await task
+        assert tuple(came) == expected_tokens((1, 2, 3), 7, len(came))
 
     run(scenario, "a")
 
@@ -230,15 +223,3 @@ def test_requests_and_outputs_survive_the_wire():
     metrics = SpeculationMetrics(3, 9, 2, [2, 0])
     output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16)
     assert unpack(pack_output(8, output)) == (8, output, None)
-
-
-def test_the_least_loaded_engine_is_chosen_and_ties_go_by_id():
-    loads = [EngineLoad("c", 50, 1), EngineLoad("b", 10, 2), EngineLoad("a", 10, 2), EngineLoad("d", 10, 3)]
-    assert choose_engine(loads) == "a"
-    assert choose_engine([]) is None
-
-
-@pytest.mark.parametrize(("outstanding", "admitted"), [(0, True), (6, True), (7, False), (8, False)])
-def test_admission_counts_running_capacity_of_all_engines_and_the_queue(outstanding: int, admitted: bool):
-    loads = [EngineLoad("a", 0, outstanding - outstanding // 2), EngineLoad("b", 0, outstanding // 2)]
-    assert admits(loads, max_num_seqs=2, max_queued_requests=3) is admitted

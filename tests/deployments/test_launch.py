@@ -1,35 +1,201 @@
-"""What is settled before an application starts."""
+"""From start to end of a served application, without Ray: what is refused at the start, what happens at a signal."""
+
+import os
+import signal
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 from wingbeat.deployments import launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
 
 
-def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(monkeypatch: pytest.MonkeyPatch):
+class FakeRay:
+    """Ray and Serve as `launch` sees them: notes every call, and sends this process signals when told to."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, *, attached: bool = False, applications: tuple[str, ...] = ()) -> None:
+        self.calls: list[str] = []
+        self.initialized = False
+        self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
+        self.signals: dict[tuple[str, int], int] = {}
+        """By the call in which they come, and how many of its name there have been with it."""
+        self.drain_timeouts: list[float] = []
+        self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
+        node = SimpleNamespace(is_head=lambda: not attached)
+        self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        number = self.signals.get((call, self.calls.count(call)))
+        if number is not None:
+            os.kill(os.getpid(), number)
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def init(self, **options: object) -> None:
+        self.initialized = True
+        # As Ray does, whoever else has handlers.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
+
+    def start(self, **options: object) -> None:
+        self.note("start")
+
+    def status(self) -> SimpleNamespace:
+        self.note("status")
+        return SimpleNamespace(applications=self.applications)
+
+    def run(self, app: object, name: str) -> None:
+        self.applications[name] = SimpleNamespace(status=None, deployments={})
+        self.note("run")
+
+    def delete(self, name: str, _blocking: bool = True) -> None:
+        self.note(f"delete {name}")
+
+    def shutdown(self) -> None:
+        self.note("shutdown")
+
+    def get_deployment_handle(self, deployment: str, app: str) -> SimpleNamespace:
+        return SimpleNamespace(broadcast=self._broadcast)
+
+    def _broadcast(self, method: str, timeout_s: float) -> SimpleNamespace:
+        self.drain_timeouts.append(timeout_s)
+        return SimpleNamespace(results=lambda timeout_s: self.note(method))
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch):
+    """Puts a `FakeRay` in Ray's and Serve's place; this process's own handlers come back afterwards."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def install(**options: object) -> FakeRay:
+        fake = FakeRay(**options)
+        monkeypatch.setattr(launch, "ray", fake)
+        monkeypatch.setattr(launch, "serve", fake)
+        monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
+        monkeypatch.setattr(launch, "build", lambda config: None)
+        monkeypatch.setattr(launch, "POLL_S", 0.01)
+        monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
+        monkeypatch.setattr(launch, "descendants", lambda pid: [])
+        monkeypatch.setattr(launch, "remove_stale_segments", lambda: 0)
+        return fake
+
     monkeypatch.setenv(launch.NICENESS, "0")
-    monkeypatch.setattr(launch.serve, "start", lambda **options: None)
+    yield install
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
+    fake = fake_ray()
     monkeypatch.setattr(launch, "node_gpus", lambda: [0.0])
-    monkeypatch.setattr(launch, "build", lambda config: pytest.fail("deployed"))
-    with pytest.raises(launch.StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
-        launch.launch(ON_GPU)
+    with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
+        ServedApplication(ON_GPU).start()
+    assert "run" not in fake.calls
 
 
-@pytest.mark.parametrize(("told", "niceness"), [(None, "0"), ("5", "5")])
-def test_a_ray_started_for_an_application_does_not_hold_its_workers_back(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, niceness: str
-):
-    seen = []
-    environ = {} if told is None else {launch.NICENESS: told}
+@pytest.mark.parametrize(
+    ("name", "default"), [("RAY_worker_niceness", "0"), ("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")]
+)
+@pytest.mark.parametrize("told", [None, "5"])
+def test_ray_is_started_for_serving_unless_the_environment_says_otherwise(fake_ray, monkeypatch, name, default, told):
+    fake = fake_ray()
+    environ = {} if told is None else {name: told}
     monkeypatch.setattr(launch.os, "environ", environ)
-    monkeypatch.setattr(launch.serve, "start", lambda **options: seen.append(environ[launch.NICENESS]))
-    monkeypatch.setattr(launch.serve, "run", lambda app, name: None)
-    monkeypatch.setattr(launch, "build", lambda config: None)
-    launch.launch(AppConfig())
-    assert seen == [niceness]
+    seen = []
+    monkeypatch.setattr(fake, "init", lambda **options: seen.append(environ[name]))
+    ServedApplication(AppConfig()).start()
+    assert seen == [told or default]
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_an_application_of_the_name_in_the_cluster_is_refused_in_one_line_and_left_alone(fake_ray, attached):
+    fake = fake_ray(attached=attached, applications=("wingbeat",))
+    with pytest.raises(StartError, match="has an application named wingbeat already") as refused:
+        serve_until_stopped(AppConfig())
+    assert "\n" not in str(refused.value)
+    assert "run" not in fake.calls
+    assert "delete wingbeat" not in fake.calls
+
+
+def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
+    fake = fake_ray(attached=True)
+    fake.listens = SimpleNamespace(host="10.0.0.1", port=80)
+    # Somebody else takes the application down as soon as it is there.
+    fake.run = lambda app, name: None
+    serve_until_stopped(AppConfig(), port=9000)
+    assert "http://10.0.0.1:80/v1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_routers_before_anything_is_taken_down(fake_ray, number):
+    fake = fake_ray()
+    fake.signals = {("status", 3): number}
+    serve_until_stopped(AppConfig(shutdown_timeout_s=7))
+    assert fake.drain_timeouts == [7]
+    assert fake.calls[-3:] == ["drain", "shutdown", "shutdown"]
+
+
+def test_a_signal_during_the_start_takes_down_what_there_is(fake_ray):
+    fake = fake_ray()
+    fake.signals = {("run", 1): signal.SIGTERM}
+    serve_until_stopped(AppConfig())
+    assert fake.calls == ["start", "status", "run", "shutdown", "shutdown"]
+
+
+def test_in_a_cluster_of_others_only_the_application_is_deleted(fake_ray):
+    fake = fake_ray(attached=True)
+    fake.signals = {("run", 1): signal.SIGTERM}
+    serve_until_stopped(AppConfig())
+    assert fake.calls == ["start", "status", "run", "delete wingbeat"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("call", ["drain", "shutdown"])
+def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_ray, monkeypatch, call, number):
+    class Exited(Exception):
+        pass
+
+    def leave(code: int) -> None:
+        raise Exited(code)
+
+    fake = fake_ray()
+    ended = []
+    monkeypatch.setattr(launch, "descendants", lambda pid: ["a process"])
+    monkeypatch.setattr(launch, "end", lambda processes, grace_s: ended.append((processes, grace_s)))
+    monkeypatch.setattr(launch, "remove_stale_segments", lambda: ended.append("segments"))
+    monkeypatch.setattr(launch.os, "_exit", leave)
+    fake.signals = {("status", 3): signal.SIGTERM, (call, 1): number}
+    with pytest.raises(Exited) as exited:
+        serve_until_stopped(AppConfig())
+    assert exited.value.args == (128 + number,)
+    assert fake.calls[-1] == call
+    assert ended[0] == (["a process"], 0.0)
+    assert ended[-1] == "segments"
+
+
+def test_a_router_that_is_gone_does_not_keep_the_rest_from_being_taken_down(fake_ray):
+    fake = fake_ray()
+    application = ServedApplication(AppConfig())
+    application.start()
+
+    def broadcast(method: str, timeout_s: float) -> SimpleNamespace:
+        answer: Future = Future()
+        answer.set_exception(TimeoutError("no answer"))
+        return SimpleNamespace(results=lambda timeout_s: answer.result())
+
+    fake._broadcast = broadcast
+    application.drain()
+    application.close()
+    assert fake.calls[-2:] == ["shutdown", "shutdown"]
 
 
 @pytest.mark.parametrize(

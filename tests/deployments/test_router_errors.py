@@ -94,10 +94,11 @@ class TestErrors:
     )
     def test_more_choices_than_can_ever_be_admitted_are_refused(self, fields, param):
         pool, body = FakePool(), {"model": "demo", "prompt": "hi", **fields}
-        error = call(pool, "/v1/completions", body, max_choices=4).json()["error"]
+        pool.max_requests = 4
+        error = call(pool, "/v1/completions", body).json()["error"]
         assert (error["param"], error["code"]) == (param, "invalid_value")
         assert not pool.requests
-        assert call(pool, "/v1/completions", {**body, "n": 2}, max_choices=4).status_code == 200
+        assert call(pool, "/v1/completions", {**body, "n": 2}).status_code == 200
 
     def test_malformed_json_and_unknown_paths_have_openais_body(self):
         assert call(FakePool(), "/v1/completions", b"{").json()["error"]["code"] == "invalid_json"

@@ -84,6 +84,18 @@ def test_every_contestant_takes_its_turns(tmp_path):
         assert all(one["tokens_per_s"] > 0 for one in figures[kind])
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_no_kill_costs_a_request_or_a_text(tmp_path):
+    run = quick_run("chaos.py", tmp_path / "chaos.json")["kills"]
+    assert run["failures"] == run["differences"] == run["errors"] == []
+    kinds = [kill["kind"] for kill in run["kills"]]
+    assert sorted(kinds) == ["drafter hangs"] + 3 * ["drafter killed"] + ["verifier killed"]
+    assert all(kill["attached_s"] > 0 for kill in run["kills"])
+    assert run["num_requests"] > 0
+    assert run["met"]["decoding"] > 0
+
+
 def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
     figures = quick_run("drafters.py", tmp_path / "drafters.json")
     assert set(figures) == {"held-out text", "the same requests again"}

@@ -213,15 +213,21 @@ def test_rows_longer_than_a_program_move_whole(monkeypatch):
     check_moves(triton_kv_cache, MIXED, 2, 4, 7, 4, 9, 0)
 
 
-def test_the_table_of_a_pool_is_built_once():
+def test_a_table_says_where_its_pool_lies_and_is_its_owners():
     caches = [pool(2, 4, 2, (8, 8), torch.float32) for _ in range(3)]
     table = triton_kv_cache.pool_table(caches)
-    assert triton_kv_cache.pool_table(list(caches)) is table
     assert table.entries[:, 0].tolist() == [part.data_ptr() for layer in caches for part in layer]
-    assert triton_kv_cache.pool_table(caches[:2]) is not table
+    address = table.entries.data_ptr()
     for _ in range(20):
-        triton_kv_cache.pool_table([pool(2, 4, 1, (8, 8), torch.float32)])
-    assert len(triton_kv_cache._pool_tables) <= 8
+        other = pool(2, 4, 1, (8, 8), torch.float32)
+        triton_kv_cache.move_kv([other], *(torch.tensor([[4]], device=DEVICE) for _ in range(2)))
+    # Captured moves read the table at its address for as long as its owner lives, however many pools come after it.
+    assert triton_kv_cache.pool_table(caches).entries.data_ptr() != address
+    for layer in caches:
+        for part in layer:
+            part.flatten(0, 1)[5] = 7.0
+    triton_kv_cache.move_kv(caches, *(torch.tensor([[slot]], device=DEVICE) for slot in (5, 6)), table)
+    assert all(bool((part.flatten(0, 1)[6] == 7.0).all()) for layer in caches for part in layer)
 
 
 def test_a_pool_that_is_no_pool_is_refused():

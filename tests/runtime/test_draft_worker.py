@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from wingbeat.cluster.channel import InProcessChannel
-from wingbeat.cluster.cuda_ipc import HOST_FIELDS
+from wingbeat.cluster.memory import HOST_FIELDS
 from wingbeat.runtime import draft_worker, transfer
 from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
 from wingbeat.runtime.cuda_graph import Stage

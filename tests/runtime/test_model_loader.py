@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, FalconConfig, Lfm2Config, Qwen3Ne
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from wingbeat.runtime.model_loader import UnsupportedModelError, load_model, prepare_model
+from wingbeat.runtime.tensor_files import ModelCheckpointError
 
 REFUSED = {
     "Falcon": FalconConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
@@ -66,11 +67,11 @@ def test_attention_that_differs_from_eager_is_refused(monkeypatch):
 
 
 def test_folders_that_hold_no_causal_model_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no config"):
+    with pytest.raises(ModelCheckpointError, match="no config"):
         load_model(tmp_path, torch.float32, torch.device("cpu"))
     config = T5Config(d_model=8, d_ff=8, num_layers=1, num_heads=1, d_kv=8, architectures=["T5Model"]).to_dict()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match="T5"):
+    with pytest.raises(ModelCheckpointError, match="T5"):
         load_model(tmp_path, torch.float32, torch.device("cpu"))
 
 

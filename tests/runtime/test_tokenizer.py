@@ -198,3 +198,24 @@ def test_a_saved_tokenizer_loads_and_never_truncates(tmp_path):
     text = "Hello world"
     for tokenizer in (Tokenizer.load(tmp_path), Tokenizer.find(tmp_path)):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", '{"version": "1.0", "trunc'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", null]}}'),
+    ],
+    ids=["truncated", "empty", "list", "list of settings", "code of its own"],
+)
+def test_a_damaged_tokenizer_is_one_line_that_names_the_folder(tmp_path, monkeypatch, file, content):
+    """Whatever transformers raises: a replica that dies of something else is started again and again."""
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("asked whether to run code"))
+    byte_level_tokenizer()._tokenizer.save_pretrained(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=f"no tokenizer in {tmp_path}: .") as caught:
+        Tokenizer.load(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1

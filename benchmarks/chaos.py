@@ -1,0 +1,282 @@
+"""Two replicas under a steady load, whose drafters and verifiers are killed: what clients notice, and for how long.
+
+    python benchmarks/chaos.py [--drafter-kills 200] [--verifier-kills 20] [--budget-s 1500]
+
+Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a channel's
+file is left over.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+import chaos_engine
+import ray
+from engine_watch import FULL_SHARE, EngineWatch, acceptance
+from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait_s, met, recoveries, schedule
+from local_engine import add_model_options, chosen_pair, quiet
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from servers import App, wingbeat_apps
+from steady_load import Answer, Comparison, SteadyLoad, compare
+from workload import Prompt, describe, held_out_prompts
+
+from wingbeat.cluster.segment import PREFIX, SHM_DIR
+from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.drafter_supervisor import root_cause
+from wingbeat.runtime.tokenizer import Tokenizer
+
+MODEL_NAME = "benchmark"
+NUM_REPLICAS = 2
+CONCURRENCY = 10
+"""More choices at once than both engines run: some always wait."""
+LIMITS = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_kv_blocks": 400}
+"""Few enough blocks that cached prefixes are evicted, so that prompts are computed again all the time."""
+NUM_PROMPTS = 24
+NUM_CONTROLS = 50
+SERIES_COLUMNS = ("pause_s", "noticed_s", "attached_s", "full_s")
+MUST_BE_EMPTY = ("failures", "differences", "errors")
+
+
+class Plan(NamedTuple):
+    """How an application is to be disturbed."""
+
+    num_replicas: int
+    budget_s: float
+    seed: int
+
+
+@dataclass
+class Run:
+    """One application, disturbed."""
+
+    load: SteadyLoad
+    undisturbed_acceptance: float = 0.0
+    undisturbed_pauses_s: list[float] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+    comparison: Comparison = field(default_factory=lambda: Comparison(0, [], []))
+    errors: list[str] = field(default_factory=list)
+    killing_s: float = 0.0
+    engines: frozenset[str] = frozenset()
+    """All that ever answered."""
+
+    def of_kind(self, kind: str) -> list[Recovery]:
+        """What came of the kills of a kind."""
+        return [one for kill, one in zip(self.kills, self.recoveries, strict=True) if kill.kind == kind]
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON file."""
+        pairs = zip(self.kills, self.recoveries, strict=True)
+        return {
+            "num_requests": self.comparison.num_requests,
+            "failures": self.comparison.failures,
+            "differences": self.comparison.differences,
+            "errors": self.errors,
+            "killing_s": self.killing_s,
+            "undisturbed_acceptance": self.undisturbed_acceptance,
+            "undisturbed_pauses_s": self.undisturbed_pauses_s,
+            "met": met(self.kills, self.load),
+            "kills": [{"kind": kill.kind, "engine": kill.engine_id, **one._asdict()} for kill, one in pairs],
+        }
+
+
+def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
+    """Streamed and not, greedy and sampled, one to three choices, short and long, with a stop string now and then."""
+    texts = [prompt.text for prompt in prompts]
+    texts += ["".join(texts[first : first + 4]) for first in range(0, len(texts) - 3, 4)]
+    return [
+        {
+            "model": MODEL_NAME,
+            "prompt": text,
+            "max_tokens": tokens // 2 + (17 * index) % tokens,
+            "temperature": 0.8 * (index % 2),
+            "seed": 1000 * index,
+            "n": 1 + (index % 5 == 3) + 2 * (index % 7 == 5),
+            "stream": index % 3 != 2,
+            "ignore_eos": True,
+            "stop": ["\n\n\n"] if index % 6 == 4 else [],
+        }
+        for index, text in enumerate(texts)
+    ]
+
+
+async def known_answers(app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run) -> dict[int, Answer]:
+    """Send everything twice, undisturbed; notes acceptance and the pauses that streams have anyway.
+
+    Raises:
+        SystemExit: a request failed, or was answered in two ways: its answer says nothing of a failure.
+    """
+    load = SteadyLoad(app.url, bodies, CONCURRENCY)
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        while len([trace for trace in load.traces if trace.ended_s is not None]) < 2 * len(bodies):
+            await asyncio.sleep(0.1)
+        load.stop()
+        ended = time.perf_counter()
+    answers = {trace.number: trace.answer for trace in load.traces if trace.failure is None}
+    comparison = compare(load.traces, answers)
+    if comparison.failures or comparison.differences:
+        raise SystemExit(f"undisturbed already: {(comparison.failures + comparison.differences)[:5]}")
+    spans = [[one for one in samples if started <= one.at_s <= ended] for samples in watch.samples.values()]
+    rates = [acceptance(span[0], span[-1], span[1:-1]) for span in spans if len(span) > 1]
+    run.undisturbed_acceptance = sum(rates) / len(rates)
+    instants = [started + (ended - started) * (index + 1) / (NUM_CONTROLS + 1) for index in range(NUM_CONTROLS)]
+    run.undisturbed_pauses_s = [wait for at_s in instants if (wait := longest_wait_s(load, at_s)) is not None]
+    return answers
+
+
+async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan: Plan) -> Run:
+    """Learn the answers, kill, and hold every answer against the one it should be."""
+    watch, load = EngineWatch(app.name), SteadyLoad(app.url, bodies, CONCURRENCY)
+    run = Run(load)
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(watch.run())
+        while len(watch.latest()) < plan.num_replicas:
+            await asyncio.sleep(0.1)
+        answers = await known_answers(app, bodies, watch, run)
+        killer = Killer(watch, load, random.Random(plan.seed), run.undisturbed_acceptance, plan.num_replicas)
+        loading = tasks.create_task(load.run())
+        started = time.perf_counter()
+        try:
+            await killer.run(kinds, plan.budget_s)
+        except NoVictim as error:
+            run.errors.append(str(error))
+        run.killing_s = time.perf_counter() - started
+        load.stop()
+        await loading
+        try:
+            await watch.check_integrity()
+        except ray.exceptions.RayError as error:
+            run.errors.append(f"KV blocks: {root_cause(error)}")
+        watching.cancel()
+    run.kills = killer.kills
+    run.recoveries = recoveries(killer.kills, watch.samples, load, run.undisturbed_acceptance)
+    run.comparison = compare(load.traces, answers)
+    run.engines = frozenset(watch.samples)
+    return run
+
+
+def disturbed(config: AppConfig, bodies: list[dict[str, Any]], kinds: list[str], plan: Plan) -> Run:
+    """Start an application, disturb it and shut it down."""
+    with wingbeat_apps({"app": config}) as apps:
+        run = asyncio.run(disturb(apps["app"], bodies, kinds, plan))
+    names = {path.name.removeprefix(PREFIX).split(".")[0] for path in SHM_DIR.glob(f"{PREFIX}*")}
+    run.errors += [f"{SHM_DIR}/{PREFIX}{name}.* is left over" for name in sorted(names & run.engines)]
+    return run
+
+
+def seconds(values: Sequence[float | None]) -> str:
+    """Median, 90th percentile and maximum of what was seen."""
+    seen = sorted(value for value in values if value is not None)
+    if not seen:
+        return "-"
+    ninth = quantiles(seen, n=10, method="inclusive")[-1] if len(seen) > 1 else seen[0]
+    return f"{middle(seen):.2f} / {ninth:.2f} / {seen[-1]:.2f}"
+
+
+def cost_table(run: Run) -> Table:
+    """What a failure of each kind costs."""
+    rows = [("none", f"{len(run.undisturbed_pauses_s)}", seconds(run.undisturbed_pauses_s), "-", "-", "-", "-")]
+    for kind in KINDS:
+        done = run.of_kind(kind)
+        columns = [[getattr(one, name) for one in done] for name in Recovery._fields]
+        rows.append((kind, f"{len(done)}", *(seconds(column) for column in columns)))
+    columns = ("event", "times", "pause", "noticed after", "engine is back", "drafter is back", "full acceptance")
+    note = (
+        "Seconds from the kill: median / 90th percentile / maximum. Pause: without a token, of the stream under way "
+        f"that waited longest. Full acceptance: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
+        "begins. Drafters are replaced without the pauses that follow a series of failures."
+    )
+    return Table("What a failure costs", columns, rows, note)
+
+
+def series_table(run: Run) -> Table:
+    """One drafter after the other, with the supervisor's own pauses."""
+    rows = [
+        (f"{index + 1}", *(seconds([getattr(one, name)]).split(" ")[0] for name in SERIES_COLUMNS))
+        for index, one in enumerate(run.recoveries)
+    ]
+    columns = ("failure of the series", "pause", "noticed after", "drafter is back", "full acceptance")
+    return Table("A drafter that dies again and again", columns, rows, "Seconds from the kill; one replica.")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Disturb an application of two replicas, and one of a single replica by a series."""
+    pair = chosen_pair(args)
+    prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, 4 if args.quick else NUM_PROMPTS)
+    bodies = request_bodies(prompts, args.max_tokens)
+    settings = {"model": pair.model, "drafter": str(pair.drafter), "adaptive": False, **LIMITS}
+    settings["served_model_name"] = MODEL_NAME
+    shipped = AppConfig(num_replicas=1, **settings)
+    hurried = AppConfig(num_replicas=NUM_REPLICAS, engine_factory=chaos_engine.PATH, **settings)
+    kinds = schedule(args.drafter_kills, args.verifier_kills, random.Random(args.seed))
+    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
+    runs = {"kills": many}
+    tables = [cost_table(many)]
+    if args.series:
+        runs["series"] = disturbed(shipped, bodies, [KILLED] * args.series, Plan(1, args.budget_s, args.seed))
+        tables.append(series_table(runs["series"]))
+    facts = {**machine_facts(), **model_facts(*pair)}
+    facts["workload"] = (
+        f"{CONCURRENCY} clients; {describe(prompts)}, and joined ones; {args.max_tokens // 2} to "
+        f"{3 * args.max_tokens // 2} tokens; streamed or not, greedy or sampled, 1 to 4 choices"
+    )
+    facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round"
+    facts["kills"] = (
+        f"{len(many.kills)} of {len(kinds)} in {many.killing_s:.0f} s; under way at them: {met_facts(many)}"
+    )
+    for name, one in runs.items():
+        facts[f"outcome, {name}"] = (
+            f"{one.comparison.num_requests} requests, {len(one.comparison.failures)} failed, "
+            f"{len(one.comparison.differences)} with another text; {'; '.join(one.errors) or 'no other error'}"
+        )
+    return Report("Failures under load", facts, tables, {name: one.figures() for name, one in runs.items()})
+
+
+def met_facts(run: Run) -> str:
+    """What the kills met, in words."""
+    counts = met(run.kills, run.load)
+    return ", ".join(f"{counts[name] / max(1, len(run.kills)):.1f} in {name}" for name in sorted(counts))
+
+
+def failed(figures: dict[str, Any]) -> list[str]:
+    """Everything of a report that must not be."""
+    return [one for run in figures.values() for name in MUST_BE_EMPTY for one in run[name]]
+
+
+def main() -> None:
+    """Kill, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--drafter-kills", type=int, help="200 by default; a fifth of them hang in place of dying")
+    parser.add_argument("--verifier-kills", type=int, help="20 by default")
+    parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
+    parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
+    parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")
+    args = parser.parse_args()
+    defaults = {"drafter_kills": (200, 4), "verifier_kills": (20, 1), "series": (6, 0)}
+    for name, (full, quick_one) in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, quick_one if args.quick else full)
+    args.max_tokens = args.max_tokens or (64 if args.quick else 160)
+    quiet()
+    report = run(args)
+    report.show()
+    output = args.output or (None if args.quick else RESULTS / "chaos.json")
+    if output is not None:
+        report.save(output)
+    if wrong := failed(report.figures):
+        print("\n".join(wrong[:20]), file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The application's own engine in a process whose supervisor replaces every lost drafter at once.
+
+A series of failures is answered by pauses of up to 30 s, which would make hours of 200 kills. Each kill here meets the
+pair as a first one does: the pause before a first replacement is none. What the pauses are is measured apart.
+"""
+
+from wingbeat.deployments import drafter_supervisor
+from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.engine_factory import build_engine
+from wingbeat.deployments.factories import AskNeeds, EngineSetup
+
+PATH = "chaos_engine:build_without_back_off"
+PAUSES = ("FIRST_BACK_OFF_S", "LAST_BACK_OFF_S")
+
+
+def build_without_back_off(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
+    """`build_engine`; raises AttributeError where the supervisor's pauses have other names."""
+    for name in PAUSES:
+        getattr(drafter_supervisor, name)
+        setattr(drafter_supervisor, name, 0.0)
+    return build_engine(config, ask_needs)

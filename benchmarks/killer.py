@@ -1,0 +1,209 @@
+"""Kills drafters and verifiers of a working application, one after the other, and says what came of each."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from engine_watch import POLL_S, EngineWatch, Sample, first_at, full_acceptance_at
+from steady_load import FLOWING_S, SteadyLoad
+
+KILLED, HUNG, VERIFIER = "drafter killed", "drafter hangs", "verifier killed"
+KINDS = (KILLED, HUNG, VERIFIER)
+HANGING_SHARE = 0.2
+"""Of the drafters that are stopped in place of killed."""
+LONGEST_PAUSE_S = 0.5
+"""Before a kill: drawn evenly, so that kills meet every part of a round and of a request."""
+GIVE_UP_S = 300.0
+"""Without a victim: whatever was killed does not come back."""
+FULL_CAP_S = 20.0
+"""How long a drafter's return to its acceptance is waited for."""
+
+
+class Kill(NamedTuple):
+    """One failure that was caused."""
+
+    kind: str
+    engine_id: str
+    at_s: float
+    incarnation: int
+    """Of the drafter that was attached."""
+    known: frozenset[str]
+    """Engines that had answered before."""
+
+
+class Recovery(NamedTuple):
+    """Seconds from a kill; None where it was not seen."""
+
+    pause_s: float | None
+    """Of the stream under way that waited longest for its next token."""
+    noticed_s: float | None
+    """Until the engine counts its drafter as lost."""
+    engine_s: float | None
+    """Until a verifier's successor answers."""
+    attached_s: float | None
+    """Until a drafter is attached again."""
+    full_s: float | None
+    """Until acceptance is at its undisturbed level."""
+
+
+class NoVictim(RuntimeError):
+    """The application did not come back to a state in which the next kill may be made."""
+
+
+def schedule(drafter_kills: int, verifier_kills: int, rng: random.Random) -> list[str]:
+    """Kinds of the kills to come, mixed."""
+    hangs = round(HANGING_SHARE * drafter_kills)
+    kinds = [HUNG] * hangs + [KILLED] * (drafter_kills - hangs) + [VERIFIER] * verifier_kills
+    rng.shuffle(kinds)
+    return kinds
+
+
+class Killer:
+    """Chooses victims by what the watch knows.
+
+    Args:
+        undisturbed: acceptance, as `engine_watch.acceptance` counts it.
+        num_engines: of the application when nothing is down.
+    """
+
+    def __init__(
+        self, watch: EngineWatch, load: SteadyLoad, rng: random.Random, undisturbed: float, num_engines: int
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._watch = watch
+        self._load = load
+        self._rng = rng
+        self._undisturbed = undisturbed
+        self._num_engines = num_engines
+
+    async def run(self, kinds: list[str], budget_s: float) -> None:
+        """Make these kills, or as many as fit the time; returns when the last victim is back.
+
+        Raises:
+            NoVictim: the application does not recover.
+        """
+        deadline = time.perf_counter() + budget_s
+        for kind in kinds:
+            await self._until(lambda kind=kind: self._victim(kind) is not None, kind)
+            if time.perf_counter() > deadline:
+                break
+            await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
+            await self._until(lambda kind=kind: self._kill(kind), kind)
+            # Streams that go on elsewhere may queue there: the next kill must not be held responsible for that.
+            await asyncio.sleep(2 * FLOWING_S if kind == VERIFIER else 0.0)
+        await self._until(self._all_back, "end")
+
+    def _kill(self, kind: str) -> bool:
+        """Whether there was a victim."""
+        if (victim := self._victim(kind)) is None:
+            return False
+        engine_id, sample = victim
+        pid = sample.pid if kind == VERIFIER else sample.drafter_pid
+        now, known = time.perf_counter(), frozenset(self._watch.samples)
+        try:
+            os.kill(pid, signal.SIGSTOP if kind == HUNG else signal.SIGKILL)
+        except ProcessLookupError:  # it has ended by itself: the next figures will say so
+            return False
+        self.kills.append(Kill(kind, engine_id, now, sample.incarnation, known))
+        return True
+
+    async def _until(self, condition: Callable[[], bool], waiting_for: str) -> None:
+        give_up_at = time.perf_counter() + GIVE_UP_S
+        while not condition():
+            if time.perf_counter() > give_up_at:
+                raise NoVictim(f"{waiting_for}: no engine to kill after {GIVE_UP_S:.0f} s: {self._watch.latest()}")
+            await asyncio.sleep(POLL_S)
+
+    def _victim(self, kind: str) -> tuple[str, Sample] | None:
+        """The engine that was left alone for longest, of those that may be disturbed now."""
+        ready = {engine_id: sample for engine_id, sample in self._watch.latest().items() if self._is_back(engine_id)}
+        if kind == VERIFIER and not self._may_lose_a_verifier(ready):
+            return None
+        last = {kill.engine_id: kill.at_s for kill in self.kills}
+        return min(ready.items(), key=lambda item: last.get(item[0], 0.0), default=None)
+
+    def _may_lose_a_verifier(self, ready: dict[str, Sample]) -> bool:
+        """All must be at work, and no request may have met an earlier death: one that meets two of them is ended."""
+        lost_at_s = max((kill.at_s for kill in self.kills if kill.kind == VERIFIER), default=0.0)
+        at_work = [sample for sample in ready.values() if sample.num_running > 0]
+        return len(at_work) == self._num_engines and self._load.oldest_start_s > lost_at_s
+
+    def _is_back(self, engine_id: str) -> bool:
+        """Whether a live engine is over its last failure."""
+        samples = self._watch.samples[engine_id]
+        appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, frozenset())
+        last = next((kill for kill in reversed(self.kills) if kill.engine_id == engine_id), None)
+        if not samples[-1].attached or (last is not None and last.kind == VERIFIER):
+            return False
+        recovered = drafter_recovery(last or appeared, samples, self._undisturbed)
+        if recovered.attached_s is None:
+            return False
+        waited_s = samples[-1].at_s - (last or appeared).at_s - recovered.attached_s
+        return recovered.full_s is not None or waited_s > FULL_CAP_S
+
+    def _all_back(self) -> bool:
+        latest = self._watch.latest()
+        return len(latest) == self._num_engines and all(self._is_back(engine_id) for engine_id in latest)
+
+
+def drafter_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> Recovery:
+    """From the samples of the engine whose drafter it was."""
+    noticed_s = first_at(samples, kill.at_s, lambda one: not one.attached or one.incarnation > kill.incarnation)
+    attached_s = first_at(samples, kill.at_s, lambda one: one.attached and one.incarnation > kill.incarnation)
+    full_s = None
+    if attached_s is not None:
+        full_s = full_acceptance_at(samples, kill.at_s + attached_s, undisturbed)
+        full_s = None if full_s is None else attached_s + full_s
+    return Recovery(None, noticed_s, None, attached_s, full_s)
+
+
+def recovery(
+    kill: Kill, watched: dict[str, list[Sample]], load: SteadyLoad, undisturbed: float, until_s: float
+) -> Recovery:
+    """What came of a kill.
+
+    Args:
+        until_s: when the next failure met the same engine: what is later does not count.
+    """
+    pause_s = longest_wait_s(load, kill.at_s)
+    if kill.kind != VERIFIER:
+        samples = [sample for sample in watched[kill.engine_id] if sample.at_s < until_s]
+        return drafter_recovery(kill, samples, undisturbed)._replace(pause_s=pause_s)
+    new = [samples for engine_id, samples in watched.items() if engine_id not in kill.known]
+    successor = min(new, key=lambda samples: samples[0].at_s, default=[])
+    engine_s = first_at(successor, kill.at_s, lambda one: True)
+    attached_s = first_at(successor, kill.at_s, lambda one: one.attached)
+    full_s = full_acceptance_at(successor, kill.at_s, undisturbed)
+    return Recovery(pause_s, None, engine_s, attached_s, full_s)
+
+
+def recoveries(
+    kills: list[Kill], watched: dict[str, list[Sample]], load: SteadyLoad, undisturbed: float
+) -> list[Recovery]:
+    """Of every kill, in their order."""
+    done = []
+    for index, kill in enumerate(kills):
+        later = [other.at_s for other in kills[index + 1 :] if other.engine_id == kill.engine_id]
+        done.append(recovery(kill, watched, load, undisturbed, min(later, default=float("inf"))))
+    return done
+
+
+def longest_wait_s(load: SteadyLoad, at_s: float) -> float | None:
+    """For the next token, of the streams under way at an instant; None without any."""
+    return max((wait for trace in load.traces for wait in trace.waits_s(at_s)), default=None)
+
+
+def met(kills: list[Kill], load: SteadyLoad) -> Counter:
+    """How many requests the kills met, all together: in decoding (of streams), and before their first token."""
+    counts: Counter = Counter()
+    for kill in kills:
+        for trace in load.traces:
+            if trace.started_s <= kill.at_s < (trace.ended_s or float("inf")):
+                begun = any(times[0] <= kill.at_s for times in trace.arrivals.values())
+                counts["decoding" if begun else "prompt or queue"] += 1
+    return counts

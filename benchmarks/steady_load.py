@@ -1,0 +1,156 @@
+"""A load that never ends until it is told to: clients that send the same mixed requests again and again, and note when
+every token arrived."""
+
+import asyncio
+import bisect
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import httpx
+
+TIMEOUT_S = 300.0
+AFTER_FAILURE_S = 0.5
+FLOWING_S = 1.0
+"""A stream whose last piece is no older than this was not waiting for anything else."""
+
+
+class Answer(NamedTuple):
+    """What must be the same whenever a request is sent."""
+
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+
+
+@dataclass
+class Trace:
+    """One request, under way or ended."""
+
+    number: int
+    """Of the request in the list of requests."""
+    started_s: float
+    arrivals: dict[int, list[float]] = field(default_factory=dict)
+    """By choice: when its pieces arrived; only of streams."""
+    ended_s: float | None = None
+    answer: Answer | None = None
+    failure: str | None = None
+
+    def waits_s(self, at_s: float) -> Iterator[float]:
+        """From an instant, or the last piece soon after it, to the next piece; of every choice that was flowing then.
+
+        What was on its way still arrives after a failure, and what has waited for longer waits for something else.
+        """
+        for times in self.arrivals.values():
+            first = bisect.bisect_left(times, at_s - FLOWING_S)
+            last = bisect.bisect_right(times, at_s + FLOWING_S)
+            gaps = itertools.pairwise(times[first : last + 1])
+            yield from (end - max(start, at_s) for start, end in gaps if end > at_s)
+
+
+class SteadyLoad:
+    """Sends `bodies` in turn to `url`/v1/completions, `concurrency` at a time, until stopped."""
+
+    def __init__(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> None:
+        self.traces: list[Trace] = []
+        self._url = f"{url}/v1/completions"
+        self._bodies = bodies
+        self._concurrency = concurrency
+        self._numbers = itertools.cycle(range(len(bodies)))
+        self._stopped = False
+
+    @property
+    def oldest_start_s(self) -> float:
+        """Of the requests under way; infinite without any."""
+        return min((trace.started_s for trace in self.traces if trace.ended_s is None), default=float("inf"))
+
+    def stop(self) -> None:
+        """Send no more requests; those under way are answered."""
+        self._stopped = True
+
+    async def run(self) -> None:
+        """Until stopped and every request is answered."""
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as http,
+            asyncio.TaskGroup() as clients,
+        ):
+            for _ in range(self._concurrency):
+                clients.create_task(self._client(http))
+
+    async def _client(self, http: httpx.AsyncClient) -> None:
+        while not self._stopped:
+            trace = Trace(next(self._numbers), time.perf_counter())
+            self.traces.append(trace)
+            try:
+                trace.answer = await self._send(http, self._bodies[trace.number], trace)
+            except (httpx.HTTPError, RequestFailed) as error:
+                trace.failure = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(AFTER_FAILURE_S)
+            trace.ended_s = time.perf_counter()
+
+    async def _send(self, http: httpx.AsyncClient, body: dict[str, Any], trace: Trace) -> Answer:
+        if not body["stream"]:
+            response = await http.post(self._url, json=body)
+            if response.status_code != httpx.codes.OK:
+                raise RequestFailed(f"{response.status_code}: {response.text[:300]}")
+            choices = sorted(response.json()["choices"], key=lambda choice: choice["index"])
+            return Answer(tuple(c["text"] for c in choices), tuple(c["finish_reason"] for c in choices))
+        texts, reasons = [""] * body["n"], [""] * body["n"]
+        async with http.stream("POST", self._url, json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                raise RequestFailed(f"{response.status_code}: {(await response.aread()).decode()[:300]}")
+            async for line in response.aiter_lines():
+                for choice in _choices(line):
+                    index = choice["index"]
+                    texts[index] += choice["text"]
+                    reasons[index] = choice["finish_reason"] or reasons[index]
+                    trace.arrivals.setdefault(index, []).append(time.perf_counter())
+        if not all(reasons):
+            raise RequestFailed(f"the stream ended without a finish reason: {reasons}")
+        return Answer(tuple(texts), tuple(reasons))
+
+
+class RequestFailed(RuntimeError):
+    """The server refused a request, or ended it by an error."""
+
+
+def _choices(line: str) -> list[dict[str, Any]]:
+    """Of one line of a stream of server-sent events."""
+    data = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or data == "[DONE]":
+        return []
+    chunk = json.loads(data)
+    if "error" in chunk:
+        raise RequestFailed(f"in the stream: {chunk['error']}")
+    return chunk["choices"]
+
+
+class Comparison(NamedTuple):
+    """Requests held against the answers they are known to have."""
+
+    num_requests: int
+    failures: list[str]
+    differences: list[str]
+
+
+def compare(traces: list[Trace], answers: dict[int, Answer]) -> Comparison:
+    """Every ended request against `answers`, by the number of the request."""
+    failures, differences = [], []
+    ended = [trace for trace in traces if trace.ended_s is not None]
+    for trace in ended:
+        if trace.failure is not None:
+            failures.append(f"request {trace.number}: {trace.failure}")
+        elif trace.answer != answers[trace.number]:
+            differences.append(f"request {trace.number}: {_first_difference(trace.answer, answers[trace.number])}")
+    return Comparison(len(ended), failures, differences)
+
+
+def _first_difference(got: Answer, known: Answer) -> str:
+    for choice, (one, other) in enumerate(zip(got.texts, known.texts, strict=True)):
+        if one != other:
+            at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(one))
+            return f"choice {choice} from character {at}: {one[at : at + 40]!r}, undisturbed {other[at : at + 40]!r}"
+    return f"finish reasons {got.finish_reasons}, undisturbed {known.finish_reasons}"

@@ -1,0 +1,64 @@
+"""What a mask of transformers hides, learned from the function behind it: a window is known before text is as long.
+
+A mask function says of single (query, key) positions whether the key is seen, so a window of thousands of tokens takes
+a few rows of the mask to find and no forward pass.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import or_masks
+
+MaskFunction = Callable[[int, int, Tensor, Tensor], Tensor]
+"""transformers' own: (batch, head, query position, key position) -> whether the key is seen."""
+
+MOST_POSITIONS = 1 << 20
+"""As far as masks are looked at."""
+
+
+class MaskShape(NamedTuple):
+    """Which earlier keys a row sees."""
+
+    window: int | None = None
+    """Keys at a distance >= this are hidden; None hides none."""
+    causal_until: int | None = None
+    """Rows before this position see every earlier key, and later ones see what no window describes."""
+
+
+def for_text(mask_function: MaskFunction, num_tokens: int) -> MaskFunction:
+    """A mask function without those of its alternatives that show nothing to a pass of `num_tokens` text tokens.
+
+    transformers lets the tokens of an image see each other by a union with the causal mask, in which each token of the
+    pass has its image's number: it cannot be asked about positions that the pass does not have.
+    """
+    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
+    if parts is None or mask_function.__name__ != "or_mask":
+        return mask_function
+    rows = torch.arange(num_tokens)
+    showing = [part for part in parts if bool(torch.as_tensor(part(0, 0, rows[:, None], rows)).any())]
+    return or_masks(*(for_text(part, num_tokens) for part in showing))
+
+
+def mask_shape(mask_function: MaskFunction, num_positions: int) -> MaskShape | None:
+    """The shape of a mask over sequences of up to `num_positions`; None where even its first rows are not causal."""
+    num_positions = min(num_positions, MOST_POSITIONS)
+    positions = torch.arange(num_positions)
+
+    def seen(query: int) -> Tensor:
+        return torch.as_tensor(mask_function(0, 0, torch.tensor(query), positions)).expand(num_positions)
+
+    sees_first = torch.as_tensor(mask_function(0, 0, positions, torch.tensor(0))).expand(num_positions)
+    reach = num_positions if bool(sees_first.all()) else int(sees_first.long().argmin())
+    early = {0, 1, 2, reach // 2, reach - 1} & set(range(reach))
+    if reach == 0 or not all(torch.equal(seen(query), positions <= query) for query in early):
+        return None
+    if reach == num_positions:
+        return MaskShape()
+    late = {reach, reach + 1, 2 * reach - 1, 2 * reach, 2 * reach + 1, num_positions // 2, num_positions - 1}
+    late &= set(range(reach, num_positions))
+    if all(torch.equal(seen(query), (positions <= query) & (positions > query - reach)) for query in late):
+        return MaskShape(window=reach)
+    return MaskShape(causal_until=reach)

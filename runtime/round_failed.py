@@ -1,0 +1,16 @@
+"""What an engine that cannot go on says of the requests it had."""
+
+
+class RoundFailed(RuntimeError):
+    """A round raised and the engine is broken, or what raised in it cannot be told.
+
+    Args:
+        suspects: ids of the requests in their first round, one of which may have broken the engine: trying them on
+            another engine could break that one too.
+        queued: ids of the requests that had not been taken up yet, and so have nothing to do with it.
+    """
+
+    def __init__(self, message: str, suspects: tuple[str, ...] = (), queued: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.suspects = suspects
+        self.queued = queued

@@ -1,0 +1,105 @@
+"""The weight files of a Hugging Face checkpoint: which ones transformers reads, and what their headers say.
+
+Loads no torch. Nothing of a tensor's values is read.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
+
+
+class ModelCheckpointError(ValueError):
+    """A verifier's or a draft model's checkpoint cannot be served; one line that names the file, tensor or field."""
+
+
+class TensorHeader(NamedTuple):
+    """A tensor as the header of a safetensors file describes it."""
+
+    dtype: str
+    """By safetensors' name, such as BF16."""
+    shape: tuple[int, ...]
+    file: Path
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A file that holds one JSON object.
+
+    Raises:
+        ModelCheckpointError: it is not there, cannot be read, or holds something else.
+    """
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelCheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelCheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ModelCheckpointError(f"{file} holds a JSON {type(fields).__name__}, it must hold an object")
+    return fields
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, in the order of preference of transformers: safetensors, then pickles.
+
+    Raises:
+        ModelCheckpointError: there are none, or an index names a shard that is absent.
+    """
+    for name in (SAFETENSORS, TORCH_FILE):
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _shards(index)
+    raise ModelCheckpointError(f"{folder} has neither {SAFETENSORS} nor {TORCH_FILE}, whole or in shards")
+
+
+def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
+    """What the safetensors files among them hold, by the tensors' names.
+
+    Raises:
+        ModelCheckpointError: a file is truncated or no safetensors file, or two files hold the same tensor.
+    """
+    found: dict[str, TensorHeader] = {}
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        for name, header in _read_header(file).items():
+            if name in found:
+                raise ModelCheckpointError(
+                    f"tensor {name} is in {found[name].file.name} and in {file.name} of {file.parent}"
+                )
+            found[name] = header
+    return found
+
+
+def _shards(index: Path) -> list[Path]:
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ModelCheckpointError(f"{index}: weight_map must be an object from tensors to file names")
+    names = sorted(set(shards.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ModelCheckpointError(f"{index} names {outside[0]!r}, which is no file name")
+    absent = [name for name in names if not (index.parent / name).is_file()]
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise ModelCheckpointError(f"{index} names {absent[0]}{more}, which is not there")
+    return [index.parent / name for name in names]
+
+
+def _read_header(file: Path) -> dict[str, TensorHeader]:
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {
+                name: TensorHeader(part.get_dtype(), tuple(part.get_shape()), file) for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        size = file.stat().st_size
+        raise ModelCheckpointError(f"{file} is truncated or damaged ({size} bytes): {error}") from error
+    except OSError as error:
+        raise ModelCheckpointError(f"{file} cannot be read: {error.strerror or error}") from error

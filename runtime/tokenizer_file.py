@@ -1,0 +1,37 @@
+"""The tokenizer.json of a checkpoint, checked without transformers."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from wingbeat.runtime.tensor_files import ModelCheckpointError
+
+FILE = "tokenizer.json"
+
+
+def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
+    """Refuse a tokenizer that cannot be read, or that writes tokens the model has no embedding for.
+
+    Tokens added to the vocabulary may lie beyond the model's: many checkpoints have some for padding or images, and a
+    request that holds one is refused by itself. A folder without the file is left to transformers, which reads others.
+
+    Args:
+        vocab_size: rows of the model's embedding; None where the config does not say.
+
+    Raises:
+        ModelCheckpointError: one line that names the file.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers has no exception of its own
+        reason = " ".join(str(error).split())[:200]
+        raise ModelCheckpointError(f"tokenizer {file} cannot be read: {reason}") from error
+    last = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+    if vocab_size is not None and last >= vocab_size:
+        raise ModelCheckpointError(
+            f"tokenizer {file} has token ids up to {last}, the model's embedding has {vocab_size} rows: the two do not "
+            "belong together"
+        )

@@ -1,0 +1,175 @@
+"""The config.json of a verifier's checkpoint: what it says as plain JSON, and as the class of transformers for it.
+
+`ConfigFile` loads no torch, so that most mistakes are told within a second; `load_config` is the authority.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+_PACKAGES = {"gptq": "gptqmodel", "awq": "gptqmodel", "fp8": "kernels", "mxfp4": "kernels"}
+"""What a quantisation needs to be installed, where its error does not say so itself."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """config.json of a folder, checked as far as the file alone tells."""
+
+    folder: Path
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "ConfigFile":
+        """Read and check the file.
+
+        Raises:
+            ModelCheckpointError: the folder or the file is not there or cannot be read, or a field cannot be right.
+        """
+        if not folder.exists():
+            raise ModelCheckpointError(f"model folder {folder} does not exist")
+        if not folder.is_dir():
+            raise ModelCheckpointError(f"model {folder} is a file: give the folder of a Hugging Face checkpoint")
+        file = folder / "config.json"
+        if not file.exists():
+            raise ModelCheckpointError(
+                f"model directory {folder} holds no config.json: give a Hugging Face checkpoint folder"
+            )
+        config = cls(folder, read_json(file))
+        config._check()
+        return config
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The fields of the language model: those of `text_config` where the checkpoint is multimodal."""
+        return self.fields.get("text_config") or self.fields
+
+    @property
+    def quantization(self) -> Mapping[str, Any] | None:
+        """How the weights are quantised; None where they are not."""
+        return self.fields.get("quantization_config") or self.text.get("quantization_config")
+
+    @property
+    def name(self) -> str:
+        """The architecture, as errors call it."""
+        names = self.fields.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else str(self.fields["model_type"])
+
+    def size(self, name: str) -> int | None:
+        """A field of the language model that is a number; None where the file leaves it to the class."""
+        value = self.text.get(name)
+        return value if isinstance(value, int) else None
+
+    def _check(self) -> None:
+        file, fields = self.folder / "config.json", self.fields
+        for name in ("text_config", "quantization_config"):
+            if not isinstance(fields.get(name) or {}, dict):
+                raise ModelCheckpointError(f"{file}: {name} is {fields[name]!r}, it must be an object")
+        if not isinstance(fields.get("model_type"), str):
+            raise ModelCheckpointError(
+                f"{file}: model_type is {fields.get('model_type')!r}, it must name an architecture"
+            )
+        if fields.get("is_encoder_decoder") is True:
+            raise ModelCheckpointError(f"{self.name} is an encoder-decoder: only causal LMs can be verifiers")
+        for name in _SIZES:
+            value = self.text.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ModelCheckpointError(f"{file}: {name} is {value!r}, it must be a positive whole number")
+        if self.quantization is not None and not isinstance(self.quantization, dict):
+            raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
+
+
+def load_config(file: ConfigFile) -> "PretrainedConfig":
+    """The configuration as transformers reads it, of an architecture and a quantisation that it knows.
+
+    Raises:
+        ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = file.fields["model_type"]
+    if kind not in CONFIG_MAPPING:
+        code = "; its own code (auto_map) is never run" if "auto_map" in file.fields else ""
+        raise ModelCheckpointError(f"{file.folder}: transformers knows no model_type {kind!r}{code}")
+    with one_line(file.name), quiet():
+        config = AutoConfig.from_pretrained(file.folder, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ModelCheckpointError(f"{file.name} (model_type {kind!r}) is no causal LM that transformers knows")
+    if file.quantization is not None:
+        _check_quantization(file)
+    return config
+
+
+def _check_quantization(file: ConfigFile) -> None:
+    """Unknown ones are refused: transformers would skip them and take packed numbers for weights."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    fields = file.quantization
+    method = fields.get("quant_method")
+    bits_and_bytes = fields.get("load_in_8bit") or fields.get("load_in_4bit")
+    if not bits_and_bytes and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = ", ".join(sorted(map(str, AUTO_QUANTIZATION_CONFIG_MAPPING)))
+        raise ModelCheckpointError(
+            f"{file.folder / 'config.json'}: quant_method is {method!r}, which transformers does not know: {known}"
+        )
+
+
+@contextlib.contextmanager
+def one_line(name: str, quant_method: str | None = None) -> Iterator[None]:
+    """Turn whatever transformers raises about an odd checkpoint into one line that names the architecture.
+
+    transformers computes with fields and tensors before it checks them, so that nearly any exception can come of a bad
+    one. Wingbeat's own errors pass, as do those of memory, which say nothing about the checkpoint.
+
+    Raises:
+        ModelCheckpointError: of the architecture's name, and of the cause's kind and first line.
+    """
+    try:
+        yield
+    except (ModelCheckpointError, MemoryError):
+        raise
+    except ImportError as error:
+        missing = _PACKAGES.get(quant_method or "")
+        hint = f"; install {missing}" if missing and "install" not in str(error) else ""
+        raise ModelCheckpointError(
+            f"{name} needs a package that is not installed: {first_line(error)}{hint}"
+        ) from error
+    except Exception as error:
+        if type(error).__module__.startswith("wingbeat."):
+            raise
+        if isinstance(error, KeyError):
+            raise ModelCheckpointError(f"{name} cannot be loaded: config.json names or lacks {error}") from error
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise ModelCheckpointError(f"{name} cannot be loaded: {kind}{first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line and not endlessly."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings and no progress bars of transformers: what it warns of is an error here, or harmless."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

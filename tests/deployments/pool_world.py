@@ -1,0 +1,116 @@
+"""An engine pool over engines of this process, joined without Ray."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from fakes import VOCAB_SIZE, FakeEngine
+
+from wingbeat.deployments.engine_interface import ModelInfo
+from wingbeat.deployments.engine_loop import EngineLoop
+from wingbeat.deployments.engine_pool import EnginePool
+from wingbeat.deployments.outbox import Outbox
+from wingbeat.deployments.wire import WireOutput, WireRequest
+from wingbeat.runtime.request import Request, RequestOutput, SamplingParams
+
+
+class LocalEngines:
+    """Engines in this process, with the verifier's stream semantics and a way to kill them."""
+
+    def __init__(self, *names: str, round_s: float = 0.002, engine: Callable[..., FakeEngine] = FakeEngine) -> None:
+        self.engines = {name: engine(round_s) for name in names}
+        self.loops = {name: EngineLoop(engine, 0.0) for name, engine in self.engines.items()}
+        self.killed: set[str] = set()
+        self.outboxes: dict[str, list[Outbox]] = {name: [] for name in names}
+        self.listeners: list[Callable[[frozenset[str]], None]] = []
+        self.messages = 0
+        for loop in self.loops.values():
+            loop.start()
+
+    async def describe(self) -> ModelInfo:
+        return ModelInfo("fake", 200, VOCAB_SIZE)
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        listener(frozenset(self.loops))
+        return lambda: self.listeners.remove(listener)
+
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        self._require_alive(engine_id)
+        outbox = self.loops[engine_id].connect(client_id)
+        self.outboxes[engine_id].append(outbox)
+        try:
+            yield []
+            while True:
+                message = await outbox.take()
+                self._require_alive(engine_id)
+                self.messages += 1
+                yield message
+        finally:
+            self.loops[engine_id].disconnect(client_id)
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        self._require_alive(engine_id)
+        self.loops[engine_id].submit(client_id, requests)
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        self._require_alive(engine_id)
+        self.loops[engine_id].abort(client_id, numbers)
+
+    def kill(self, name: str) -> None:
+        """The process is gone from one moment to the next: connections break without a word."""
+        self.killed.add(name)
+        for outbox in self.outboxes[name]:
+            outbox.end(ConnectionError(f"{name} was killed by the test"))
+
+    def _require_alive(self, name: str) -> None:
+        if name in self.killed:
+            raise ConnectionError(f"{name} was killed by the test")
+
+    def serves(self, name: str, prompt: tuple[int, ...]) -> bool:
+        """Whether a request whose prompt begins so runs or waits in an engine that is alive."""
+        if self.loops[name].failure is not None or name in self.killed:
+            return False
+        return any(other[: len(prompt)] == prompt for other in self.engines[name].prompts())
+
+    def announce(self, *names: str) -> None:
+        for listener in self.listeners:
+            listener(frozenset(names))
+
+    def close(self) -> None:
+        for loop in self.loops.values():
+            loop.stop()
+
+
+def run(
+    scenario: Callable[[LocalEngines, EnginePool], Awaitable[None]],
+    *names: str,
+    engine: Callable[..., FakeEngine] = FakeEngine,
+    **limits: int,
+) -> None:
+    """Run a scenario on a started pool."""
+
+    async def main() -> None:
+        source = LocalEngines(*names, engine=engine)
+        pool = EnginePool(source, **{"max_num_seqs": 16, "max_queued_requests": 16, **limits})
+        try:
+            await pool.start()
+            while len(pool.loads()) < len(names):
+                await asyncio.sleep(0.001)
+            await asyncio.wait_for(scenario(source, pool), 20)
+        finally:
+            await pool.close()
+            source.close()
+
+    asyncio.run(main())
+
+
+def make_request(name: str = "r", prompt: tuple[int, ...] = (1, 2, 3), count: int = 20, seed: int = 7) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=count, seed=seed))
+
+
+async def collect(pool: EnginePool, request: Request) -> list[RequestOutput]:
+    return [output async for output in pool.generate(request)]
+
+
+def tokens(outputs: list[RequestOutput]) -> tuple[int, ...]:
+    return tuple(token for output in outputs for token in output.token_ids)

@@ -1,0 +1,416 @@
+"""A GPU of shapes alone: tensors on cuda:0 in a torch without CUDA, so that the CUDA branches run on any machine.
+
+Nothing is computed. What is seen is what a GPU would be asked to do: every launch is counted, and every wait of the
+host, every mix of host and device memory and every shape that depends on data is an error at the line that does it.
+"""
+
+import ctypes
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from wingbeat.runtime.transfer import Download
+
+CUDA = torch.device("cuda", 0)
+FREE_BYTES = 70 << 30
+NUM_SMS = 132
+
+# Indexing asks for a device guard, which a torch without CUDA has none of.
+_GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace c10::impl {
+C10_REGISTER_GUARD_IMPL(CUDA, NoOpDeviceGuardImpl<DeviceType::CUDA>)
+}
+"""
+_ANSWERS = {"_local_scalar_dense": 0, "item": 0, "is_nonzero": False, "equal": False}
+"""Operations that ask the device for a value, and what it says before the first round."""
+_SHAPES_BY_VALUE = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
+_NO_LAUNCH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
+_ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
+_LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
+_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
+
+
+class HostWaitError(RuntimeError):
+    """The host waits for the device where it must not."""
+
+
+class MixedDevicesError(RuntimeError):
+    """Host memory is handed to an operation of the device."""
+
+
+@cache
+def why_not() -> str | None:
+    """Why there is no fake GPU on this machine; None where there is one. Registers the guard at the first call."""
+    if torch.cuda.is_available():
+        return "this machine has a real GPU"
+    compiler = next(
+        (path for name in (os.environ.get("CXX"), "c++", "g++") if name and (path := shutil.which(name))), ""
+    )
+    if not compiler:
+        return "no C++ compiler"
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
+        source.write_text(_GUARD)
+        paths = [f"-I{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+        command = [compiler, "-std=c++20", "-shared", "-fPIC", *paths, str(source), "-o", str(library), "-lc10"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"the device guard does not compile: {done.stderr.splitlines()[0]}"
+        ctypes.CDLL(str(library))
+    return None
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that claims to be on cuda:0; shape, strides and storage are those of a tensor on "meta"."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, meta: Tensor) -> "GpuTensor":
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CUDA
+        )
+        made.meta = meta
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func} on a tensor of a fake GPU that is gone")
+
+    def tolist(self) -> list:
+        """A wait like any other."""
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        """A multiple of 256 for each storage, as CUDA's allocator gives them."""
+        return _memory(self) * 256 + self.storage_offset() * self.element_size()
+
+
+class FakeGpu(TorchDispatchMode):
+    """While entered, cuda:0 exists. Waits are errors while `strict`, anywhere but in the functions `waits_in`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strict = self.capturing = False
+        self.waits_in: set[CodeType] = {Download.wait.__code__}
+        self.launches: Counter[str] = Counter()
+        """By name of the operation or kernel; a replayed graph is one."""
+        self.variants: set[tuple] = set()
+        """Kernels launched, each with the constants and the dtypes that it is compiled for."""
+        self._pinned: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            return self._pin(func(*args, **(kwargs | {"pin_memory": False})))
+        tensors = list(_tensors((args, kwargs)))
+        on_device = any(isinstance(tensor, GpuTensor) for tensor in tensors)
+        target = kwargs.get("device")
+        if not on_device and (target is None or torch.device(target).type != "cuda"):
+            return func(*args, **kwargs)
+        name = _name(func)
+        if name == "prim::device":
+            return CUDA
+        if _is_composite(func):  # inference mode skips the layer that takes these apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        if name == "copy_":
+            return self._copy_into(func, *args, **kwargs)
+        if name == "_to_copy" and target is not None and torch.device(target).type != args[0].device.type:
+            return self._copy_to(args[0], kwargs.get("dtype") or args[0].dtype)
+        if name in _ANSWERS:
+            self._wait(f"{name} asks the device for a value")
+            return _ANSWERS[name]
+        self._check_operands(func, name, tensors, args)
+        if not func.is_view and name not in _NO_LAUNCH:
+            self.launches[name] += 1
+        return _run(func, args, kwargs)
+
+    def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A Triton kernel's launch: its arguments must be complete and on the device, its grid within limits."""
+        given = {name: value for name, value in kwargs.items() if name not in _LAUNCH_OPTIONS}
+        bound = inspect.signature(kernel.fn).bind(*args, **given)
+        for name, value in bound.arguments.items():
+            if isinstance(value, Tensor) and not isinstance(value, GpuTensor):
+                raise MixedDevicesError(f"{name} of {kernel.__name__} is on the host")
+        grid = grid(given) if callable(grid) else grid
+        self.variants.add((kernel.__name__, *_specialization(kernel, bound.arguments)))
+        for size, most in zip(grid, _MOST_PROGRAMS, strict=False):
+            if type(size) is not int or not 0 < size <= most:
+                raise ValueError(f"grid of {kernel.__name__} is {grid}")
+        self.launches[kernel.__name__] += 1
+
+    def _check_operands(self, func: Any, name: str, tensors: list[Tensor], args: tuple) -> None:
+        indexes = name.lstrip("_").startswith("index") and isinstance(args[1], list | tuple)
+        indices = [index for index in args[1] if index is not None] if indexes else []
+        if name in _SHAPES_BY_VALUE:
+            raise HostWaitError(f"{name} has a shape that only the device knows")
+        if any(index.dtype == torch.bool for index in indices):
+            raise HostWaitError(f"{name} by a mask has a shape that only the device knows")
+        of_host = [tensor for tensor in tensors if not isinstance(tensor, GpuTensor)]
+        if any(tensor.dim() > 0 or any(tensor is index for index in indices) for tensor in of_host):
+            raise MixedDevicesError(f"{name} gets {[tuple(tensor.shape) for tensor in of_host]} from the host")
+
+    def _copy_into(self, func: Any, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if not isinstance(target, GpuTensor):
+            self._download(target if non_blocking else None)
+            # Any number serves that is a token, a length and an index.
+            return target.copy_(torch.ones_like(source.meta, device="cpu"))
+        if not isinstance(source, GpuTensor):
+            self._upload(source)
+        func(target.meta, source.meta if isinstance(source, GpuTensor) else source.to("meta"))
+        self.launches["copy_"] += 1
+        return target
+
+    def _copy_to(self, source: Tensor, dtype: torch.dtype) -> Tensor:
+        if isinstance(source, GpuTensor):
+            self._download(None)
+            return torch.zeros(source.shape, dtype=dtype)
+        self._upload(source)
+        self.launches["copy_"] += 1
+        return GpuTensor(torch.empty(source.shape, dtype=dtype, device="meta"))
+
+    def _upload(self, source: Tensor) -> None:
+        if self.capturing:
+            raise MixedDevicesError("an upload is captured")
+        if _memory(source) not in self._pinned:
+            self._wait("an upload from pageable memory")
+
+    def _download(self, into: Tensor | None) -> None:
+        if self.capturing:
+            raise MixedDevicesError("a download is captured")
+        if into is None or _memory(into) not in self._pinned:
+            self._wait("a copy to the host")
+        self.launches["copy_"] += 1
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        self._pinned[_memory(tensor)] = tensor  # held, so that no other memory gets its address
+        return tensor
+
+    def _wait(self, what: str) -> None:
+        if self.capturing:
+            raise HostWaitError(f"{what}, in a capture")
+        frame = sys._getframe(1)
+        while self.strict and frame is not None:
+            if frame.f_code in self.waits_in:
+                return
+            frame = frame.f_back
+        if self.strict:
+            raise HostWaitError(what)
+
+    @contextmanager
+    def capture(self) -> Iterator[Counter[str]]:
+        """What is launched within is captured: nothing may touch the host."""
+        before, self.launches, self.capturing = self.launches, Counter(), True
+        try:
+            yield self.launches
+        finally:
+            self.launches, self.capturing = before, False
+
+    def event(self) -> Any:
+        """Stands for `torch.cuda.Event`."""
+
+        def synchronize() -> None:
+            self._wait("an event")
+
+        return SimpleNamespace(record=lambda: None, synchronize=synchronize, elapsed_time=lambda end: 1.0)
+
+    def make_tensor(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`torch.tensor`, which allocates where no mode looks."""
+
+        def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Tensor:
+            made = make(data, **options)
+            if pin_memory:
+                return self._pin(made)
+            return made if device is None else made.to(device)
+
+        return tensor
+
+
+class FakeGraphDevice:
+    """Captures by running under `FakeGpu.capture`; a graph is the count of its launches."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+        self.graphs: list[Counter[str]] = []
+        self._result: Any = None
+
+    def new_pool(self) -> int:
+        return 0
+
+    def warm_up(self, function):
+        with self.gpu.capture() as launches:
+            self._result = function()
+        self.graphs.append(launches)
+        return self._result
+
+    def capture(self, function, pool):
+        # Nothing is computed: the run before was as good as this one.
+        return self.graphs[-1], self._result
+
+    def replay(self, graph: Counter[str]) -> None:
+        self.gpu.launches["graph"] += 1
+
+    def synchronize(self) -> None:
+        pass
+
+    def memory_bytes(self) -> int:
+        return 0
+
+
+@contextmanager
+def fake_gpu() -> Iterator[FakeGpu]:
+    """The mode with everything of torch and Triton that it stands for."""
+    from triton.runtime.jit import KernelInterface
+
+    from wingbeat.kernels import triton_attention_splits
+
+    gpu = FakeGpu()
+    of_device = {
+        "Event": lambda enable_timing=False: gpu.event(),
+        "_lazy_init": lambda: None,
+        "device_of": lambda tensor: nullcontext(),
+        "get_device_name": lambda device=None: "fake",
+        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=NUM_SMS),
+        "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
+        "synchronize": lambda device=None: gpu._wait("torch.cuda.synchronize"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in of_device.items():
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch, "tensor", gpu.make_tensor(torch.tensor))
+        patch.setattr(
+            KernelInterface,
+            "__getitem__",
+            lambda kernel, grid: lambda *args, **kwargs: gpu.launch(kernel, grid, args, kwargs),
+        )
+        triton_attention_splits.num_sms.cache_clear()
+        try:
+            with gpu:
+                yield gpu
+        finally:
+            triton_attention_splits.num_sms.cache_clear()
+
+
+@torch.no_grad()
+def place(module: nn.Module) -> nn.Module:
+    """Move a module to the fake GPU in bfloat16."""
+    for part in module.modules():
+        for name, parameter in list(part._parameters.items()):
+            if parameter is not None:
+                dtype = torch.bfloat16 if parameter.is_floating_point() else parameter.dtype
+                there = torch.empty(parameter.shape, dtype=dtype, device=CUDA)
+                part._parameters[name] = nn.Parameter(there, requires_grad=False)
+        for name, buffer in list(part._buffers.items()):
+            if buffer is not None:
+                part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=CUDA)
+        for name, value in list(vars(part).items()):
+            if isinstance(value, Tensor):
+                setattr(part, name, torch.empty(value.shape, dtype=value.dtype, device=CUDA))
+    return module
+
+
+@cache
+def _name(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return _name(func) not in _ONE_LAUNCH and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+def _specialization(kernel: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+        value = arguments[name]
+        if "constexpr" in str(parameter.annotation) or value is None:
+            yield value
+        elif isinstance(value, Tensor):
+            yield value.dtype
+
+
+_results: dict[tuple, Any] = {}
+"""What operations return for arguments of these shapes: torch's own rules for them take ten times as long."""
+
+
+def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An operation on the tensors behind; what it writes into stays the tensor that it was."""
+    if func.is_view:
+        # A view is what its base is, whatever the mode it is taken in.
+        with torch.inference_mode(args[0].is_inference()):
+            return _mapped(func(*_mapped(args, _behind), **_mapped(kwargs, _behind)), _on_device)
+    key = (func, _mapped_key(args), _mapped_key(kwargs))
+    if key not in _results:
+        _results[key] = func(*_mapped(args, _behind), **_mapped(kwargs, _behind))
+    if func._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    return _mapped(_results[key], lambda value: _on_device(_like(value)))
+
+
+def _like(value: Any) -> Any:
+    """Memory of its own for a result that stands for many."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _on_device(value: Any) -> Any:
+    return GpuTensor(value) if isinstance(value, Tensor) else value
+
+
+def _mapped_key(values: Any) -> Any:
+    if isinstance(values, Tensor):
+        return type(values), values.dtype, values.shape, values.stride()
+    if isinstance(values, list | tuple):
+        return tuple(_mapped_key(value) for value in values)
+    if isinstance(values, dict):
+        return tuple((name, _mapped_key(value)) for name, value in values.items())
+    return type(values), values
+
+
+def _behind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.meta if isinstance(value, GpuTensor) else value.to("meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(values, list | tuple):
+        return type(values)(_mapped(value, function) for value in values)
+    if isinstance(values, dict):
+        return {name: _mapped(value, function) for name, value in values.items()}
+    return function(values)
+
+
+def _memory(tensor: Tensor) -> int:
+    behind = tensor.meta if isinstance(tensor, GpuTensor) else tensor
+    return behind.untyped_storage()._cdata
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(tuple(values.values()))

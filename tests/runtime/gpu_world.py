@@ -1,0 +1,141 @@
+"""Engines and drafters on a fake GPU, in shapes that the kernels take; every drafter kind by name."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from fake_gpu import CUDA, FakeGpu, FakeGraphDevice, place
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.draft_head import DraftHead
+from wingbeat.runtime.drafters.draft_model import ModelDrafter
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.eagle1_head import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.drafters.mtp import MtpDrafter
+from wingbeat.runtime.drafters.mtp_modules import MtpModules
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.suffix import SuffixDrafter
+from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.model_loader import LoadedModel, prepare_model
+from wingbeat.runtime.request import Request, SamplingParams
+
+VOCAB_SIZE = 256
+NUM_LAYERS = 2
+CHAIN = SpeculationConfig(draft_steps=4, draft_top_k=1, verify_tree_size=5)
+TREE = SpeculationConfig(draft_steps=3, draft_top_k=3, verify_tree_size=8)
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9, seed=1, ignore_eos=True)
+PLAIN = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, speculation=False)
+PROMPT_LENS = (5, 20, 9, 17)
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+_IDS = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+
+
+def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
+    """A Llama in bfloat16 on the fake GPU; its norms have weights as checkpoints have them."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**_SHAPE, **_IDS, num_hidden_layers=num_layers, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.normal_(1, 0.3)
+    loaded = prepare_model(model, "fake")
+    place(model)
+    return loaded
+
+
+def eagle_head(kind: str) -> DraftHead:
+    """An EAGLE-3 or EAGLE-1 head for `verifier` on the fake GPU."""
+    fields = dict(_SHAPE, target_hidden_size=_SHAPE["hidden_size"], draft_vocab_size=VOCAB_SIZE)
+    if kind == "eagle-1":
+        head = Eagle1Head(Eagle1HeadConfig(**fields, tap_layers=(NUM_LAYERS,)))
+    else:
+        head = EagleHead(EagleHeadConfig(**fields, tap_layers=(0, 1, 2)))
+    place(head)
+    head.reset_rope(CUDA)
+    return head.eval()
+
+
+def mtp_modules(count: int = 2) -> MtpModules:
+    """Modules of the verifier's own layers on the fake GPU."""
+    with torch.device("cpu"):
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**_SHAPE, **_IDS, num_hidden_layers=NUM_LAYERS), dtype=torch.bfloat16
+        )
+        modules = MtpModules(model, count).to(torch.bfloat16)
+    for module in modules.items:
+        module.embedding, module.head = model.get_input_embeddings().weight.data, model.lm_head.weight.data
+    modules.prepare()
+    return place(modules)
+
+
+def new_drafter(kind: str, speculation: SpeculationConfig, device: FakeGraphDevice | None) -> Drafter:
+    """A drafter of the named kind; those that only look tokens up are on the CPU."""
+    match kind:
+        case "eagle-3" | "eagle-1":
+            return EagleDrafter(eagle_head(kind), speculation, device)
+        case "draft-model":
+            return ModelDrafter(verifier(), speculation)
+        case "mtp":
+            return MtpDrafter(mtp_modules(), speculation, NUM_LAYERS)
+        case "ngram":
+            return NgramDrafter(speculation)
+        case "suffix":
+            return SuffixDrafter(speculation)
+    raise ValueError(kind)
+
+
+@dataclass
+class Served:
+    """What rounds of an engine on the fake GPU launched."""
+
+    engine: Engine
+    device: FakeGraphDevice
+    launches: list[Counter] = field(default_factory=list)
+    """Of each round with nothing but decodes."""
+
+
+def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:
+    """Prompts come in chunks, beside running sequences."""
+    fields = {"max_num_seqs": num_slots, "max_model_len": 128, "max_num_batched_tokens": 16, "num_kv_blocks": 64}
+    return EngineConfig(**(fields | {"speculation": speculation} | overrides))
+
+
+def serve(
+    gpu: FakeGpu, config: EngineConfig, drafter: Drafter | None, params: list[SamplingParams], *, on_device: bool = True
+) -> Served:
+    """Run more requests than there are slots through an engine, strictly from its first round on.
+
+    Args:
+        params: taken in turn by the requests.
+        on_device: keep the channel's tensors on the GPU.
+    """
+    device = FakeGraphDevice(gpu)
+    channel: Callable = partial(InProcessChannel, device=CUDA) if on_device else InProcessChannel
+    engine = build_engine(verifier(), config, drafter, channel, device)
+    served = Served(engine, device)
+    for index, length in enumerate(PROMPT_LENS[: config.max_num_seqs + 1]):
+        prompt = tuple(range(1, length + 1))
+        engine.add_request(Request(str(index), prompt, params[index % len(params)]))
+    gpu.strict = True
+    while engine.has_unfinished_requests():
+        gpu.launches.clear()
+        engine.step()
+        if not engine.scheduler.waiting:
+            served.launches.append(Counter(gpu.launches))
+    return served
