@@ -76,9 +76,9 @@ def _names(param: Any, field: str | None) -> bool:
     if field is None or not isinstance(param, str):
         return param is None and field is None
     # A long name may be cut, a part of a field may be named with it.
-    return (
-        param == field or param.startswith((f"{field}.", f"{field}[")) or (len(param) > 30 and field.startswith(param))
-    )
+    start = param.removesuffix("...")
+    is_cut = len(start) > 30 and field.startswith(start)
+    return param == field or param.startswith((f"{field}.", f"{field}[")) or is_cut
 
 
 def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
@@ -143,6 +143,19 @@ def _whole(answer: Answer, is_chat: bool) -> Told:
     return told
 
 
+def _usages(chunks: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The usages that a stream's chunks carry, as far as they were asked for."""
+    usages = [chunk["usage"] for chunk in chunks if chunk.get("usage") is not None]
+    if options.get("continuous_usage_stats"):
+        demand(len(usages) == len(chunks), f"{len(usages)} usages in {len(chunks)} chunks")
+        written = [usage["completion_tokens"] for usage in usages]
+        demand(written == sorted(written), f"tokens so far: {written}")
+    else:
+        demand(len(usages) == bool(options.get("include_usage")), f"{len(usages)} usages, asked: {options}")
+    demand(bool(chunks[-1]["choices"]) != bool(options.get("include_usage")), "the usage chunk is not the last")
+    return usages
+
+
 def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
     demand((answer.header("content-type") or "").startswith("text/event-stream"), "no event stream")
     *events, done, rest = answer.body.decode().split("\n\n")
@@ -153,10 +166,7 @@ def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
         demand(
             len({(chunk["id"], chunk["seed"], chunk["model"]) for chunk in chunks}) == 1, "chunks of several answers"
         )
-        usages = [chunk["usage"] for chunk in chunks if chunk.get("usage") is not None]
-        asked = bool((body.get("stream_options") or {}).get("include_usage"))
-        demand(len(usages) == asked, f"{len(usages)} usage chunks, asked: {asked}")
-        demand(not asked or (chunks[-1]["choices"] == [] and "usage" in chunks[-1]), "usage is not at the end")
+        usages = _usages(chunks, body.get("stream_options") or {})
         texts: dict[int, str] = {}
         reasons: dict[int, str] = {}
         for chunk in chunks:
@@ -174,5 +184,5 @@ def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
         sorted(texts) == sorted(reasons) == list(range(len(texts))), f"choices {sorted(texts)}, ended {sorted(reasons)}"
     )
     in_order = sorted(texts)
-    seed, usage = chunks[0]["seed"], usages[0] if usages else None
+    seed, usage = chunks[0]["seed"], usages[-1] if usages else None
     return Told([texts[i] for i in in_order], [reasons[i] for i in in_order], seed, usage, metrics)

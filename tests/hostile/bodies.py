@@ -40,7 +40,8 @@ STREAMS = (
     {"include_usage": False},
     {"include_usage": None},
     {"include_obfuscation": False},
-    {"continuous_usage_stats": False},
+    {"continuous_usage_stats": True},
+    {"include_usage": True, "continuous_usage_stats": True},
     {"include_usage": True, "continuous_usage_stats": False},
 )
 

@@ -62,9 +62,7 @@ def judge(case: Case, counter: Counter) -> Verdict:
         return verdict.fail(*unknown)
     verdict.outcomes |= unknown
     if case.method not in methods and not preflight:
-        verdict.outcomes.add(Outcome(405, "method_not_allowed"))
-        if not (case.method == "HEAD" and "GET" in methods):
-            return verdict.fail()
+        return verdict.fail(Outcome(405, "method_not_allowed"))
     if not _host(case.header("Host") or "", verdict) or not _origin(case, verdict):
         return verdict.fail()
     if preflight:
@@ -89,18 +87,16 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
     unknown = Outcome(404, "unknown_url")
     if path in (COMPLETIONS, CHAT):
         return set(), ("POST",)
-    if path in (HEALTH, MODELS, f"{MODELS}/{MODEL}"):
+    if path == HEALTH:
+        return set(), ("GET", "HEAD")
+    if path in (MODELS, f"{MODELS}/{MODEL}"):
         return set(), ("GET",)
-    if path.startswith(f"{MODELS}/") and case.method not in ("GET", "HEAD"):
-        return {unknown, Outcome(405, "method_not_allowed"), Outcome(404, "model_not_found", "model")}, ("GET",)
     if path.startswith(f"{MODELS}/"):
-        # The document's order of rules asks for the path before key and host, which a model's name may come after.
-        late = {Outcome(405, "method_not_allowed")} if case.method == "HEAD" else set()
-        late |= {
-            Outcome(401, "invalid_api_key"),
-            *map(lambda kind: Outcome(403, f"{kind}_not_allowed"), ("host", "origin")),
-        }
-        return {unknown, Outcome(404, "model_not_found", "model"), Outcome(400, "invalid_header"), *late}, ("GET",)
+        # That the model is another one may be seen before or after the rules that follow the path's.
+        late = {Outcome(401, "invalid_api_key"), Outcome(403, "host_not_allowed"), Outcome(403, "origin_not_allowed")}
+        late |= {Outcome(400, "invalid_header", param) for param in (None, "X-Request-Id")}
+        method = {Outcome(405, "method_not_allowed")} if case.method != "GET" else set()
+        return {unknown, Outcome(404, "model_not_found", "model"), *late, *method}, ("GET",)
     return {unknown}, ()
 
 

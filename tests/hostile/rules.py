@@ -109,8 +109,8 @@ def _speculation(found: Findings, name: str, value: Any) -> None:
 
 
 def _stream_options(found: Findings, name: str, value: Any) -> None:
-    no_ops = {"include_obfuscation": (None, False), "continuous_usage_stats": (None, False)}
-    _object(found, name, value, {"include_usage": _flag}, no_ops)
+    served = {"include_usage": _flag, "continuous_usage_stats": _flag}
+    _object(found, name, value, served, {"include_obfuscation": (None, False)})
 
 
 def _object(found: Findings, name: str, value: Any, served: dict[str, Any], no_ops: dict[str, tuple[Any, ...]]) -> None:
@@ -173,7 +173,7 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
 
 
 def _is_no_op(value: Any, allowed: tuple[Any, ...]) -> bool:
-    return any(type(value) is type(item) and value == item for item in allowed)
+    return any(value == item and (is_number(value) == is_number(item)) for item in allowed)
 
 
 def _model(found: Findings, body: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
     return statuses, wrong
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("seed", "count"), [pytest.param(1, 600, id="600"), pytest.param(2, 20_000, id="20000", marks=pytest.mark.slow)]
 )
