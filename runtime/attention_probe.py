@@ -5,7 +5,7 @@ One pass over a few tokens, whose result nobody reads: whether our attention is 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -132,7 +132,8 @@ def probe_attention(model: PreTrainedModel, num_positions: int) -> ProbedAttenti
         model(input_ids=positions + 1, position_ids=positions, use_cache=False, **{PROBE_KEYWORD: recorder})
         num_layers = model.config.get_text_config().num_hidden_layers
         _check_calls(recorder, num_layers)
-        shape_of = cache(partial(mask_shape, num_positions=num_positions))
+        # Layers share their masks, and a long one takes a while to look at.
+        shape_of = cache(lambda made_by: mask_shape(for_text(made_by, _NUM_TOKENS, device), num_positions, device))
         shapes = [_shape(recorder.masks[layer], layer, shape_of) for layer in range(num_layers)]
     finally:
         _mask_maker.made.clear()
@@ -183,7 +184,7 @@ def _shape(mask: Tensor | None, layer: int, shape_of: Callable[[MaskFunction], M
     function = _mask_maker.function_of(mask)
     if function is None:
         raise UnsupportedModelError(f"layer {layer} attends under a mask that the model makes by itself")
-    shape = shape_of(for_text(function, _NUM_TOKENS))
+    shape = shape_of(function)
     if shape is None:
         raise UnsupportedModelError(f"layer {layer} attends to later tokens: it is not causal")
     return shape

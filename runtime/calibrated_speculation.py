@@ -26,8 +26,9 @@ def calibrated_speculation(
         patience_s: silence after which the drafter counts as stuck.
     """
     speculation, loaded = config.speculation, runner.loaded
-    captured = loaded.device.type == "cuda" and runner.graphs is not None and bool(runner.graphs.stats.captured)
-    verifier = verifier_times(loaded, runner.model, runner.cache, config, captured)
+    graphs = runner.graphs if loaded.device.type == "cuda" else None
+    device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
+    verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
     drafter = drafter_times(end, verifier.batch_sizes, patience_s)
     if drafter is None:
         logger.warning("the drafter did not answer the calibration: speculating with fixed trees")

@@ -384,7 +384,5 @@ def _write(target: Tensor, values: list[int]) -> None:
 
 def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
     """history[slots, columns] = token_ids, wherever each of them is."""
-    where = history.device
-    if slots.device != where:
-        slots, columns, token_ids = slots.to(where), columns.to(where), token_ids.to(where)
+    slots, columns, token_ids = (part.to(history.device) for part in (slots, columns, token_ids))
     history[slots, columns] = token_ids

@@ -28,7 +28,7 @@ class MaskShape(NamedTuple):
     """Rows before this position see every earlier key, and later ones see what no window describes."""
 
 
-def for_text(mask_function: MaskFunction, num_tokens: int) -> MaskFunction:
+def for_text(mask_function: MaskFunction, num_tokens: int, device: torch.device | None = None) -> MaskFunction:
     """A mask function without those of its alternatives that show nothing to a pass of `num_tokens` text tokens.
 
     transformers lets the tokens of an image see each other by a union with the causal mask, in which each token of the
@@ -37,20 +37,24 @@ def for_text(mask_function: MaskFunction, num_tokens: int) -> MaskFunction:
     parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions")
     if parts is None or mask_function.__name__ != "or_mask":
         return mask_function
-    rows = torch.arange(num_tokens)
+    rows = torch.arange(num_tokens, device=device)
     showing = [part for part in parts if bool(torch.as_tensor(part(0, 0, rows[:, None], rows)).any())]
-    return or_masks(*(for_text(part, num_tokens) for part in showing))
+    return or_masks(*(for_text(part, num_tokens, device) for part in showing))
 
 
-def mask_shape(mask_function: MaskFunction, num_positions: int) -> MaskShape | None:
-    """The shape of a mask over sequences of up to `num_positions`; None where even its first rows are not causal."""
+def mask_shape(mask_function: MaskFunction, num_positions: int, device: torch.device | None = None) -> MaskShape | None:
+    """The shape of a mask over sequences of up to `num_positions`; None where even its first rows are not causal.
+
+    Args:
+        device: of the tensors that the function may hold.
+    """
     num_positions = min(num_positions, MOST_POSITIONS)
-    positions = torch.arange(num_positions)
+    positions = torch.arange(num_positions, device=device)
 
     def seen(query: int) -> Tensor:
-        return torch.as_tensor(mask_function(0, 0, torch.tensor(query), positions)).expand(num_positions)
+        return torch.as_tensor(mask_function(0, 0, torch.tensor(query, device=device), positions)).expand(num_positions)
 
-    sees_first = torch.as_tensor(mask_function(0, 0, positions, torch.tensor(0))).expand(num_positions)
+    sees_first = torch.as_tensor(mask_function(0, 0, positions, torch.tensor(0, device=device))).expand(num_positions)
     reach = num_positions if bool(sees_first.all()) else int(sees_first.long().argmin())
     early = {0, 1, 2, reach // 2, reach - 1} & set(range(reach))
     if reach == 0 or not all(torch.equal(seen(query), positions <= query) for query in early):

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, LlamaRotaryEmbedding
 from transformers.models.mistral.modeling_mistral import MistralAttention
 
-import wingbeat.runtime.model_trial
 from wingbeat.runtime import attention
 from wingbeat.runtime.loaded_model import UnsupportedModelError
 from wingbeat.runtime.model_trial import PARENTS, trial_texts
@@ -182,17 +181,12 @@ def test_longrope_is_served_up_to_where_its_angles_change():
     assert loaded.max_position_embeddings == 64
 
 
-def test_half_precision_is_tried_within_its_own_rounding():
+def test_half_precision_is_tried_within_its_own_rounding(monkeypatch):
     loaded = prepare_model(random_model("qwen3").to(torch.bfloat16), "qwen3")
     assert loaded.dtype == torch.bfloat16
-    worse = random_model("qwen3").to(torch.bfloat16)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wingbeat.runtime.model_trial, "try_model", lambda *_: None)
-        prepare_model(worse, "unused")
-    with pytest.MonkeyPatch.context() as patch:
-        original = attention.attend_segments
-        patch.setattr(attention, "attend_segments", lambda *args, **kwargs: original(*args, **kwargs) * 1.5)
-        assert "differ" in refusal(random_model("qwen3").to(torch.bfloat16))
+    original = attention.attend_segments
+    monkeypatch.setattr(attention, "attend_segments", lambda *args, **kwargs: original(*args, **kwargs) * 1.5)
+    assert "differ" in refusal(random_model("qwen3").to(torch.bfloat16))
 
 
 def test_trees_at_the_last_positions_of_learned_ones():
