@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,6 +124,19 @@ def ray_cluster() -> Iterator[str]:
 def start_app(ray_cluster: str) -> Callable[..., Any]:
     """Starts another application: `with start_app(name, **args) as app`."""
     return lambda name, **args: running(name, ray_cluster, **args)
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    """Waits for a condition: `until(condition, timeout_s)`."""
+
+    def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never came true"
+            time.sleep(0.1)
+
+    return wait
 
 
 def _free_port() -> int:

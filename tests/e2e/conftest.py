@@ -1,7 +1,6 @@
 """The demo pair, started once, and what tests need to look at its processes."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,6 @@ def eagle_app(start_app: Callable[..., Any]) -> Iterator[Any]:
     """
     with start_app("e2e-eagle", drafter_timeout_s=2.0, adaptive=False) as app:
         yield app
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[..., None]:
-    """Waits for a condition: `until(condition, timeout_s)`."""
-
-    def wait(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            time.sleep(0.1)
-
-    return wait
 
 
 @pytest.fixture(scope="session")

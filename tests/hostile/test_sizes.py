@@ -54,7 +54,7 @@ SIZES: dict[str, tuple[Callable[[], bytes], int, str | None, str | None]] = {
         "prompt",
     ),
     "a-million-prompts": (lambda: with_prompt(b"[" + b'"",' * 999_999 + b'"a"]'), 400, "invalid_json", None),
-    "100-thousand-prompts": (lambda: with_prompt(b"[" + b'"abc",' * 99_999 + b'"a"]'), 400, "invalid_json", None),
+    "100-thousand-prompts": (lambda: with_prompt(b"[" + b'"abc",' * 99_999 + b'"a"]'), 400, "invalid_value", "prompt"),
     "100-thousand-keys": (
         lambda: b"{%s, %s}" % (PROMPT, b",".join(b'"k%d":1' % i for i in range(100_000))),
         *(400, "unknown_parameter", "k0"),
@@ -86,7 +86,7 @@ def test_a_large_body_is_answered_by_its_rule_while_others_go_on(address, name):
     case = replace(completion(), body=make())
 
     async def scene() -> None:
-        async with bystanders(address, count=1, max_tokens=48):
+        async with bystanders(address, count=1, max_tokens=32):
             asked = [asyncio.create_task(send(address, case)) for _ in range(2)]
             while not all(task.done() for task in asked):
                 assert (await send(address, health())).status == 200
