@@ -5,7 +5,7 @@ PORT ?= 8000
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
 
-.PHONY: serve test lint clean
+.PHONY: serve test test-all lint clean
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -14,6 +14,10 @@ serve: $(STAMP)
 
 test: $(STAMP)
 	$(VENV)/bin/python -m pytest
+
+# With what takes minutes: 20,000 hostile requests, kills under load, signals at every stage of a start.
+test-all: $(STAMP)
+	$(VENV)/bin/python -m pytest -m 'not gpu'
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)
