@@ -259,7 +259,7 @@ class NeverPays(SpeculationPolicy):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
-    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", NeverPays)
+    monkeypatch.setattr("wingbeat.runtime.calibrated_speculation.SpeculationPolicy", NeverPays)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
@@ -290,7 +290,7 @@ class PassesOver(SpeculationPolicy):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
 def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch, overlap, caching):
-    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", PassesOver)
+    monkeypatch.setattr("wingbeat.runtime.calibrated_speculation.SpeculationPolicy", PassesOver)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4, enable_prefix_caching=caching)
@@ -311,7 +311,7 @@ def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch
 
 def test_some_are_followed_even_where_plain_decoding_is_faster(monkeypatch):
     """Or nothing would ever show that drafting pays again."""
-    monkeypatch.setattr("wingbeat.runtime.engine.SpeculationPolicy", PassesOver)
+    monkeypatch.setattr("wingbeat.runtime.calibrated_speculation.SpeculationPolicy", PassesOver)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=4), drafter)
@@ -364,7 +364,7 @@ def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
 
 
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.drafter_times", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.calibrated_speculation.drafter_times", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):
