@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
-from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device
+from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 
@@ -68,7 +68,12 @@ class AppConfig(BaseModel):
     max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
     block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
-    kv_cache_memory_bytes: int = Field(_ENGINE.kv_cache_memory_bytes, ge=1, description="Budget of the KV pool.")
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Budget of the KV pool; none takes 256 MiB on CPUs, and on GPUs the verifier's share of 85 % of "
+        "what is free beside the weights.",
+    )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
     draft_steps: int | None = Field(
         None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
@@ -91,7 +96,9 @@ class AppConfig(BaseModel):
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
 
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="'auto' is cuda where num_gpus_per_verifier is above 0, cpu elsewhere."
     )
@@ -133,7 +140,15 @@ class AppConfig(BaseModel):
         description="`module:function` from this config to the drafter's worker.",
     )
 
-    @field_validator("model", "served_model_name", "num_replicas", "num_kv_blocks", "capture_dir", mode="before")
+    @field_validator(
+        "model",
+        "served_model_name",
+        "num_replicas",
+        "num_kv_blocks",
+        "kv_cache_memory_bytes",
+        "capture_dir",
+        mode="before",
+    )
     @classmethod
     def _none_by_word(cls, value: Any) -> Any:
         """The command line has no other way to say null."""
@@ -195,7 +210,12 @@ class AppConfig(BaseModel):
         """
         given = {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
         tree = SpeculationConfig.default(self.resolved_device(), **given)
-        return EngineConfig(**{name: getattr(self, name) for name in _ENGINE_LIMITS}, speculation=tree)
+        limits = {name: getattr(self, name) for name in _ENGINE_LIMITS}
+        return EngineConfig(**limits, gpu_share=min(self.num_gpus_per_verifier, 1.0) or 1.0, speculation=tree)
+
+    def resolved_dtype(self) -> str:
+        """Name of torch's dtype, `auto` resolved."""
+        return resolve_dtype(self.dtype, self.resolved_device())
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

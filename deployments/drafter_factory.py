@@ -18,7 +18,7 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     target = TargetDescription.from_checkpoint(config.model_dir())
     engine_config = config.engine_config()
     options = DrafterOptions(
-        getattr(torch, config.dtype), config.drafter_device(), cuda_graphs=engine_config.cuda_graphs is not False
+        getattr(torch, config.resolved_dtype()), config.drafter_device(), engine_config.cuda_graphs is not False
     )
     drafter = load_drafter(config.drafter_source(), target, engine_config.speculation, options)
     if drafter is None:

@@ -25,7 +25,7 @@ def build_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     """
     torch.set_num_threads(config.threads)
     device = torch.device(config.resolved_device())
-    loaded = load_model(config.model_dir(), getattr(torch, config.dtype), device)
+    loaded = load_model(config.model_dir(), getattr(torch, config.resolved_dtype()), device)
     tried = config.tests_drafter()
     tokenizer = Tokenizer.find(config.model_dir()) if tried else None
     needs = ask_needs(_convention(config, loaded, tokenizer) if tried else None)

@@ -29,7 +29,9 @@ class InspectConfig(BaseModel):
         None,
         description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV when served.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV when served; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models are loaded to be tried.")
     threads: int = Field(1, ge=1, description="Torch CPU threads.")
 
@@ -104,17 +106,19 @@ def inspect_folder(config: InspectConfig, folder: Path, open_engine: OpenEngine)
     """
     import torch
 
+    from wingbeat.runtime.config import resolve_dtype
     from wingbeat.runtime.drafters.checkpoint import is_head_folder
     from wingbeat.runtime.drafters.target import TargetDescription
     from wingbeat.runtime.inspection import inspect_head, inspect_model
 
-    dtype = getattr(torch, config.dtype)
     is_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    device = "cuda" if is_cuda else "cpu"
+    dtype = getattr(torch, resolve_dtype(config.dtype, device))
     target = None if config.model is None else TargetDescription.from_checkpoint(config.model)
     if is_head_folder(folder):
         inspection = inspect_head(folder, target, dtype)
     else:
-        inspection = inspect_model(folder, dtype, torch.device("cuda" if is_cuda else "cpu"))
+        inspection = inspect_model(folder, dtype, torch.device(device))
     return Report(inspection) if target is None else _try(config, folder, inspection, target, open_engine)
 
 

@@ -64,9 +64,9 @@ def start_capture(config: AppConfig, engine: Any, engine_id: str) -> TrafficCapt
         hidden_size=loaded.hidden_size,
         num_layers=len(loaded.layers),
         vocab_size=loaded.vocab_size,
-        taps_dtype="float16" if config.dtype == "float16" else "bfloat16",
+        taps_dtype="float16" if config.resolved_dtype() == "float16" else "bfloat16",
         top_k=0,
-        logits_dtype=config.dtype,
+        logits_dtype=config.resolved_dtype(),
         settings={"source": "live", "share": config.capture_share},
     )
     writer = LiveWriter(root / engine_id, root, spec, config.capture_max_bytes)

@@ -52,7 +52,9 @@ class LocalConfig(BaseModel):
         ge=2,
         description=f"Prompt and answer together, in tokens; by default the model's, at most {DEFAULT_MAX_MODEL_LEN}.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and KV.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where both models run.")
     compile: bool = Field(False, description="Run the models through torch.compile: slow start, faster rounds.")
     threads: int = Field(1, ge=1, description="Torch CPU threads.")

@@ -74,6 +74,8 @@ def _candidates_kernel(
         best = merged
         best_ids = merged_ids
     wanted = places < top_k
+    # A row of NaN has no best one, and may leave any lane's: what is looked up by it must exist.
+    best_ids = tl.minimum(best_ids, vocab_size - 1)
     finite = tl.where(largest == float("-inf"), 0.0, largest)
     tl.store(out_token_ids + row * top_k + places, tl.load(draft_token_ids + best_ids, mask=wanted), mask=wanted)
     tl.store(out_log_probs + row * top_k + places, best - (finite + tl.log(total)), mask=wanted)

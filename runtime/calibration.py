@@ -20,6 +20,7 @@ import transformers
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.kv_cache import KVCache
 from wingbeat.runtime.layer_compile import replay_ms
 from wingbeat.runtime.link import VerifierEnd
@@ -70,19 +71,23 @@ def cost_tables(verifier: VerifierTimes, drafter: DrafterTimes) -> CostTables:
 
 
 def verifier_times(
-    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, captured: bool = False
+    loaded: LoadedModel,
+    model: VerifierModel,
+    cache: KVCache,
+    config: EngineConfig,
+    graphs: GraphDevice | None = None,
 ) -> VerifierTimes:
     """Forward passes by batch size and drafted nodes, from the cache on disk where the same was measured before.
 
     Args:
-        captured: measure them as CUDA graphs.
+        graphs: captures them; None measures them eagerly.
     """
-    path = cache_dir() / f"verifier-{_key(loaded, config, captured)}.json"
+    path = cache_dir() / f"verifier-{_key(loaded, config, graphs is not None)}.json"
     kept = recall(path, _from_dict)
     if kept is not None:
         return kept
     started = time.perf_counter()
-    measured = _measure_verifier(loaded, model, cache, config, captured)
+    measured = _measure_verifier(loaded, model, cache, config, graphs)
     times = measured._replace(verify_s=_levelled(measured.verify_s))
     if _undisturbed(measured):
         keep(path, times._asdict())
@@ -138,7 +143,7 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -
 
 @torch.inference_mode()
 def _measure_verifier(
-    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, captured: bool
+    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, graphs: GraphDevice | None
 ) -> VerifierTimes:
     batch_sizes = (*(size for size in _BATCH_SIZES if size < config.max_num_seqs), config.max_num_seqs)
     most = config.speculation.num_nodes - 1
@@ -152,8 +157,8 @@ def _measure_verifier(
         batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width, lens=lens)
         return lambda: model(batch)
 
-    if captured:
-        seconds = [replay_ms(forward(*shape), loaded.device, _REPEATS) / 1e3 for shape in shapes]
+    if graphs is not None:
+        seconds = [replay_ms(forward(*shape), graphs, _REPEATS) / 1e3 for shape in shapes]
     else:
         seconds = _least_s([forward(*shape) for shape in shapes], loaded.device)
     width = len(extra_nodes)

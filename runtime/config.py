@@ -72,6 +72,13 @@ def default_by_device(name: str) -> str:
     return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
+def resolve_dtype(name: str, device: str) -> str:
+    """What "auto" means on a device ("cpu" or "cuda"); other names are returned as they are."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device == "cuda" else "float32"
+
+
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
 """Environment variable without whose value 1 an engine refuses to write text that the model did not choose."""
 
@@ -140,8 +147,11 @@ class EngineConfig:
     """Tokens per KV block."""
     num_kv_blocks: int | None = None
     """KV blocks; None sizes the pool from `kv_cache_memory_bytes`."""
-    kv_cache_memory_bytes: int = 256 << 20
-    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None; None takes 256 MiB of a CPU's memory, and
+    on a GPU its share of 85 % of what is free beside the weights."""
+    gpu_share: float = 1.0
+    """Of its GPU, what is this engine's."""
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
@@ -161,6 +171,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+        if not 0 < self.gpu_share <= 1:
+            raise ValueError(f"gpu_share is {self.gpu_share}: use a share above 0, at most 1")
         if self.num_kv_blocks is not None and self.num_kv_blocks < self.max_blocks_per_seq + 1:
             raise ValueError(
                 f"num_kv_blocks is {self.num_kv_blocks}: one sequence of max_model_len {self.max_model_len} "

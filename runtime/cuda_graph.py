@@ -111,8 +111,8 @@ class GraphStats:
 class GraphPool:
     """Memory and statistics that all graphs of a replica share.
 
-    Graphs of one pool reuse each other's intermediate memory: they must be replayed one after another on one stream.
-    Their outputs stay apart.
+    Graphs of one pool reuse each other's memory: they must be replayed one after another on one stream. Outputs of a
+    graph may lie where one captured before it keeps what it computes on the way: whoever wants them later copies them.
     """
 
     def __init__(self, device: GraphDevice) -> None:
@@ -223,7 +223,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
                 bucket's too. Pinned host tensors are copied asynchronously: they must stay as they are until then.
 
         Returns:
-            The first num_reqs rows of the outputs; valid until the bucket runs again.
+            The first num_reqs rows of the outputs; valid until any graph of the pool is replayed next.
 
         Raises:
             ValueError: there is no such bucket, or the inputs do not fit it; names the field.

@@ -94,7 +94,7 @@ class DecodeGraphs:
             self._capture(self.widths, layers)
 
     def run(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, sampled: bool) -> AcceptedPaths:
-        """One round; valid until the next one of the same bucket.
+        """One round; valid until any graph of the pool is replayed next.
 
         Args:
             slots: int64 [num_reqs].

@@ -30,6 +30,9 @@ from wingbeat.runtime.tree_check import TreeCheck
 
 logger = logging.getLogger(__name__)
 
+FIRST_REPLY_S = 60.0
+"""Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
+
 
 class DrafterState(StrEnum):
     """Whether rounds are drafted."""
@@ -68,6 +71,7 @@ class DraftSession:
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
+        self._heard = False
         self.ring_s = 0.0
         """Seconds that the latest `publish` spent waking the drafter; 0 where it did not."""
         self.num_chunk_tokens = 0
@@ -81,7 +85,7 @@ class DraftSession:
 
         No round may be in flight: the history handed over would lack its tokens.
         """
-        self._end, self._incarnation = end, end.incarnation
+        self._end, self._incarnation, self._heard = end, end.incarnation, False
         self.slots.forget_published()
         if self.adaptive is not None:
             self.adaptive.forget_rules()
@@ -91,6 +95,12 @@ class DraftSession:
         self.state = DrafterState.ATTACHED
         for seq in running:
             self.admit(seq)
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which the drafter counts as stuck."""
+        limit = self.config.drafter_timeout_s
+        return limit if self._heard or self.on_host else max(limit, FIRST_REPLY_S)
 
     def detach(self) -> None:
         """Decode plainly from the next round on."""
@@ -153,10 +163,11 @@ class DraftSession:
         """
         if self._end is None or not any(seq.tree_requested for seq in decodes):
             return None
-        reply = self._end.wait_reply(self._round, self.config.drafter_timeout_s)
+        reply = self._end.wait_reply(self._round, self.patience_s)
         if reply is None or self._end.incarnation != self._incarnation:
             self._lose()
             return None
+        self._heard = True
         here = self.slots.device
         ends = (field.to(here, non_blocking=here.type != "cpu") for field in (reply.epochs, reply.committed_lens))
         trees, usable = self._check(self._trees_of(reply, decodes, rows), *ends, rows, self.slots)
@@ -178,7 +189,7 @@ class DraftSession:
             draft = self.adaptive.plan(plan.decodes, self._proposals(plan, flight))
             if not draft.levels and self._defer(plan, flight):
                 return
-        outcome = self._end.acquire_outcome(self.config.drafter_timeout_s)
+        outcome = self._end.acquire_outcome(self.patience_s)
         if outcome is None:
             self._lose()
             return
@@ -370,7 +381,5 @@ def _write(target: Tensor, values: list[int]) -> None:
 
 def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:
     """history[slots, columns] = token_ids, wherever each of them is."""
-    where = history.device
-    if slots.device != where:
-        slots, columns, token_ids = slots.to(where), columns.to(where), token_ids.to(where)
+    slots, columns, token_ids = (part.to(history.device) for part in (slots, columns, token_ids))
     history[slots, columns] = token_ids

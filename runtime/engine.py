@@ -258,10 +258,10 @@ class Engine:
     def _calibrate(self, end: VerifierEnd) -> AdaptiveSpeculation | None:
         """Measure what rounds cost; None, and so trees of the configured shape, when the drafter does not answer."""
         speculation = self.config.speculation
-        captured = self.loaded.device.type == "cuda" and self.runner.graphs is not None
-        captured = captured and bool(self.runner.graphs.stats.captured)
-        verifier = verifier_times(self.loaded, self.model, self.cache, self.config, captured)
-        drafter = drafter_times(end, verifier.batch_sizes, self.config.drafter_timeout_s)
+        graphs = self.runner.graphs if self.loaded.device.type == "cuda" else None
+        device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
+        verifier = verifier_times(self.loaded, self.model, self.cache, self.config, device)
+        drafter = drafter_times(end, verifier.batch_sizes, self.drafting.patience_s)
         if drafter is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None

@@ -7,6 +7,10 @@ from wingbeat.kernels.kv_cache import pool_table
 from wingbeat.runtime.attention import LayerAttention
 from wingbeat.runtime.config import EngineConfig
 
+CPU_BYTES = 256 << 20
+FREE_GPU_SHARE = 0.85
+"""The rest is for activations, captured graphs and what the drafter beside it holds."""
+
 
 class KVCache:
     """Paged keys and values of all layers; block 0 belongs to nobody and takes the writes of padding rows.
@@ -20,12 +24,13 @@ class KVCache:
     ) -> None:
         self.block_size = config.block_size
         self.block_bytes = block_bytes(layers, config.block_size, dtype)
-        self.num_blocks = config.num_kv_blocks or config.kv_cache_memory_bytes // self.block_bytes
+        budget = memory_budget(config, device)
+        self.num_blocks = config.num_kv_blocks or budget // self.block_bytes
         if self.num_blocks < config.max_blocks_per_seq + 1:
             need = (config.max_blocks_per_seq + 1) * self.block_bytes
             raise ValueError(
-                f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}: one sequence of max_model_len "
-                f"{config.max_model_len} needs {need}; raise it or lower max_model_len"
+                f"kv_cache_memory_bytes is {budget}: one sequence of max_model_len {config.max_model_len} needs "
+                f"{need}; raise it or lower max_model_len"
             )
         # More blocks than all slots can ever hold, prefix cache included four times over, would only cost memory.
         if config.num_kv_blocks is None:
@@ -39,6 +44,16 @@ class KVCache:
         ]
         self.table = pool_table(self.layers)
         """For moves over all layers; its address is in the captured ones."""
+
+
+def memory_budget(config: EngineConfig, device: torch.device) -> int:
+    """Bytes of the pool where its blocks are not counted; the weights must be on the device already."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if device.type != "cuda":
+        return CPU_BYTES
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return int(FREE_GPU_SHARE * config.gpu_share * free_bytes)
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:

@@ -16,7 +16,7 @@ import torch
 from transformers import AttentionInterface
 
 from wingbeat.runtime.attention import ATTENTION_NAME, wingbeat_attention
-from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.runtime.graph_device import GraphDevice
 from wingbeat.runtime.model_loader import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -108,9 +108,12 @@ def _faster(
     return compiled if times.compiled_is_faster else nullcontext()
 
 
-def replay_ms(step: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """Median milliseconds of a step replayed as a CUDA graph."""
-    graphs = CudaGraphDevice(device)
+def replay_ms(step: Callable[[], object], graphs: GraphDevice, repeats: int = 20) -> float:
+    """Median milliseconds of a step replayed as a CUDA graph.
+
+    Args:
+        graphs: one for all steps: each has a stream, and each stream a workspace that is never freed.
+    """
     graphs.warm_up(step)
     graph, _ = graphs.capture(step, graphs.new_pool())
     times = []

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from wingbeat.runtime.batch import ChannelSpec
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, resolve_dtype
 from wingbeat.runtime.convention_choice import ConventionChoice, choose_convention
 from wingbeat.runtime.draft_worker import DraftWorker
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
@@ -77,6 +77,7 @@ class LLM:
         model: folder of a Hugging Face causal LM.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channel.InProcessChannel`.
+        dtype: "float32", "bfloat16", "float16", or "auto" for bfloat16 on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
 
@@ -96,7 +97,7 @@ class LLM:
         engine_config: EngineConfig,
         channel_factory: Callable[[ChannelSpec], LocalChannel],
         *,
-        dtype: str = "float32",
+        dtype: str = "auto",
         device: str = "auto",
         threads: int = 1,
         compile: bool = False,
@@ -105,7 +106,7 @@ class LLM:
         torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch_dtype = getattr(torch, dtype)
+        torch_dtype = getattr(torch, resolve_dtype(dtype, device))
         loaded = load_model(model, torch_dtype, torch.device(device))
         target = TargetDescription.from_checkpoint(model)
         engine_config = replace(engine_config, compile=compile or engine_config.compile)

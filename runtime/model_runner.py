@@ -103,7 +103,7 @@ class ModelRunner:
             return lambda: self.model(batch)
 
         steps = [forward(num_nodes) for num_nodes in (1, self.config.speculation.num_nodes)]
-        return faster_layers(self.loaded, steps, lambda step: replay_ms(step, self.device))
+        return faster_layers(self.loaded, steps, lambda step: replay_ms(step, self.graphs.pool.device))
 
     @torch.inference_mode()
     def launch(

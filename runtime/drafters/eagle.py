@@ -94,6 +94,35 @@ class EagleDrafter(Drafter):
             self._stages = None  # its graphs' memory is free for the next ones
             kv = DraftKV(*self._cache, self._hidden, first_private=num_blocks)
             self._stages = EagleStages(self.head, self.speculation, spec, kv, self._graph_device)
+            self._warm_up(spec, num_slots)
+
+    @torch.inference_mode()
+    def _warm_up(self, spec: ChannelSpec, spare_slot: int) -> None:
+        """Run a chunk of nobody's: the time in which kernels compile must not pass for the silence of a stuck one."""
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        length = min(spec.max_prefill_tokens, spec.max_model_len)
+        by_slot = torch.zeros(spare_slot + 1, dtype=torch.int64, device=self.device)
+        batch = DraftBatch(
+            decode_slots=torch.zeros(0, dtype=torch.int64),
+            decode_positions=none,
+            decode_num_tokens=none,
+            decode_token_ids=none.view(0, spec.max_path),
+            decode_taps=none.new_zeros(0, spec.max_path, spec.taps_size, dtype=spec.taps_dtype),
+            chunk_slots=[spare_slot],
+            chunk_positions=[0],
+            chunk_lens=[length],
+            chunk_next_token_ids=none.new_zeros(length),
+            chunk_taps=none.new_zeros(length, spec.taps_size, dtype=spec.taps_dtype),
+            proposal_slots=torch.zeros(0, dtype=torch.int64),
+            epochs=by_slot,
+            committed_lens=by_slot,
+            block_tables=by_slot.new_zeros(spare_slot + 1, spec.max_blocks_per_seq),
+            temperatures=by_slot.float(),
+            seeds=by_slot,
+            token_ids=by_slot[:, None],
+            max_committed_len=spec.max_model_len,
+        )
+        self._commit_rows(batch, with_decodes=False)
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """One pass; in fixed shapes decodes and trees are one stage; see `Drafter.draft`."""

@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from pydantic import ValidationError
 
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.local import LocalConfig
+from wingbeat.runtime.attention import LayerAttention
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.kv_cache import block_bytes, memory_budget
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
 
@@ -18,6 +21,23 @@ def test_the_default_is_the_demo_pair_drafting_chains_on_the_cpu():
     config = AppConfig()
     assert config.engine_config() == EngineConfig(speculation=SpeculationConfig.default("cpu"))
     assert (config.resolved_device(), config.has_drafter()) == ("cpu", True)
+
+
+def test_a_gpu_without_settings_holds_the_longest_sequence_of_a_model_of_8b_parameters(monkeypatch):
+    config = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+    assert (config.resolved_dtype(), AppConfig().resolved_dtype()) == ("bfloat16", "float32")
+    weights, total = 16 << 30, 80 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total - weights, total))
+    limits = config.engine_config()
+    budget = memory_budget(limits, torch.device("cuda"))
+    layers = [LayerAttention(32, 8, 128, 128, None)] * 32
+    assert budget >= (limits.max_blocks_per_seq + 1) * block_bytes(layers, limits.block_size, torch.bfloat16)
+    assert weights + budget <= 0.7 * total
+
+
+def test_a_dtype_that_is_given_is_kept():
+    assert AppConfig(num_gpus_per_verifier=1, dtype="float16").resolved_dtype() == "float16"
+    assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
 
 
 def test_strings_of_the_command_line_become_typed_values():

@@ -1,5 +1,6 @@
 """The candidates kernel against its reference, in order where scores are equal."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,3 +76,14 @@ class TestOnGpu:
 
     def test_candidates_at_real_shapes(self, num_reqs, width, vocab_size, coupled):
         check_candidates(num_reqs, width, vocab_size, 10, coupled=coupled)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter's reductions are replaced")
+def test_a_row_of_nan_gets_tokens_that_exist(monkeypatch):
+    """Comparisons with NaN are false, so a GPU may end at any lane: here at the last one, past the vocabulary."""
+    monkeypatch.setattr(np, "nanmax", np.max)
+    monkeypatch.setattr(np, "nanargmax", lambda values, **options: np.full_like(np.argmax(values, **options), 63))
+    behind = torch.full((64,), -1)
+    behind[:40] = torch.arange(40)
+    found = triton_candidates.top_candidates(torch.full((1, 1, 40), float("nan")), behind[:40], 4, None)
+    assert ((found.token_ids >= 0) & (found.token_ids < 40)).all()

@@ -42,7 +42,7 @@ _ANSWERS = {"_local_scalar_dense": 0, "item": 0, "is_nonzero": False, "equal": F
 """Operations that ask the device for a value, and what it says before the first round."""
 _SHAPES_BY_VALUE = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 _NO_LAUNCH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
-_ONE_LAUNCH = {"matmul", "linear"}
+_ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
 _LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 
@@ -94,6 +94,10 @@ class GpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise RuntimeError(f"{func} on a tensor of a fake GPU that is gone")
 
+    def tolist(self) -> list:
+        """A wait like any other."""
+        return self.cpu().tolist()
+
     def data_ptr(self) -> int:
         """A multiple of 256 for each storage, as CUDA's allocator gives them."""
         return _memory(self) * 256 + self.storage_offset() * self.element_size()
@@ -108,6 +112,8 @@ class FakeGpu(TorchDispatchMode):
         self.waits_in: set[CodeType] = {Download.wait.__code__}
         self.launches: Counter[str] = Counter()
         """By name of the operation or kernel; a replayed graph is one."""
+        self.variants: set[tuple] = set()
+        """Kernels launched, each with the constants and the dtypes that it is compiled for."""
         self._pinned: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -145,6 +151,7 @@ class FakeGpu(TorchDispatchMode):
             if isinstance(value, Tensor) and not isinstance(value, GpuTensor):
                 raise MixedDevicesError(f"{name} of {kernel.__name__} is on the host")
         grid = grid(given) if callable(grid) else grid
+        self.variants.add((kernel.__name__, *_specialization(kernel, bound.arguments)))
         for size, most in zip(grid, _MOST_PROGRAMS, strict=False):
             if type(size) is not int or not 0 < size <= most:
                 raise ValueError(f"grid of {kernel.__name__} is {grid}")
@@ -330,6 +337,15 @@ def _is_composite(func: Any) -> bool:
     return _name(func) not in _ONE_LAUNCH and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
+
+
+def _specialization(kernel: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+        value = arguments[name]
+        if "constexpr" in str(parameter.annotation) or value is None:
+            yield value
+        elif isinstance(value, Tensor):
+            yield value.dtype
 
 
 _results: dict[tuple, Any] = {}

@@ -27,12 +27,12 @@ from wingbeat.runtime.model_loader import LoadedModel, prepare_model
 from wingbeat.runtime.request import Request, SamplingParams
 
 VOCAB_SIZE = 256
-NUM_LAYERS = 2
-CHAIN = SpeculationConfig(draft_steps=4, draft_top_k=1, verify_tree_size=5)
+NUM_LAYERS = 1
+CHAIN = SpeculationConfig(draft_steps=3, draft_top_k=1, verify_tree_size=4)
 TREE = SpeculationConfig(draft_steps=3, draft_top_k=3, verify_tree_size=8)
-GREEDY = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9, seed=1, ignore_eos=True)
-PLAIN = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, speculation=False)
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=1, ignore_eos=True)
+PLAIN = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, speculation=False)
 PROMPT_LENS = (5, 20, 9, 17)
 
 _SHAPE = {
@@ -65,7 +65,7 @@ def eagle_head(kind: str) -> DraftHead:
     if kind == "eagle-1":
         head = Eagle1Head(Eagle1HeadConfig(**fields, tap_layers=(NUM_LAYERS,)))
     else:
-        head = EagleHead(EagleHeadConfig(**fields, tap_layers=(0, 1, 2)))
+        head = EagleHead(EagleHeadConfig(**fields, tap_layers=(0, 1)))
     place(head)
     head.reset_rope(CUDA)
     return head.eval()

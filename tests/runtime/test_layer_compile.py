@@ -7,6 +7,7 @@ import torch
 from models import prepare_model, random_model
 
 from wingbeat.runtime.attention import ATTENTION_NAME, AttentionMetadata, build_segment
+from wingbeat.runtime.graph_device import CudaGraphDevice
 from wingbeat.runtime.layer_compile import CompiledLayers, _faster, faster_layers, replay_ms
 from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
 
@@ -136,5 +137,6 @@ def test_compiled_layers_agree_with_eager_ones_in_a_cuda_graph():
     expected = step()
     with CompiledLayers(steps.loaded):
         torch.testing.assert_close(step(), expected, atol=1e-3, rtol=1e-3)
-    with faster_layers(steps.loaded, [step], lambda step: replay_ms(step, torch.device("cuda"), repeats=3)):
+    graphs = CudaGraphDevice(torch.device("cuda", 0))
+    with faster_layers(steps.loaded, [step], lambda step: replay_ms(step, graphs, repeats=3)):
         torch.testing.assert_close(step(), expected, atol=1e-3, rtol=1e-3)
