@@ -123,6 +123,9 @@ class GraphPool:
     def capture(self, *runners: "GraphRunner") -> None:
         """Capture every bucket of `runners`, those with most rows first: the smaller ones fit into their memory.
 
+        A runner whose first capture fails, and not for want of memory, is not tried again: what spoils one capture of a
+        model spoils them all, and each costs seconds and a pool.
+
         Raises:
             Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is noted.
         """
@@ -130,8 +133,13 @@ class GraphPool:
         jobs.sort(key=lambda job: math.prod(job[1]), reverse=True)
         stats, captured_before = self.stats, len(self.stats.captured)
         bytes_before, started = self.device.memory_bytes(), time.perf_counter()
+        hopeless: set[int] = set()
         for runner, bucket in _with_progress(jobs):
-            runner.capture(bucket)
+            if id(runner) in hopeless:
+                continue
+            error = runner.capture(bucket)
+            if error is not None and not runner.has_graphs and not isinstance(_root(error), torch.OutOfMemoryError):
+                hopeless.add(id(runner))
         memory_bytes = max(self.device.memory_bytes() - bytes_before, 0)
         stats.memory_bytes += memory_bytes
         logger.info(
@@ -196,9 +204,14 @@ class GraphRunner(Generic[InputsT, OutputsT]):
             raise ValueError(f"{self.stage} has no bucket {bucket}: it has {', '.join(map(str, self.buckets))}")
         return self._inputs[bucket]
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any bucket was captured."""
+        return bool(self._graphs)
+
     @torch.inference_mode()
-    def capture(self, bucket: Bucket) -> None:
-        """Capture one bucket on inert inputs; a failure is noted in the pool's statistics."""
+    def capture(self, bucket: Bucket) -> Exception | None:
+        """Capture one bucket on inert inputs; a failure is returned, and noted in the pool's statistics."""
         static, device = self.inputs(bucket), self.pool.device
         for view, row in zip(static, self._padding[bucket.size], strict=True):
             view.copy_(row)
@@ -211,8 +224,9 @@ class GraphRunner(Generic[InputsT, OutputsT]):
             self._graphs[bucket] = _Captured(*device.capture(call, self.pool.handle))
         except Exception as error:
             self.pool.note_failure(self.stage, bucket, error)
-        else:
-            self.pool.stats.captured.append((self.stage, bucket))
+            return error
+        self.pool.stats.captured.append((self.stage, bucket))
+        return None
 
     @torch.inference_mode()
     def run(self, bucket: Bucket, inputs: InputsT) -> OutputsT:
@@ -291,10 +305,15 @@ def _check_rows(stage: Stage, what: str, fields: tuple, num_rows: int) -> None:
             raise ValueError(f"{what} {name} of {stage} is {found}: it must be a tensor of {num_rows} rows")
 
 
-def _first_cause(error: BaseException) -> str:
+def _root(error: BaseException) -> BaseException:
     # Ending a spoiled capture raises too; what spoiled it is the cause or context of that error.
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
+    return error
+
+
+def _first_cause(error: BaseException) -> str:
+    error = _root(error)
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

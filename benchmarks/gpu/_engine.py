@@ -14,6 +14,8 @@ from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcce
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.runtime.kv_cache import block_bytes
+from wingbeat.runtime.model_loader import LoadedModel
 from wingbeat.runtime.request import Request, SamplingParams
 
 MAX_PREFILL_TOKENS = 4096
@@ -22,6 +24,10 @@ CHAIN_LENGTH = 3.9
 """Acceptance length that chains are forced to."""
 CONFIDENCE = 20.0
 """Factor on the head's logits: near-uniform random ones would grow trees of two levels."""
+
+
+OTHER_BYTES = 8 << 30
+"""Of a case beside keys and values: the head, outputs of captured graphs, activations of prompts, workspaces."""
 
 
 class Case(NamedTuple):
@@ -95,6 +101,18 @@ def engine_config(bench: Bench, case: Case) -> EngineConfig:
             speculation=case.speculation,
             forced_acceptance=case.forced,
         )
+
+
+def too_large(bench: Bench, loaded: LoadedModel, case: Case) -> str | None:
+    """Why a case does not fit beside the weights that are on the device; None where it does, and on the CPU."""
+    if bench.device.type != "cuda":
+        return None
+    config = engine_config(bench, case)
+    by_layer = [block_bytes([layer], config.block_size, bench.dtype) for layer in loaded.layers]
+    # The drafter's one layer is like the verifier's and has as many blocks.
+    need = config.num_kv_blocks * (sum(by_layer) + max(by_layer)) + OTHER_BYTES
+    free, _ = torch.cuda.mem_get_info(bench.device)
+    return f"needs {need / 2**30:.1f} GiB where {free / 2**30:.1f} GiB are free" if need > free else None
 
 
 def new_drafter(bench: Bench, speculation: SpeculationConfig, graphs: bool | None = None) -> EagleDrafter:

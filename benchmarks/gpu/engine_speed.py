@@ -8,7 +8,7 @@ import gc
 from functools import partial
 
 import torch
-from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter, speed
+from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter, speed, too_large
 from _harness import Bench, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 
@@ -29,17 +29,16 @@ def cases(bench: Bench) -> list[Case]:
     adaptive = SpeculationConfig(draft_steps=7, draft_top_k=4, verify_tree_size=32, adaptive=True)
     flat, of_chain = ForcedAcceptance.flat(FLAT_RATE), ForcedAcceptance.length(CHAIN_LENGTH)
     batches = (1, 3) if bench.quick else tuple(AT_LEAST)
-    chosen = [
+    on_gpu = bench.device.type == "cuda"
+    return [
         Case(f"chain of 7, forced {CHAIN_LENGTH}", 1, CHAIN, of_chain, at_least=2.6),
         Case("tree of 60, forced 6.2", 1, tree, ForcedAcceptance.length(6.2), at_least=4.0),
+        *([Case(f"chain of 7, forced {CHAIN_LENGTH}, graphs off", 1, CHAIN, of_chain, graphs=False)] * on_gpu),
         *(
             Case(f"adaptive tree, forced {FLAT_RATE} a level", batch, adaptive, flat, at_least=AT_LEAST.get(batch))
             for batch in batches
         ),
     ]
-    if bench.device.type == "cuda":
-        chosen.append(Case(f"chain of 7, forced {CHAIN_LENGTH}, graphs off", 1, CHAIN, of_chain, graphs=False))
-    return chosen
 
 
 def engine_of(bench: Bench, loaded: LoadedModel, case: Case) -> Engine:
@@ -83,7 +82,8 @@ def measure(bench: Bench) -> Result:
     loaded = random_model(bench, config)
     result = Result(shape_facts(config, bench.dtype) | facts(bench), [], {"forced_acceptance": True})
     for case in cases(bench):
-        figures, details = measure_case(bench, loaded, case)
+        why_not = too_large(bench, loaded, case)
+        figures, details = measure_case(bench, loaded, case) if why_not is None else ([], {case.label: why_not})
         result = Result(result.facts, result.figures + figures, result.details | details)
         bench.report(result)
         gc.collect()

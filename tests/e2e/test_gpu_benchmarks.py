@@ -1,5 +1,6 @@
 """The GPU benchmarks without a GPU: they say so, run at toy sizes, and merge into a report that hides no failure."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -7,9 +8,12 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from wingbeat.runtime.attention import LayerAttention
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
@@ -138,3 +142,16 @@ def test_the_tests_part_names_files_with_gpu_tests_only(suite):
     files = [argument for argument in suite.test_part().command if argument.endswith(".py")]
     assert "tests/runtime/test_cuda_graph.py" in files
     assert all("mark.gpu" in (FOLDER.parents[1] / file).read_text() for file in files)
+
+
+def test_a_case_that_a_gpu_has_no_memory_for_is_skipped_and_the_others_are_not(monkeypatch):
+    """The 8B shape's weights on a GPU of 78 GiB: 256 sequences of more than a thousand tokens do not fit."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    engine, speed, harness = (importlib.import_module(name) for name in ("_engine", "engine_speed", "_harness"))
+    bench = harness.Bench("test", torch.device("cuda"), quick=False)
+    loaded = SimpleNamespace(layers=[LayerAttention(32, 8, 128, 128, None)] * 32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (62 << 30, 78 << 30))
+    reasons = {case.label: engine.too_large(bench, loaded, case) for case in speed.cases(bench)}
+    skipped = [label for label, reason in reasons.items() if reason is not None]
+    assert skipped
+    assert all(label.startswith("batch 256") for label in skipped)

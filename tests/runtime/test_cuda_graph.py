@@ -34,8 +34,10 @@ class FakeGraph(NamedTuple):
 class FakeDevice:
     """Records calls; a graph is the function itself, its result copied over what the capture returned."""
 
-    def __init__(self, failing: Callable[[int], bool] = lambda capture: False) -> None:
-        self.failing = failing
+    def __init__(
+        self, failing: Callable[[int], bool] = lambda capture: False, error: type[RuntimeError] = RuntimeError
+    ) -> None:
+        self.failing, self.error = failing, error
         self.captured: list[FakeGraph] = []
         self.num_captures = self.num_pools = self.num_warm_ups = self.held_bytes = 0
 
@@ -52,7 +54,7 @@ class FakeDevice:
         self.num_captures += 1
         if self.failing(self.num_captures):
             try:
-                raise RuntimeError("operation not permitted when stream is capturing\ndetails")
+                raise self.error("operation not permitted when stream is capturing\ndetails")
             finally:
                 raise RuntimeError("operation failed due to a previous error during capture")
         graph = FakeGraph(function, function(), pool)
@@ -231,6 +233,30 @@ def test_a_failed_capture_runs_eagerly_with_one_warning_that_names_it(caplog):
     assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 3}
     # The allocator may still count the failed one's pool as capturing.
     assert device.captured[0].pool != device.captured[1].pool
+
+
+def test_what_fails_at_its_first_capture_is_not_tried_again_and_others_are(caplog):
+    device = FakeDevice(failing=lambda capture: capture == 1)
+    pool = GraphPool(device)
+    hopeless, other = (
+        runner_of(Counting(), [Bucket(n, 3) for n in sizes], pool, Stage.BASE_VERIFICATION)
+        for sizes in ((4, 3, 1), (2, 1))
+    )
+    with caplog.at_level(logging.WARNING):
+        pool.capture(hopeless, other)
+    assert len(caplog.messages) == len(pool.stats.failed) == 1
+    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, (2, 3)), (Stage.BASE_VERIFICATION, (1, 3))]
+    inputs = some_inputs(1, 3)
+    assert hopeless.run(Bucket(1, 3), inputs).sums.tolist() == inputs.tokens.sum(dim=1).tolist()
+    assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 1}
+
+
+def test_a_capture_that_lacks_memory_leaves_the_smaller_ones_their_chance():
+    device = FakeDevice(failing=lambda capture: capture == 1, error=torch.OutOfMemoryError)
+    pool = GraphPool(device)
+    pool.capture(runner_of(Counting(), [Bucket(4, 3), Bucket(1, 3)], pool, Stage.BASE_VERIFICATION))
+    assert [bucket for _, bucket, _ in pool.stats.failed] == [(4, 3)]
+    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, (1, 3))]
 
 
 def test_memory_is_counted_and_logged(caplog):

@@ -86,9 +86,9 @@ def test_trees(captured, model, kind):
     assert replays(engine)[1] > 3
     assert not stats.graphs.eager_runs
     assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
-    assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
-    # Only sampling looks at values on the CPU.
-    assert len(stats.graphs.failed) == len(stats.graphs.captured) > 0
+    # Only sampling looks at values on the CPU, and is tried once in each stage.
+    assert [failure.stage for failure in stats.graphs.failed] == [Stage.BASE_DECODING, Stage.BASE_VERIFICATION]
+    assert stats.graphs.captured
 
 
 @pytest.mark.parametrize("kind", ["right", "eagle"])
