@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu_tensor import CUDA, GpuTensor, is_composite, memory, name_of, run, tensors_in
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
 
 from wingbeat.runtime.transfer import Download
 
-CUDA = torch.device("cuda", 0)
 FREE_BYTES = 70 << 30
 NUM_SMS = 132
 
@@ -42,7 +42,6 @@ _ANSWERS = {"_local_scalar_dense": 0, "item": 0, "is_nonzero": False, "equal": F
 """Operations that ask the device for a value, and what it says before the first round."""
 _SHAPES_BY_VALUE = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 _NO_LAUNCH = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"}
-_ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
 _LAUNCH_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 
@@ -77,32 +76,6 @@ def why_not() -> str | None:
     return None
 
 
-class GpuTensor(torch.Tensor):
-    """A tensor that claims to be on cuda:0; shape, strides and storage are those of a tensor on "meta"."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, meta: Tensor) -> "GpuTensor":
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CUDA
-        )
-        made.meta = meta
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError(f"{func} on a tensor of a fake GPU that is gone")
-
-    def tolist(self) -> list:
-        """A wait like any other."""
-        return self.cpu().tolist()
-
-    def data_ptr(self) -> int:
-        """A multiple of 256 for each storage, as CUDA's allocator gives them."""
-        return _memory(self) * 256 + self.storage_offset() * self.element_size()
-
-
 class FakeGpu(TorchDispatchMode):
     """While entered, cuda:0 exists. Waits are errors while `strict`, anywhere but in the functions `waits_in`."""
 
@@ -120,15 +93,15 @@ class FakeGpu(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **(kwargs | {"pin_memory": False})))
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(tensor, GpuTensor) for tensor in tensors)
         target = kwargs.get("device")
         if not on_device and (target is None or torch.device(target).type != "cuda"):
             return func(*args, **kwargs)
-        name = _name(func)
+        name = name_of(func)
         if name == "prim::device":
             return CUDA
-        if _is_composite(func):  # inference mode skips the layer that takes these apart
+        if is_composite(func):  # inference mode skips the layer that takes these apart
             with self:
                 return func.decompose(*args, **kwargs)
         if name == "copy_":
@@ -141,7 +114,7 @@ class FakeGpu(TorchDispatchMode):
         self._check_operands(func, name, tensors, args)
         if not func.is_view and name not in _NO_LAUNCH:
             self.launches[name] += 1
-        return _run(func, args, kwargs)
+        return run(func, args, kwargs)
 
     def launch(self, kernel: Any, grid: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """A Triton kernel's launch: its arguments must be complete and on the device, its grid within limits."""
@@ -190,18 +163,18 @@ class FakeGpu(TorchDispatchMode):
     def _upload(self, source: Tensor) -> None:
         if self.capturing:
             raise MixedDevicesError("an upload is captured")
-        if _memory(source) not in self._pinned:
+        if memory(source) not in self._pinned:
             self._wait("an upload from pageable memory")
 
     def _download(self, into: Tensor | None) -> None:
         if self.capturing:
             raise MixedDevicesError("a download is captured")
-        if into is None or _memory(into) not in self._pinned:
+        if into is None or memory(into) not in self._pinned:
             self._wait("a copy to the host")
         self.launches["copy_"] += 1
 
     def _pin(self, tensor: Tensor) -> Tensor:
-        self._pinned[_memory(tensor)] = tensor  # held, so that no other memory gets its address
+        self._pinned[memory(tensor)] = tensor  # held, so that no other memory gets its address
         return tensor
 
     def _wait(self, what: str) -> None:
@@ -327,18 +300,6 @@ def place(module: nn.Module) -> nn.Module:
     return module
 
 
-@cache
-def _name(func: Any) -> str:
-    return func._schema.name.removeprefix("aten::")
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    return _name(func) not in _ONE_LAUNCH and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
-    )
-
-
 def _specialization(kernel: Any, arguments: dict[str, Any]) -> Iterator[Any]:
     for name, parameter in inspect.signature(kernel.fn).parameters.items():
         value = arguments[name]
@@ -346,71 +307,3 @@ def _specialization(kernel: Any, arguments: dict[str, Any]) -> Iterator[Any]:
             yield value
         elif isinstance(value, Tensor):
             yield value.dtype
-
-
-_results: dict[tuple, Any] = {}
-"""What operations return for arguments of these shapes: torch's own rules for them take ten times as long."""
-
-
-def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An operation on the tensors behind; what it writes into stays the tensor that it was."""
-    if func.is_view:
-        # A view is what its base is, whatever the mode it is taken in.
-        with torch.inference_mode(args[0].is_inference()):
-            return _mapped(func(*_mapped(args, _behind), **_mapped(kwargs, _behind)), _on_device)
-    key = (func, _mapped_key(args), _mapped_key(kwargs))
-    if key not in _results:
-        _results[key] = func(*_mapped(args, _behind), **_mapped(kwargs, _behind))
-    if func._schema.is_mutable:
-        return kwargs.get("out", args[0])
-    return _mapped(_results[key], lambda value: _on_device(_like(value)))
-
-
-def _like(value: Any) -> Any:
-    """Memory of its own for a result that stands for many."""
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-
-
-def _on_device(value: Any) -> Any:
-    return GpuTensor(value) if isinstance(value, Tensor) else value
-
-
-def _mapped_key(values: Any) -> Any:
-    if isinstance(values, Tensor):
-        return type(values), values.dtype, values.shape, values.stride()
-    if isinstance(values, list | tuple):
-        return tuple(_mapped_key(value) for value in values)
-    if isinstance(values, dict):
-        return tuple((name, _mapped_key(value)) for name, value in values.items())
-    return type(values), values
-
-
-def _behind(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.meta if isinstance(value, GpuTensor) else value.to("meta")
-    return torch.device("meta") if isinstance(value, torch.device) else value
-
-
-def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
-    if isinstance(values, list | tuple):
-        return type(values)(_mapped(value, function) for value in values)
-    if isinstance(values, dict):
-        return {name: _mapped(value, function) for name, value in values.items()}
-    return function(values)
-
-
-def _memory(tensor: Tensor) -> int:
-    behind = tensor.meta if isinstance(tensor, GpuTensor) else tensor
-    return behind.untyped_storage()._cdata
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
-    elif isinstance(values, dict):
-        yield from _tensors(tuple(values.values()))

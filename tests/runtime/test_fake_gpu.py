@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
+pytest.importorskip("triton")
+
 from fake_gpu import CUDA, FREE_BYTES, FakeGpu, FakeGraphDevice, HostWaitError, MixedDevicesError, fake_gpu, why_not
 from gpu_world import CHAIN, GREEDY, PLAIN, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
 
@@ -17,8 +20,6 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import Engine
 from wingbeat.runtime.kv_cache import memory_budget
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no fake GPU: {why_not()}")
-
 SHAPES = {"chain": CHAIN, "tree": TREE}
 PER_LAYER = 34
 """Of a Llama: 7 products, 16 of the norms, 5 of rope, 2 sums, 2 of the activation, keys stored, attention. A context of
@@ -30,6 +31,8 @@ PER_ROUND = {"plain": 4, "chain": 80, "tree": 80}
 
 @pytest.fixture
 def gpu():
+    if (reason := why_not()) is not None:
+        pytest.skip(f"no fake GPU: {reason}")
     with fake_gpu() as mode:
         yield mode
 

@@ -1,0 +1,121 @@
+"""The tensors of a fake GPU, and operations on them: shapes, strides and storage, and nothing in it."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CUDA = torch.device("cuda", 0)
+_ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor that claims to be on cuda:0; shape, strides and storage are those of a tensor on "meta"."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, meta: Tensor) -> "GpuTensor":
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CUDA
+        )
+        made.meta = meta
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func} on a tensor of a fake GPU that is gone")
+
+    def tolist(self) -> list:
+        """A wait like any other."""
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        """A multiple of 256 for each storage, as CUDA's allocator gives them."""
+        return memory(self) * 256 + self.storage_offset() * self.element_size()
+
+
+@cache
+def name_of(func: Any) -> str:
+    """An operation's name, without its overload."""
+    return func._schema.name.removeprefix("aten::")
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether a GPU has no kernel for it, so that it is made of other operations."""
+    return name_of(func) not in _ONE_LAUNCH and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+
+
+_results: dict[tuple, Any] = {}
+"""What operations return for arguments of these shapes: torch's own rules for them take ten times as long."""
+
+
+def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An operation on the tensors behind; what it writes into stays the tensor that it was."""
+    if func.is_view:
+        # A view is what its base is, whatever the mode it is taken in.
+        with torch.inference_mode(args[0].is_inference()):
+            return _mapped(func(*_mapped(args, _behind), **_mapped(kwargs, _behind)), _on_device)
+    key = (func, _mapped_key(args), _mapped_key(kwargs))
+    if key not in _results:
+        _results[key] = func(*_mapped(args, _behind), **_mapped(kwargs, _behind))
+    if func._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    return _mapped(_results[key], lambda value: _on_device(_like(value)))
+
+
+def _like(value: Any) -> Any:
+    """Memory of its own for a result that stands for many."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _on_device(value: Any) -> Any:
+    return GpuTensor(value) if isinstance(value, Tensor) else value
+
+
+def _mapped_key(values: Any) -> Any:
+    if isinstance(values, Tensor):
+        return type(values), values.dtype, values.shape, values.stride()
+    if isinstance(values, list | tuple):
+        return tuple(_mapped_key(value) for value in values)
+    if isinstance(values, dict):
+        return tuple((name, _mapped_key(value)) for name, value in values.items())
+    return type(values), values
+
+
+def _behind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.meta if isinstance(value, GpuTensor) else value.to("meta")
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(values, list | tuple):
+        return type(values)(_mapped(value, function) for value in values)
+    if isinstance(values, dict):
+        return {name: _mapped(value, function) for name, value in values.items()}
+    return function(values)
+
+
+def memory(tensor: Tensor) -> int:
+    """The same for all tensors in one storage, and another for others that live at the same time."""
+    behind = tensor.meta if isinstance(tensor, GpuTensor) else tensor
+    return behind.untyped_storage()._cdata
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors among arguments."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(tuple(values.values()))
