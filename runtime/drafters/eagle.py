@@ -94,7 +94,8 @@ class EagleDrafter(Drafter):
             self._stages = None  # its graphs' memory is free for the next ones
             kv = DraftKV(*self._cache, self._hidden, first_private=num_blocks)
             self._stages = EagleStages(self.head, self.speculation, spec, kv, self._graph_device)
-            self._warm_up(spec, num_slots)
+            if self.device.type == "cuda":
+                self._warm_up(spec, num_slots)
 
     @torch.inference_mode()
     def _warm_up(self, spec: ChannelSpec, spare_slot: int) -> None:
