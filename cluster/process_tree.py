@@ -9,6 +9,8 @@ from pathlib import Path
 from wingbeat.cluster.doorbell import PeerProcess, process_start
 
 POLL_S = 0.05
+DEATH_S = 5.0
+"""For the kernel to end what was killed: large memory takes a while."""
 
 
 def descendants(root: int) -> list[PeerProcess]:
@@ -29,10 +31,11 @@ def descendants(root: int) -> list[PeerProcess]:
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:
-    """Wait for processes that are about to end, and kill those that have not within `grace_s`; returns how many."""
-    deadline = time.monotonic() + grace_s
-    while any(process.alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    """Wait for processes that are about to end, and kill those that have not within `grace_s`; returns how many.
+
+    Those that were killed are gone when this returns, so that what they held can be taken away.
+    """
+    _wait(processes, grace_s)
     killed = 0
     for process in processes:
         if process.alive():
@@ -41,4 +44,11 @@ def end(processes: list[PeerProcess], grace_s: float) -> int:
             except (ProcessLookupError, PermissionError):
                 continue  # it ended meanwhile, or never was ours to end
             killed += 1
+    _wait(processes, DEATH_S)
     return killed
+
+
+def _wait(processes: list[PeerProcess], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(process.alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(POLL_S)

@@ -10,8 +10,8 @@ import pytest
 from hostile.answers import Wrong, check
 from hostile.asgi import call
 from hostile.contract import CONTEXT, KEY, MODEL, VOCAB_SIZE
+from hostile.generator import draw
 from hostile.oracle import judge
-from hostile.requests import draw
 from http_world import TOKENIZER, FakePool, app_for
 from pydantic import SecretStr
 

@@ -15,8 +15,8 @@ from .answers import Told, Wrong, check, demand
 from .bystander import bystanders
 from .case import Case
 from .client import Address, send
+from .generator import draw
 from .oracle import Verdict, judge
-from .requests import draw
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 

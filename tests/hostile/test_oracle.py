@@ -10,8 +10,8 @@ import pytest
 from .answers import Wrong, check
 from .client import Answer, completion
 from .contract import CHAT_NO_OPS, COMPLETION_NO_OPS, MODEL, NO_OPS
+from .generator import draw
 from .oracle import judge
-from .requests import draw
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "http_api.md"
 
