@@ -48,6 +48,7 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert total > 0
 
 
+@pytest.mark.slow
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     picture = tmp_path / "sweep.png"
     figures = quick_run("load_sweep.py", tmp_path / "sweep.json", "--plot", str(picture))
@@ -96,6 +97,7 @@ def test_no_kill_costs_a_request_or_a_text(tmp_path):
     assert run["met"]["decoding"] > 0
 
 
+@pytest.mark.slow
 def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
     figures = quick_run("drafters.py", tmp_path / "drafters.json")
     assert set(figures) == {"held-out text", "the same requests again"}

@@ -62,6 +62,7 @@ def test_plain_decoding_writes_what_the_eagle_pair_writes(narrow_app, expected):
     assert narrow_app.engine()["drafter_pid"] == 0
 
 
+@pytest.mark.slow
 def test_prompt_lookup_writes_what_the_eagle_pair_writes(start_app, expected):
     with start_app("e2e-ngram", drafter="ngram") as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
         answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
