@@ -122,17 +122,15 @@ class Engine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has work to do."""
         scheduler = self.scheduler
-        queues = scheduler.running, scheduler.waiting, scheduler.failures, self._in_flight, self._outputs
-        return any(queues)
+        return any((scheduler.running, scheduler.waiting, scheduler.failures, self._in_flight, self._outputs))
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
         self._settle(Stopwatch(self.phases), leave=0)
         self.runner.prepare_trees()
         if self.config.speculation.adaptive and self.adaptive is None:
-            self.adaptive = self.drafting.adaptive = calibrated_speculation(
-                self.runner, self.config, end, self.drafting.patience_s
-            )
+            patience_s = self.drafting.patience_s
+            self.adaptive = self.drafting.adaptive = calibrated_speculation(self.runner, self.config, end, patience_s)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
