@@ -12,8 +12,8 @@ SHOWN_CHARS = 80
 class _TryLater(Exception):
     """The same request can succeed later."""
 
-    def __init__(self, *args: object, retry_after_s: int = 1) -> None:
-        super().__init__(*args)
+    def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
         self.retry_after_s = retry_after_s
         """Seconds after which it is worth trying again."""
 
@@ -21,17 +21,9 @@ class _TryLater(Exception):
 class EngineOverloaded(_TryLater):
     """No engine may queue another request; the same request can succeed a moment later."""
 
-    def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class EngineUnavailable(_TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
-
-    def __init__(self, message: str = "", *, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class RequestFailed(Exception):
