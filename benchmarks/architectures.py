@@ -29,12 +29,12 @@ from told_drafter import ToldDrafter
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.loaded_model import LoadedModel, UnsupportedModelError
-from wingbeat.runtime.model_loader import prepare_model
-from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.loader import prepare_model
 
 PROMPT_LENS = (25, 5, 14)
 NUM_TOKENS = 12

@@ -26,9 +26,9 @@ from servers import App, wingbeat_apps
 from steady_load import Answer, Comparison, SteadyLoad, compare
 from workload import Prompt, describe, held_out_prompts
 
-from wingbeat.cluster.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.drafter_supervisor import root_cause
+from wingbeat.deployments.replica.supervisor import root_cause
 from wingbeat.runtime.tokenizer import Tokenizer
 
 MODEL_NAME = "benchmark"

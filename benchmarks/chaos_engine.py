@@ -4,10 +4,10 @@ A series of failures is answered by pauses of up to 30 s, which would make hours
 pair as a first one does: the pause before a first replacement is none. What the pauses are is measured apart.
 """
 
-from wingbeat.deployments import drafter_supervisor
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.engine_factory import build_engine
-from wingbeat.deployments.factories import AskNeeds, EngineSetup
+from wingbeat.deployments.replica import supervisor as drafter_supervisor
+from wingbeat.deployments.replica.engine_factory import build_engine
+from wingbeat.deployments.replica.factories import AskNeeds, EngineSetup
 
 PATH = "chaos_engine:build_without_back_off"
 PAUSES = ("FIRST_BACK_OFF_S", "LAST_BACK_OFF_S")

@@ -10,7 +10,7 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from wingbeat.deployments.engine_directory import DIRECTORY
+from wingbeat.deployments.fleet.directory import DIRECTORY
 
 POLL_S = 0.1
 STALE_S = 3.0

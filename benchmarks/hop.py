@@ -16,9 +16,9 @@ import time
 
 import torch
 
-from wingbeat.cluster.channel import InProcessChannel, VerifierSide
-from wingbeat.cluster.shm import ShmChannel
-from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.cluster.channels.channel import InProcessChannel, VerifierSide
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SPEC = ChannelSpec(
     num_slots=16,

@@ -14,7 +14,10 @@ import torch
 from report import RESULTS, Report, Table, machine_facts, middle, spread
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from wingbeat.runtime.batch import (
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.protocol.messages import (
     AcceptedPaths,
     ChannelSpec,
     Outcome,
@@ -23,15 +26,12 @@ from wingbeat.runtime.batch import (
     outcome_layout,
     reply_layout,
 )
-from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.model_loader import prepare_model
-from wingbeat.runtime.request import Request, SamplingParams
-from wingbeat.runtime.round_in_flight import RoundInFlight
-from wingbeat.runtime.scheduler import SchedulerOutput
-from wingbeat.runtime.slot_state import DecodeRows
-from wingbeat.runtime.transfer import Download
+from wingbeat.runtime.protocol.transfer import Download
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.round import RoundInFlight
+from wingbeat.runtime.verifier.slots import DecodeRows
 
 BATCHES = (1, 16, 64)
 NUM_ACCEPTED = 3
@@ -89,7 +89,7 @@ class InstantRunner:
 
 
 class InstantDrafter:
-    """A verifier's end (`wingbeat.runtime.link.VerifierEnd`) without anybody behind it: trees are there at once."""
+    """A verifier's end (`protocol.ends.VerifierEnd`) without anybody behind it: trees are there at once."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         self.spec = spec

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import transformers
 
-from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.request import SamplingParams, SpeculationMetrics
-from wingbeat.runtime.training.corpus import stdlib_root
+from wingbeat.runtime.recordings.corpus import stdlib_root
+from wingbeat.runtime.scheduling.request import SamplingParams, SpeculationMetrics
 
 MAX_MODEL_LEN = 512
 """Room for the longest prompt and its answer."""

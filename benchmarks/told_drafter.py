@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 _WRONG_EVERY = 3
 

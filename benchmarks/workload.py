@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from wingbeat.runtime.recordings.corpus import held_out_files, read_text
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.training.corpus import held_out_files, read_text
 
 PROMPT_TOKENS = (64, 128, 192, 256)
 """Lengths the prompts of one file go through in turn; a prompt ends with the line that reaches its length."""

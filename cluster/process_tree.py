@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from wingbeat.cluster.doorbell import PeerProcess, process_start
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 
 POLL_S = 0.05
 DEATH_S = 5.0

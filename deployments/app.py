@@ -15,19 +15,19 @@ from ray.serve.schema import LoggingConfig
 
 from wingbeat.cluster.autoscaling import request_load_policy
 from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
-from wingbeat.deployments.access import is_loopback
-from wingbeat.deployments.completion_service import CompletionService
+from wingbeat.deployments.api.access import is_loopback
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.guard import HttpLimits
+from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.engine_pool import EnginePool
-from wingbeat.deployments.http_guard import HttpLimits
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.router import create_app
-from wingbeat.deployments.serve_engines import ServeEngines
-from wingbeat.deployments.verifier import Verifier
+from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-ENGINE_ROUTER = "wingbeat.deployments.engine_request_router.EngineRequestRouter"
+ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
 UNLIMITED = 100_000
 """A verifier holds one stream per router and short calls; its load is bounded by the pools' admission, not by Serve."""
 SERVE_ENV = {

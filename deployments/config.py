@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
-from wingbeat.deployments.access import Access, host_name, origin_name
-from wingbeat.deployments.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.api.access import Access, host_name, origin_name
+from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
@@ -153,13 +153,11 @@ class AppConfig(BaseModel):
     capture_share: float = Field(0.01, gt=0, le=1, description="Share of the requests that are captured.")
     capture_max_bytes: int = Field(10 * 10**9, ge=1, description="Of all captures in capture_dir together.")
 
-    engine_factory: str = Field(
-        "wingbeat.deployments.engine_factory:build_engine",
-        description="`module:function` from this config to the engine; for engines other than our own.",
+    engine_factory: str | None = Field(
+        None, description="`module:function` from this config to an engine other than Wingbeat's own."
     )
-    drafter_factory: str = Field(
-        "wingbeat.deployments.drafter_factory:build_draft_worker",
-        description="`module:function` from this config to the drafter's worker.",
+    drafter_factory: str | None = Field(
+        None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
     @field_validator(
@@ -245,8 +243,9 @@ class AppConfig(BaseModel):
         if self.has_drafter():
             self.channel_kind()
         for name in ("engine_factory", "drafter_factory"):
-            if getattr(self, name).count(":") != 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: must read module:function")
+            path = getattr(self, name)
+            if path is not None and path.count(":") != 1:
+                raise ValueError(f"{name} is {path!r}: must read module:function")
         self.engine_config()
         return self
 
@@ -313,8 +312,7 @@ class AppConfig(BaseModel):
 
     def tests_drafter(self) -> bool:
         """Whether the drafter is tried at the start: one with weights, unless a factory of the user's own builds it."""
-        default = type(self).model_fields["drafter_factory"].default
-        return self._choice().has_weights and self.drafter_factory == default
+        return self._choice().has_weights and self.drafter_factory is None
 
     def model_dir(self) -> Path:
         """The verifier's checkpoint.

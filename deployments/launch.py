@@ -12,12 +12,12 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from wingbeat.cluster.channels.segment import remove_stale_segments
 from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
-from wingbeat.cluster.segment import remove_stale_segments
 from wingbeat.deployments.app import ROUTER, build
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.drafter_supervisor import root_cause
+from wingbeat.deployments.replica.supervisor import root_cause
 from wingbeat.deployments.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)

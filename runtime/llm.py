@@ -7,25 +7,25 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.runtime.checks.readings import ConventionChoice, choose_convention
+from wingbeat.runtime.checks.self_test import SelfTest, check_drafter
 from wingbeat.runtime.config import EngineConfig, resolve_dtype
-from wingbeat.runtime.convention_choice import ConventionChoice, choose_convention
-from wingbeat.runtime.draft_worker import DraftWorker
-from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import parse_drafter
-from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
-from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.graph_device import GraphDevice
-from wingbeat.runtime.link import DrafterEnd, VerifierEnd
-from wingbeat.runtime.model_loader import LoadedModel, load_model
-from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
-from wingbeat.runtime.self_test import SelfTest, check_drafter
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
+from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loader import LoadedModel, load_model
 
 
 class LocalChannel(Protocol):
-    """A channel with both ends in this process (`wingbeat.cluster.channel.InProcessChannel`)."""
+    """A channel with both ends in this process (`wingbeat.cluster.channels.channel.InProcessChannel`)."""
 
     verifier_end: VerifierEnd
     drafter_end: DrafterEnd
@@ -76,7 +76,7 @@ class LLM:
     Args:
         model: folder of a Hugging Face causal LM.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
-        channel_factory: makes the in-process channel, `wingbeat.cluster.channel.InProcessChannel`.
+        channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
         dtype: "float32", "bfloat16", "float16", or "auto" for bfloat16 on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.

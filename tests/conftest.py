@@ -18,7 +18,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-TESTS = str(Path(__file__).parent)
+ROOT = str(Path(__file__).parents[1])
 MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0
 
@@ -110,7 +110,7 @@ def ray_cluster() -> Iterator[str]:
         include_dashboard=False,
         object_store_memory=200 * 2**20,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": TESTS}},
+        runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
     )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.engine_interface import ModelInfo
-from wingbeat.deployments.factories import EngineSetup
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.factories import EngineSetup
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.link import VerifierEnd
-from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
-from wingbeat.runtime.round_failed import RoundFailed
+from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 
 VOCAB_SIZE = 50
 POISON = 49

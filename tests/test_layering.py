@@ -1,52 +1,270 @@
-"""Arrows point one way: kernels <- runtime <- cluster <- deployments."""
+"""The arrows between rooms: what each may import, and that nothing is imported in a circle.
+
+A room is a folder below a layer, or a file that stands alone in a layer. Imports inside functions count, and so do
+strings that name a module of ours, such as the path of a factory.
+"""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 LAYERS = ("kernels", "runtime", "cluster", "deployments")
-KERNEL_LIBRARIES = {"torch", "triton"}
-CLUSTER_FILES_WITH_RAY = {"placement.py", "autoscaling.py"}
+LIBRARIES_OF_KERNELS = {"torch", "triton"} | sys.stdlib_module_names
 HTTP_LIBRARIES = {"fastapi", "starlette", "uvicorn", "httpx", "aiohttp", "requests"}
-SOURCES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling"}
+
+MAY_IMPORT = {
+    "cluster.autoscaling": set(),
+    "cluster.channels": {"cluster.free_memory", "runtime.protocol"},
+    "cluster.cores": set(),
+    "cluster.free_memory": set(),
+    "cluster.placement": set(),
+    "cluster.process_tree": {"cluster.channels"},
+    "cluster.routing": set(),
+    "deployments.api": {"deployments.fleet", "runtime.scheduling", "runtime.tokenizer"},
+    "deployments.app": {
+        "cluster.autoscaling",
+        "cluster.placement",
+        "deployments.api",
+        "deployments.config",
+        "deployments.fleet",
+        "deployments.log",
+        "deployments.replica",
+        "runtime.tokenizer",
+    },
+    "deployments.cli": {
+        "cluster.channels",
+        "cluster.free_memory",
+        "deployments.config",
+        "deployments.launch",
+        "deployments.replica",
+        "runtime.checks",
+        "runtime.config",
+        "runtime.demo",
+        "runtime.drafters",
+        "runtime.heads",
+        "runtime.llm",
+        "runtime.protocol",
+        "runtime.recordings",
+        "runtime.scheduling",
+        "runtime.tensor_files",
+        "runtime.tokenizer",
+        "runtime.tokenizer_file",
+        "runtime.training",
+        "runtime.verifier",
+    },
+    "deployments.config": {
+        "cluster.placement",
+        "deployments.api",
+        "runtime.config",
+        "runtime.demo",
+        "runtime.drafters",
+    },
+    "deployments.fleet": {"cluster.routing", "runtime.scheduling"},
+    "deployments.launch": {
+        "cluster.channels",
+        "cluster.placement",
+        "cluster.process_tree",
+        "deployments.app",
+        "deployments.config",
+        "deployments.replica",
+        "deployments.stop_signals",
+    },
+    "deployments.log": set(),
+    "deployments.replica": {
+        "cluster.autoscaling",
+        "cluster.channels",
+        "cluster.cores",
+        "cluster.placement",
+        "deployments.config",
+        "deployments.fleet",
+        "deployments.log",
+        "runtime.checks",
+        "runtime.drafters",
+        "runtime.engine",
+        "runtime.heads",
+        "runtime.protocol",
+        "runtime.recordings",
+        "runtime.scheduling",
+        "runtime.tokenizer",
+        "runtime.verifier",
+    },
+    "deployments.stop_signals": set(),
+    "kernels.attention": {"kernels.tree"},
+    "kernels.kv": set(),
+    "kernels.sampling": set(),
+    "kernels.tree": {"kernels.sampling"},
+    "runtime.checks": {
+        "runtime.config",
+        "runtime.disk_cache",
+        "runtime.drafters",
+        "runtime.engine",
+        "runtime.heads",
+        "runtime.kv",
+        "runtime.scheduling",
+        "runtime.tokenizer",
+        "runtime.verifier",
+    },
+    "runtime.config": set(),
+    "runtime.demo": set(),
+    "runtime.disk_cache": set(),
+    "runtime.drafters": {
+        "kernels.attention",
+        "kernels.kv",
+        "kernels.tree",
+        "runtime.config",
+        "runtime.demo",
+        "runtime.graphs",
+        "runtime.heads",
+        "runtime.kv",
+        "runtime.protocol",
+        "runtime.speculation",
+        "runtime.verifier",
+    },
+    "runtime.engine": {
+        "runtime.config",
+        "runtime.disk_cache",
+        "runtime.drafters",
+        "runtime.graphs",
+        "runtime.kv",
+        "runtime.protocol",
+        "runtime.scheduling",
+        "runtime.speculation",
+        "runtime.verifier",
+    },
+    "runtime.graphs": set(),
+    "runtime.heads": {"runtime.kv", "runtime.verifier"},
+    "runtime.kv": {"kernels.kv", "runtime.config"},
+    "runtime.llm": {
+        "runtime.checks",
+        "runtime.config",
+        "runtime.drafters",
+        "runtime.engine",
+        "runtime.graphs",
+        "runtime.heads",
+        "runtime.protocol",
+        "runtime.scheduling",
+        "runtime.tokenizer",
+        "runtime.verifier",
+    },
+    "runtime.protocol": set(),
+    "runtime.recordings": {
+        "kernels.sampling",
+        "runtime.demo",
+        "runtime.heads",
+        "runtime.protocol",
+        "runtime.scheduling",
+        "runtime.tokenizer",
+        "runtime.verifier",
+    },
+    "runtime.scheduling": {"runtime.config", "runtime.kv"},
+    "runtime.speculation": {"runtime.protocol"},
+    "runtime.tensor_files": set(),
+    "runtime.token_length": set(),
+    "runtime.tokenizer": {"runtime.token_length"},
+    "runtime.tokenizer_file": {"runtime.tensor_files"},
+    "runtime.training": {
+        "runtime.config",
+        "runtime.drafters",
+        "runtime.heads",
+        "runtime.llm",
+        "runtime.protocol",
+        "runtime.recordings",
+        "runtime.scheduling",
+        "runtime.verifier",
+    },
+    "runtime.verifier": {
+        "kernels.attention",
+        "kernels.kv",
+        "kernels.sampling",
+        "kernels.tree",
+        "runtime.config",
+        "runtime.graphs",
+        "runtime.kv",
+        "runtime.protocol",
+        "runtime.scheduling",
+        "runtime.speculation",
+        "runtime.tensor_files",
+    },
+}
+"""Room -> rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
+is `deployments.replica.live_recording`, which a setting opens."""
+
+IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Absolute names a file imports, at the top or inside a function."""
+def modules() -> dict[str, Path]:
+    """Every file by its import name."""
+    paths = (path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py")))
+    return {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Absolute names a file imports, anywhere in it, and names of ours that stand in its strings alone."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
+            yield node.value.replace(":", ".")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_keep_to_the_layers_below(path: Path):
-    layer = path.relative_to(ROOT).parts[0]
-    forbidden = LAYERS[LAYERS.index(layer) + 1 :]
-    for module in imported_modules(path):
-        top, _, rest = module.partition(".")
-        if top == "wingbeat":
-            assert rest.split(".")[0] not in forbidden, f"{path} imports {module}"
-        else:
-            assert top not in ("tests", "benchmarks", "examples", *LAYERS), f"{path} imports {module}"
+def module_of(name: str, known: dict[str, Path]) -> str | None:
+    """The module that a name lies in; None for a package."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_layer_keeps_to_its_libraries(path: Path):
-    layer = path.relative_to(ROOT).parts[0]
-    libraries = {module.partition(".")[0] for module in imported_modules(path)} - {"wingbeat"}
-    if layer == "kernels":
-        assert libraries <= KERNEL_LIBRARIES | sys.stdlib_module_names
-    if layer != "deployments":
-        assert not libraries & HTTP_LIBRARIES
-        assert "ray" not in libraries or (path.name in CLUSTER_FILES_WITH_RAY and layer == "cluster")
+def room_of(module: str) -> str:
+    """`runtime.engine` for `wingbeat.runtime.engine.drafter_client`."""
+    return ".".join(module.split(".")[1:3])
 
 
-def test_the_layers_hold_files():
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(LAYERS)
+def arrows() -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports."""
+    known = modules()
+    found = {module: {module_of(name, known) for name in imported_names(path)} for module, path in known.items()}
+    return {module: targets - {None, module} for module, targets in found.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reach = {node: set(targets) for node, targets in graph.items()}
+    for via in graph:
+        for node in graph:
+            if via in reach[node]:
+                reach[node] |= reach[via]
+    groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]}
+    return [list(group) for group in sorted(groups)]
+
+
+def test_each_room_imports_only_what_it_may():
+    wrong = []
+    for module, path in modules().items():
+        room, layer = room_of(module), module.split(".")[1]
+        libraries = {name.partition(".")[0] for name in imported_names(path)} - {"wingbeat"}
+        if layer == "kernels":
+            wrong += [f"{module} imports {library}" for library in sorted(libraries - LIBRARIES_OF_KERNELS)]
+        if layer != "deployments":
+            wrong += [f"{module} imports {library}" for library in sorted(libraries & HTTP_LIBRARIES)]
+            wrong += [f"{module} imports ray"] if "ray" in libraries and room not in ROOMS_WITH_RAY else []
+        wrong += [f"{module} imports {top}" for top in sorted(libraries & {"tests", "benchmarks", "examples", *LAYERS})]
+    for module, targets in arrows().items():
+        allowed = MAY_IMPORT[room_of(module)] | {room_of(module)}
+        wrong += [f"{module} imports {target}" for target in sorted(targets) if room_of(target) not in allowed]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_imported_in_a_circle():
+    by_file = arrows()
+    by_room: dict[str, set[str]] = {room_of(module): set() for module in by_file}
+    for module, targets in by_file.items():
+        by_room[room_of(module)] |= {room_of(target) for target in targets} - {room_of(module)}
+    assert not circles(by_file)
+    assert not circles(by_room)

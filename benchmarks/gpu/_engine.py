@@ -12,11 +12,11 @@ from _model import BLOCK_SIZE, random_head
 
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.graph_device import CudaGraphDevice
-from wingbeat.runtime.kv_cache import block_bytes
-from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.kv.pool import block_bytes
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.loader import LoadedModel
 
 MAX_PREFILL_TOKENS = 4096
 CHAIN = SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)

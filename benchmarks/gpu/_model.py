@@ -8,16 +8,16 @@ from _harness import Bench
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from wingbeat.kernels.kv_cache import move_kv
-from wingbeat.kernels.tree import ancestor_mask, ancestor_words, walk_tree
-from wingbeat.runtime.attention import AttentionMetadata, build_segment
+from wingbeat.kernels.kv.reference import move_kv
+from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words, walk_tree
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
-from wingbeat.runtime.graph_device import CudaGraphDevice
-from wingbeat.runtime.kv_cache import KVCache
-from wingbeat.runtime.model_loader import LoadedModel, prepare_model
-from wingbeat.runtime.verifier_model import ForwardBatch, ModelOutput, VerifierModel
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
 MAX_DEPTH = 6
 """Of the measured trees."""

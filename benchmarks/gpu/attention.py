@@ -6,9 +6,9 @@ import torch
 from _harness import Bench, Figure, Result, run
 from _model import BLOCK_SIZE, llama_config
 
-from wingbeat.kernels.attention import tree_attention
-from wingbeat.kernels.tree import pack_mask
-from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.kernels.attention.reference import tree_attention
+from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 
 
 class Case(NamedTuple):

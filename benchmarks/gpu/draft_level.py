@@ -7,13 +7,13 @@ from _harness import Bench, Figure, Result, run
 from _model import BLOCK_SIZE, llama_config, random_head, shape_facts
 from torch import Tensor
 
-from wingbeat.kernels.attention import tree_attention
-from wingbeat.kernels.candidates import top_candidates
-from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree import pack_mask
-from wingbeat.kernels.tree_growth import select_frontier
-from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, Stage
-from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.kernels.attention.reference import tree_attention
+from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.growth import select_frontier
+from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 
 CONTEXT = 1024
 WIDTHS = (1, 8, 16, 32, 64)

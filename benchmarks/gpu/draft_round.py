@@ -6,12 +6,12 @@ import torch
 from _harness import Bench, Figure, Result, run
 from _model import BLOCK_SIZE, llama_config, random_head, shape_facts
 
-from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.eagle_head import EagleHead
-from wingbeat.runtime.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 CONTEXT = 1024
 BATCH_SIZES = (1, 8, 32)

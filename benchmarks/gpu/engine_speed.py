@@ -12,11 +12,11 @@ from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter
 from _harness import Bench, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 
-from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import ForcedAcceptance, SpeculationConfig
-from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.verifier.loader import LoadedModel
 
 FLAT_RATE = 0.79
 AT_LEAST = {1: 3.7, 4: 3.2, 16: 2.5, 64: 1.7, 256: 0.98}

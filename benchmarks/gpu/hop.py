@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import torch
 from _harness import Bench, Figure, Result, run
 
-from wingbeat.cluster.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.memory import DEVICE_FIELDS, buffer_bytes
-from wingbeat.cluster.shm import ShmChannel
-from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.memory import DEVICE_FIELDS, buffer_bytes
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SPEC = ChannelSpec(
     num_slots=64,

@@ -11,15 +11,15 @@ from _harness import Bench, Figure, Result, run
 from _model import MAX_DEPTH, Steps, llama_config, random_model, shape_facts
 from torch import Tensor
 
-from wingbeat.cluster.channel import InProcessChannel
-from wingbeat.runtime.attention import ATTENTION_NAME
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.cuda_graph import Bucket
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.model_loader import LoadedModel
-from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.loader import LoadedModel
 
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 SPECULATION = SpeculationConfig(draft_steps=5, draft_top_k=3, verify_tree_size=16)

@@ -10,10 +10,10 @@ import torch
 from _harness import Bench, Figure, Result, run
 from _model import Steps, llama_config, plain_step_bytes, random_model, shape_facts
 
-from wingbeat.runtime.attention import ATTENTION_NAME
-from wingbeat.runtime.cuda_graph import Bucket
-from wingbeat.runtime.layer_compile import CompiledLayers
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.graphs.graph_runner import Bucket
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layer_compile import CompiledLayers
+from wingbeat.runtime.verifier.loader import LoadedModel
 
 CONTEXT = 1024
 PEER_TOKENS = 64

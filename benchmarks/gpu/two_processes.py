@@ -20,13 +20,13 @@ from _harness import Bench, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 from engine_speed import engine_of
 
-from wingbeat.cluster.channel import DrafterSide
-from wingbeat.cluster.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.shm import ShmChannel
+from wingbeat.cluster.channels.channel import DrafterSide
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.config import ForcedAcceptance
-from wingbeat.runtime.draft_worker import DraftWorker
-from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.model_loader import LoadedModel
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.verifier.loader import LoadedModel
 
 BATCHES = (1, 16)
 DRAFTER = "--drafter"

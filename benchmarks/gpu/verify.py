@@ -3,7 +3,7 @@
 from _harness import Bench, Figure, Result, run
 from _model import MAX_DEPTH, Steps, llama_config, random_model, shape_facts
 
-from wingbeat.runtime.cuda_graph import Bucket
+from wingbeat.runtime.graphs.graph_runner import Bucket
 
 CONTEXT = 1024
 NODES = (8, 16, 32, 60)

@@ -2,11 +2,10 @@
 
 import torch
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter
-from wingbeat.runtime.drafters.registry import DrafterOptions
-from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_PER_TOKEN = -1.0
 """Log-probability that a drafted token is given; a table of followers has no better idea."""

@@ -1,1 +1,1 @@
-"""Drafters: kinds behind one interface, imported only when asked for."""
+"""Ways of drafting."""

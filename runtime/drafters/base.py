@@ -2,14 +2,15 @@
 
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
-from wingbeat.runtime.drafters.draft_head import HeadConvention
-from wingbeat.runtime.growth_rule import GrowthRule
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class DrafterNeeds(NamedTuple):
 class DraftBatch(NamedTuple):
     """One pass over every attached verifier: their outcomes side by side, slots and blocks made unique.
 
-    Decode rows and chunks are pairs (taps at position i, token i + 1), as in `wingbeat.runtime.batch.Outcome`.
+    Decode rows and chunks are pairs (taps at position i, token i + 1), as in `protocol.messages.Outcome`.
     The slots of decodes and proposals lie on the host, all other tensors on the drafter's device.
     """
 
@@ -71,6 +72,16 @@ class DraftBatch(NamedTuple):
     """Most levels to grow this time; None is the configured depth."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
     """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """How a drafter's weights are held and run."""
+
+    dtype: torch.dtype = torch.float32
+    device: str | torch.device = "cpu"
+    cuda_graphs: bool = True
+    """On CUDA, capture the passes of kinds that have fixed shapes."""
 
 
 class Drafter(ABC):

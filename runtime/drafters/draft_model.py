@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from wingbeat.runtime.attention import AttentionMetadata, AttentionSegment
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
 from wingbeat.runtime.drafters.growth import Growth, Level
-from wingbeat.runtime.drafters.registry import DrafterOptions
 from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES, build_shared_kv
-from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.drafters.vocabulary import check_same_vocabulary
-from wingbeat.runtime.model_loader import LoadedModel, load_model
-from wingbeat.runtime.transfer import upload
-from wingbeat.runtime.verifier_model import ForwardBatch, VerifierModel
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.verifier.loader import LoadedModel, load_model
+from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 logger = logging.getLogger(__name__)
 

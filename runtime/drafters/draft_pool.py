@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.kernels.attention import context_mask
-from wingbeat.kernels.tree import pack_mask
-from wingbeat.runtime.attention import AttentionSegment, LayerAttention, build_segment
-from wingbeat.runtime.batch import ChannelSpec
+from wingbeat.kernels.attention.reference import context_mask
+from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.verifier.attention import AttentionSegment, build_segment
 
 
 class DraftPool:

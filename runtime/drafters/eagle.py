@@ -8,20 +8,20 @@ tree. On a device that is not the host, decodes and trees are the fixed-shape st
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.runtime.attention import AttentionSegment, attend_in_blocks, attend_segments, build_segment
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.cuda_graph import GraphStats
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.draft_head import DraftHead, HeadConvention
 from wingbeat.runtime.drafters.draft_pool import check_tree_shape, grown
 from wingbeat.runtime.drafters.eagle_stages import DraftKV, EagleStages, private_blocks
 from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.workspace import Workspace
-from wingbeat.runtime.graph_device import GraphDevice
-from wingbeat.runtime.linear_layout import lay_out_linears
-from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_runner import GraphStats
+from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.verifier.attention import AttentionSegment, attend_in_blocks, attend_segments, build_segment
+from wingbeat.runtime.verifier.linear_layout import lay_out_linears
 
 
 class EagleDrafter(Drafter):

@@ -11,17 +11,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.attention import tree_attention
-from wingbeat.kernels.candidates import Candidates, Coupling, top_candidates
-from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.kernels.tree_growth import TreeTable
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.kernels.attention.reference import tree_attention
+from wingbeat.kernels.kv.reference import store_kv
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.growth import TreeTable
+from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.cuda_graph import Bucket, GraphPool, GraphRunner, GraphStats, Stage, batch_buckets, bucket_for
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.draft_head import Attend, DraftHead
-from wingbeat.runtime.graph_device import GraphDevice
-from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.graphs.graph_runner import (
+    Bucket,
+    GraphPool,
+    GraphRunner,
+    GraphStats,
+    Stage,
+    batch_buckets,
+    bucket_for,
+)
+from wingbeat.runtime.heads.contract import Attend, DraftHead
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
 
 _WORD_BITS = 64
 

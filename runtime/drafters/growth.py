@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.candidates import Candidates, Coupling, top_candidates
-from wingbeat.kernels.tree_growth import TreeTable
-from wingbeat.runtime.batch import TokenTree
+from wingbeat.kernels.tree.candidates import top_candidates
+from wingbeat.kernels.tree.growth import TreeTable
+from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.protocol.messages import TokenTree
 
 
 class Level(NamedTuple):

@@ -17,17 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.runtime.attention import AttentionMetadata
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
-from wingbeat.runtime.drafters.mtp_loader import load_mtp_modules
-from wingbeat.runtime.drafters.mtp_modules import MtpModules
-from wingbeat.runtime.drafters.registry import DrafterOptions
-from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
+from wingbeat.runtime.heads.mtp_modules import MtpModules
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.verifier.attention import AttentionMetadata
 
 
 class MtpDrafter(Drafter):

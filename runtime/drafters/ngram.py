@@ -6,9 +6,9 @@ Source: Saxena, Prompt Lookup Decoding (2023).
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_BY_MATCH = -0.5
 """Log-probability given to a drafted token; prompt lookup has no model to ask."""

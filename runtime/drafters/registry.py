@@ -1,26 +1,12 @@
 """Which drafter a name or a folder means; kinds are imported only when asked for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
-from wingbeat.runtime.drafters.target import TargetDescription
-
-
-@dataclass(frozen=True)
-class DrafterOptions:
-    """How a drafter's weights are held and run."""
-
-    dtype: torch.dtype = torch.float32
-    device: str | torch.device = "cpu"
-    cuda_graphs: bool = True
-    """On CUDA, capture the passes of kinds that have fixed shapes."""
-
+from wingbeat.runtime.heads.target import TargetDescription
 
 Builder = Callable[[str, TargetDescription, SpeculationConfig, DrafterOptions], Drafter]
 """(what the user gave, verifier, shape of the trees, options) -> drafter."""
@@ -33,9 +19,9 @@ def _ngram(source: str, target: TargetDescription, speculation: SpeculationConfi
 
 
 def _eagle(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.checkpoint import load_eagle_head
     from wingbeat.runtime.drafters.eagle import EagleDrafter
-    from wingbeat.runtime.graph_device import CudaGraphDevice
+    from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+    from wingbeat.runtime.heads.load import load_eagle_head
 
     head = load_eagle_head(
         source,
@@ -104,8 +90,8 @@ def kind_of(source: str | Path, model: Path | None = None) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     """Heads and whole models are told apart by the names of their tensors; their configs can look alike."""
-    from wingbeat.runtime.drafters.checkpoint_files import read_config, read_shapes
-    from wingbeat.runtime.drafters.layouts import holds_head
+    from wingbeat.runtime.heads.files import read_config, read_shapes
+    from wingbeat.runtime.heads.layouts import holds_head
 
     return "eagle" if holds_head(read_config(folder), read_shapes(folder)) else "draft_model"
 

@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from wingbeat.kernels.kv_cache import store_kv
-from wingbeat.runtime.attention import AttentionSegment, LayerAttention
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
+from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.checkpoint import CheckpointError
-from wingbeat.runtime.drafters.checkpoint_files import read_tensors
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
-from wingbeat.runtime.drafters.registry import DrafterOptions
-from wingbeat.runtime.drafters.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
-from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.drafters.vocabulary import check_same_vocabulary
-from wingbeat.runtime.transfer import upload
+from wingbeat.runtime.heads.files import read_tensors
+from wingbeat.runtime.heads.load import CheckpointError
+from wingbeat.runtime.heads.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.verifier.attention import AttentionSegment
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 """Of configurations that mean this kind of drafter."""

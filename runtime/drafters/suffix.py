@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.drafters.suffix_automaton import Cursor, SuffixAutomaton, Text
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 LEVELS_PER_TOKEN = 4.0
 """Levels drafted for each token of the context that matched: the paper's alpha, which it takes from 1 to 4."""

@@ -8,10 +8,10 @@ import torch
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
-from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.heads.target import TargetDescription
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.drafters.registry import DrafterOptions
+    from wingbeat.runtime.drafters.base import DrafterOptions
 
 
 class UserDrafterError(ValueError):

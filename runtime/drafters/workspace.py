@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.attention import masked_attention
+from wingbeat.kernels.attention.reference import masked_attention
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.draft_head import Attend
+from wingbeat.runtime.heads.contract import Attend
 
 
 class Workspace:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from wingbeat.runtime.training.corpus import stdlib_root
+from wingbeat.runtime.recordings.corpus import stdlib_root
 
 
 class TrainingConfig(BaseModel):

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from wingbeat.runtime.capture.format import write_atomically
+from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.evaluation import Acceptance
 from wingbeat.runtime.training.state import TrainingState

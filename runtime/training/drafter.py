@@ -8,10 +8,11 @@ from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from wingbeat.runtime.drafters.draft_head import DraftHead
-from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.training import families
-from wingbeat.runtime.training.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import greedy_acceptance
 from wingbeat.runtime.training.loop import Task, optimize, prepare, write_metrics
@@ -20,7 +21,6 @@ from wingbeat.runtime.training.parallel import Ranks, joined
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
 from wingbeat.runtime.training.sources import CapturedSource, LiveSource, Source
 from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
-from wingbeat.runtime.training.verifier import FrozenVerifier
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
 
 _CHAIN = 5
@@ -34,7 +34,7 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
     continues from its last checkpoint with the same losses. Under torchrun the processes share every batch.
 
     Args:
-        channel_factory: `wingbeat.cluster.channel.InProcessChannel`; without it nothing is measured by the engine.
+        channel_factory: `cluster.channels.channel.InProcessChannel`; without it nothing is measured by the engine.
 
     Raises:
         FileNotFoundError: the corpus is not a folder.

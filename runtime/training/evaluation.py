@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.drafters.draft_head import DraftHead
-from wingbeat.runtime.training.unroll import matches
-from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.unroll import matches
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 
 class Acceptance(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.drafters.decoder_head import DecoderHead
-from wingbeat.runtime.drafters.eagle1_head import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 

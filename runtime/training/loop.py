@@ -23,7 +23,7 @@ from rich.progress import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wingbeat.runtime.capture.format import write_atomically
+from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.curves import Curves
 from wingbeat.runtime.training.evaluation import Acceptance

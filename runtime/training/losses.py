@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.runtime.drafters.draft_head import DraftHead
-from wingbeat.runtime.training.unroll import unroll
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.unroll import unroll
 
 
 class DenseTarget(NamedTuple):

@@ -1,7 +1,7 @@
 """An MTP module in training: one decoder layer of the verifier's class, drafting the first token and all deeper ones.
 
-The mathematics is `wingbeat.runtime.drafters.mtp_modules.MtpModule`'s; here it runs over whole chains, as
-`wingbeat.runtime.training.unroll` asks for, and its result is written in DeepSeek's layout beside the verifier's files.
+The mathematics is `wingbeat.runtime.heads.mtp_modules.MtpModule`'s; here it runs over whole chains, as
+`wingbeat.runtime.heads.unroll` asks for, and its result is written in DeepSeek's layout beside the verifier's files.
 """
 
 import copy
@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from wingbeat.runtime.capture.format import write_atomically
-from wingbeat.runtime.drafters.draft_head import Attend, DraftHead, HeadConvention, Rotary
-from wingbeat.runtime.drafters.mtp_modules import MtpModule
+from wingbeat.runtime.heads.contract import Attend, DraftHead, HeadConvention, Rotary
+from wingbeat.runtime.heads.mtp_modules import MtpModule
+from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.verifier_weights import VerifierWeights
 
 MODULE_FILE = "mtp.safetensors"

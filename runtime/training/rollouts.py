@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from wingbeat.runtime.training.corpus import WindowSampler
-from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.recordings.corpus import WindowSampler
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 ROLLOUTS_FILE = "rollouts.safetensors"
 _ROWS_PER_CHUNK = 64

@@ -10,15 +10,15 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from wingbeat.runtime.capture.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.capture.reader import CaptureBatch, CaptureReader
-from wingbeat.runtime.training.corpus import WindowSampler
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.recordings.corpus import WindowSampler
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.reader import CaptureBatch, CaptureReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.loop import Inputs
 from wingbeat.runtime.training.losses import DenseTarget, TopTarget
 from wingbeat.runtime.training.parallel import Part, Ranks
 from wingbeat.runtime.training.rollouts import RowSampler, make_rollouts
-from wingbeat.runtime.training.verifier import FrozenVerifier
 
 
 class Source(Protocol):

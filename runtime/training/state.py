@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from wingbeat.runtime.capture.format import write_atomically
+from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.evaluation import Acceptance
 

@@ -7,14 +7,15 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from wingbeat.runtime.batch import ChannelSpec
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.drafters.registry import DrafterOptions, load_drafter
-from wingbeat.runtime.drafters.target import TargetDescription
+from wingbeat.runtime.drafters.base import DrafterOptions
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LocalChannel, build_engine
-from wingbeat.runtime.model_loader import load_model
-from wingbeat.runtime.request import Request, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.scheduling.request import Request, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.verifier.loader import load_model
 
 ChannelFactory = Callable[[ChannelSpec], LocalChannel]
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from wingbeat.runtime.drafters.target import TargetDescription
-from wingbeat.runtime.training.verifier import FrozenVerifier
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 _EMBEDDING = "embed_tokens.weight"
 

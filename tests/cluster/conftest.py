@@ -1,18 +1,13 @@
 """Peers in other processes and names for channels, for the tests of this folder."""
 
 import os
-import sys
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from peers import Nursery
-
-from wingbeat.cluster import segment
+from tests.cluster.peers import Nursery
+from wingbeat.cluster.channels import segment
 
 
 @pytest.fixture(scope="session")

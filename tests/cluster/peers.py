@@ -17,17 +17,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.cluster.fake_cuda import FakeCuda
+from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, VerifierSide
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
 
-from fake_cuda import FakeCuda
-
-from wingbeat.cluster.channel import DrafterSide, InProcessChannel, VerifierSide
-from wingbeat.cluster.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.cuda_runtime import CudaRuntime, TorchCudaRuntime
-from wingbeat.cluster.doorbell import PeerProcess, process_start
-from wingbeat.cluster.shm import ShmChannel
-from wingbeat.runtime.batch import ChannelSpec, Outcome, TreeReply
-
+ROOT = Path(__file__).parents[2]
 SPEC = ChannelSpec(
     num_slots=3,
     num_nodes=5,
@@ -127,7 +125,11 @@ class Nursery:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-W", "error", "-m", __spec__.name],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout.readline() == "ready\n"
         self.pids: list[int] = []

@@ -1,12 +1,10 @@
 """One tiny checkpoint for all tests of this folder, and the way to the fakes and the modules beside the tests."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 TESTS = str(Path(__file__).parents[1])
-sys.path[:0] = [TESTS, str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,12 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from wingbeat.deployments.access import Access
-from wingbeat.deployments.completion_service import CompletionService
-from wingbeat.deployments.engine_interface import ModelInfo
-from wingbeat.deployments.errors import EngineOverloaded
-from wingbeat.deployments.http_guard import HttpLimits
-from wingbeat.deployments.router import create_app
-from wingbeat.runtime.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.guard import HttpLimits
+from wingbeat.deployments.api.routes import create_app
+from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"

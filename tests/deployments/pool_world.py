@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from fakes import VOCAB_SIZE, FakeEngine
-
-from wingbeat.deployments.engine_interface import ModelInfo
-from wingbeat.deployments.engine_loop import EngineLoop
-from wingbeat.deployments.engine_pool import EnginePool
-from wingbeat.deployments.outbox import Outbox
-from wingbeat.deployments.wire import WireOutput, WireRequest
-from wingbeat.runtime.request import Request, RequestOutput, SamplingParams
+from tests.fakes import VOCAB_SIZE, FakeEngine
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.replica.engine_loop import EngineLoop
+from wingbeat.deployments.replica.outbox import Outbox
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 
 
 class LocalEngines:

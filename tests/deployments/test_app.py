@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import expected_tokens
 
+from tests.fakes import expected_tokens
 from wingbeat.deployments.config import AppConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
@@ -28,7 +28,7 @@ def fake_app(ray_cluster: str, tiny_model: Path) -> Iterator[httpx.Client]:
         model=tiny_model,
         drafter="none",
         served_model_name="tiny",
-        engine_factory="fakes:build_fake_engine",
+        engine_factory="tests.fakes:build_fake_engine",
         num_replicas=2,
         max_model_len=4000,
     )

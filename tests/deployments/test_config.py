@@ -8,12 +8,11 @@ import yaml
 from pydantic import ValidationError
 
 from wingbeat.cluster.placement import Share, pair_bundles
+from wingbeat.deployments.cli.local import LocalConfig
+from wingbeat.deployments.cli.options import UserError, build_config
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.local import LocalConfig
-from wingbeat.deployments.model_options import UserError, build_config
-from wingbeat.runtime.attention import LayerAttention
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.kv_cache import block_bytes, memory_budget
+from wingbeat.runtime.kv.pool import LayerAttention, block_bytes, memory_budget
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yaml"))
 

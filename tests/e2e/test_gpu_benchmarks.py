@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from wingbeat.runtime.attention import LayerAttention
+from wingbeat.runtime.kv.pool import LayerAttention
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_"))
@@ -140,7 +140,7 @@ def test_all_parts_running_is_success(suite, tmp_path):
 
 def test_the_tests_part_names_files_with_gpu_tests_only(suite):
     files = [argument for argument in suite.test_part().command if argument.endswith(".py")]
-    assert "tests/runtime/test_cuda_graph.py" in files
+    assert "tests/runtime/graphs/test_graph_runner.py" in files
     assert all("mark.gpu" in (FOLDER.parents[1] / file).read_text() for file in files)
 
 

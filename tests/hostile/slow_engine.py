@@ -3,8 +3,8 @@
 import time
 
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.engine_factory import build_engine
-from wingbeat.deployments.factories import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.engine_factory import build_engine
+from wingbeat.deployments.replica.factories import AskNeeds, EngineSetup
 
 ROUND_S = 0.05
 

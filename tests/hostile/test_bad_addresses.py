@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from wingbeat.deployments import preflight
+from wingbeat.deployments.cli import preflight
 
 
 @pytest.mark.parametrize("option", ["SO_REUSEADDR", "SO_REUSEPORT"])

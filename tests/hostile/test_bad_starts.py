@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wingbeat.deployments import preflight
+from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.cli.options import UserError, build_config
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.model_options import UserError, build_config
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
 DEMO_HEAD = Path(__file__).parents[2] / "examples" / "demo_pair" / "drafter"
@@ -323,7 +323,7 @@ def test_the_command_ends_with_one_line_and_code_2(case: str, model: Path) -> No
         port = used if case == "port in use" else 1 + used % 60000
         options = {"model": model, "drafter": "ngram", "max-model-len": 256, "port": port} | bad.settings
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        code = "from wingbeat.deployments.cli import main; main()"
+        code = "from wingbeat.deployments.cli.main import main; main()"
         got = subprocess.run(
             [sys.executable, "-c", code, "serve", *arguments], capture_output=True, text=True, check=False
         )

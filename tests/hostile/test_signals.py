@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
-from wingbeat.cluster.segment import PREFIX, SHM_DIR
 
 pytestmark = pytest.mark.ray
 HERE = str(Path(__file__).parent)
@@ -45,7 +45,13 @@ class Server:
             "engine-factory": "slow_engine:build_slow_engine",
             "shutdown-timeout-s": TIMEOUT_S,
         }
-        command = [sys.executable, "-c", "from wingbeat.deployments.cli import main; main()", "serve", "--no-adaptive"]
+        command = [
+            sys.executable,
+            "-c",
+            "from wingbeat.deployments.cli.main import main; main()",
+            "serve",
+            "--no-adaptive",
+        ]
         command += [f"--{name}={value}" for name, value in options.items()]
         environ = {**os.environ, "PYTHONPATH": HERE, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
         environ.pop("RAY_ADDRESS", None)

@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass
 
 import torch
-from slow_trees import path_to_root
+
+from tests.kernels.slow_trees import path_to_root
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAN = float("nan")

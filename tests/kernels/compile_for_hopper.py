@@ -12,10 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from wingbeat.kernels import triton_kv_cache
-from wingbeat.kernels.triton_attention_kernel import tree_attention_kernel
-from wingbeat.kernels.triton_attention_splits import merge_splits_kernel
-from wingbeat.kernels.triton_attention_tiles import TILE_CONFIGS, tile_config
+from wingbeat.kernels.attention.kernel import tree_attention_kernel
+from wingbeat.kernels.attention.splits import merge_splits_kernel
+from wingbeat.kernels.attention.tiles import TILE_CONFIGS, tile_config
+from wingbeat.kernels.kv import triton as triton_kv_cache
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float8_e4m3fn: "*fp8e4nv"}

@@ -12,10 +12,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from wingbeat.kernels import triton_candidates, triton_noise, triton_sampling, triton_tree, triton_tree_growth
-from wingbeat.kernels.candidates import Coupling
-from wingbeat.kernels.logit_processors import LogitBias, LogitProcessors, Penalties
-from wingbeat.kernels.tree_growth import TreeTable
+from wingbeat.kernels.sampling import noise_triton as triton_noise
+from wingbeat.kernels.sampling import triton as triton_sampling
+from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.tree import candidates_triton as triton_candidates
+from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+from wingbeat.kernels.tree import triton as triton_tree
+from wingbeat.kernels.tree.growth import TreeTable
+from wingbeat.kernels.tree.results import Coupling
 
 
 class HopperDriver:

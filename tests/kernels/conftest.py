@@ -1,14 +1,10 @@
 """One thread a test, memory that shows what a kernel leaves unwritten, and the way to the modules beside the tests."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from wingbeat.kernels import sampling
-from wingbeat.kernels.logit_processors import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.sampling import reference as sampling
+from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
 
 
 class Rows(NamedTuple):

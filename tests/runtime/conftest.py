@@ -1,12 +1,7 @@
 """One torch thread for every test of this folder, and the way to the shared builders beside the tests."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,9 +2,9 @@
 
 import torch
 
-from wingbeat.runtime.batch import ChannelSpec
-from wingbeat.runtime.draft_worker import HOST_COLUMNS
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.worker import HOST_COLUMNS
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9
 BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu_tensor import CUDA, GpuTensor, is_composite, memory, name_of, run, tensors_in
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from wingbeat.runtime.transfer import Download
+from tests.runtime.fake_gpu_tensor import CUDA, GpuTensor, is_composite, memory, name_of, run, tensors_in
+from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
 NUM_SMS = 132
@@ -253,7 +253,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
     """The mode with everything of torch and Triton that it stands for."""
     from triton.runtime.jit import KernelInterface
 
-    from wingbeat.kernels import triton_attention_splits
+    from wingbeat.kernels.attention import splits as triton_attention_splits
 
     gpu = FakeGpu()
     of_device = {

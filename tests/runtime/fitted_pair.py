@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 import torch
-from models import VOCAB_SIZE, engine_config, generate, random_model
 from torch.nn import functional
 
-from wingbeat.runtime.drafters.checkpoint import save_eagle_head
-from wingbeat.runtime.drafters.conventions import STATED
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
-from wingbeat.runtime.model_loader import LoadedModel, prepare_model
-from wingbeat.runtime.request import SamplingParams
-from wingbeat.runtime.trial_prompts import trial_prompts
-from wingbeat.runtime.verifier_model import VerifierModel
+from tests.runtime.models import VOCAB_SIZE, engine_config, generate, random_model
+from wingbeat.runtime.checks.trial_prompts import trial_prompts
+from wingbeat.runtime.heads.conventions import STATED
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.model import VerifierModel
 
 NUM_LAYERS = 8
 TAPS = (3, 5, 6)

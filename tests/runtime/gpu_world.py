@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from fake_gpu import CUDA, FakeGpu, FakeGraphDevice, place
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from wingbeat.cluster.channel import InProcessChannel
+from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, place
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
-from wingbeat.runtime.drafters.draft_head import DraftHead
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.eagle1_head import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
 from wingbeat.runtime.drafters.mtp import MtpDrafter
-from wingbeat.runtime.drafters.mtp_modules import MtpModules
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.suffix import SuffixDrafter
-from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.model_loader import LoadedModel, prepare_model
-from wingbeat.runtime.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256
 NUM_LAYERS = 1

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle_formula import Recipe
 from safetensors.torch import save_file
 from torch import Tensor
+
+from tests.runtime.eagle_formula import Recipe
 
 VOCAB, NUM_LAYERS = 97, 8
 LLAMA3 = {

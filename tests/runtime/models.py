@@ -20,16 +20,16 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from wingbeat.cluster.channel import InProcessChannel
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
-from wingbeat.runtime.drafters.eagle_head import EagleHead, EagleHeadConfig
-from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.model_loader import LoadedModel, load_model, prepare_model
-from wingbeat.runtime.request import Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loader import LoadedModel, load_model, prepare_model
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64

@@ -4,10 +4,11 @@ import json
 from dataclasses import dataclass
 
 import torch
-from models import CONFIGS, HIDDEN_SIZE, VOCAB_SIZE
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, PreTrainedModel, Qwen3Config
+
+from tests.runtime.models import CONFIGS, HIDDEN_SIZE, VOCAB_SIZE
 
 NUM_LAYERS = 2
 _SMALL = {"vocab_size": VOCAB_SIZE, "hidden_size": HIDDEN_SIZE, "intermediate_size": 96, "max_position_embeddings": 512}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.batch import ChannelSpec, TokenTree
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
-from wingbeat.runtime.tree_check import TreeCheck
+from wingbeat.runtime.engine.tree_check import TreeCheck
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 Nodes = list[tuple[int, int]]
 """(token id, parent) of node 1, 2, ...; the root is node 0."""

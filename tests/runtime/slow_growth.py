@@ -2,7 +2,7 @@
 
 import torch
 
-from wingbeat.kernels.noise import gumbel_noise
+from wingbeat.kernels.sampling.noise import gumbel_noise
 
 
 def slow_tree(tokens, logits_of, speculation, temperature=0.0, seed=0, max_levels=None):

@@ -8,17 +8,26 @@ import torch
 
 pytest.importorskip("triton")
 
-from fake_gpu import CUDA, FREE_BYTES, FakeGpu, FakeGraphDevice, HostWaitError, MixedDevicesError, fake_gpu, why_not
-from gpu_world import CHAIN, GREEDY, PLAIN, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
-
-from wingbeat.kernels.candidates import top_candidates
-from wingbeat.runtime import drafting, transfer
-from wingbeat.runtime.batch import ChannelSpec
+from tests.runtime.fake_gpu import (
+    CUDA,
+    FREE_BYTES,
+    FakeGpu,
+    FakeGraphDevice,
+    HostWaitError,
+    MixedDevicesError,
+    fake_gpu,
+    why_not,
+)
+from tests.runtime.gpu_world import CHAIN, GREEDY, PLAIN, SAMPLED, TREE, engine_config, new_drafter, serve, verifier
+from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.cuda_graph import Stage
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine import Engine
-from wingbeat.runtime.kv_cache import memory_budget
+from wingbeat.runtime.engine import drafter_client as drafting
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.kv.pool import memory_budget
+from wingbeat.runtime.protocol import transfer
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 PER_LAYER = 34

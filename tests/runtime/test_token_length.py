@@ -1,10 +1,10 @@
 """The bound on what one token stands for: it holds for texts made to break it, and is absent where none holds."""
 
 import pytest
-from test_tokenizer import byte_fallback_tokenizer, byte_level_tokenizer
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
+from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 from wingbeat.runtime.token_length import longest_token
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 

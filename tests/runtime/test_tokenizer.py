@@ -3,46 +3,11 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer as BackendTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
+from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 from wingbeat.runtime.tokenizer import IncrementalDetokenizer, StopMatcher, TextStream, Tokenizer
 
 TEXTS = ["Hello world, naïve café", "日本語 🦋🐝 text", "  def f(x):\n    return '�' # é", "a", "\n\n \t", "👩‍👩‍👧‍👦!"]
-EOS = "<eos>"
-
-
-def _wrap(backend: BackendTokenizer, **kwargs) -> Tokenizer:
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, **kwargs))
-
-
-def byte_level_tokenizer(**kwargs) -> Tokenizer:
-    """One token per byte and a few merged ones, as GPT-2, Llama 3 and Qwen have them."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł")]
-    entries = [EOS, *alphabet, *("".join(pair) for pair in merges)]
-    backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([EOS])
-    return _wrap(backend, **kwargs)
-
-
-def byte_fallback_tokenizer() -> Tokenizer:
-    """Sentencepiece's way, as Llama 2 and Gemma have it: a metasymbol for spaces, bytes for unknown characters."""
-    byte_entries = [f"<0x{value:02X}>" for value in range(256)]
-    letters = ["▁", *"abcdefghilorstuvwx(),:'#!HT", "▁w", "ll"]
-    entries = ["<unk>", EOS, "<s>", *byte_entries, *letters]
-    vocab = {entry: i for i, entry in enumerate(entries)}
-    backend = BackendTokenizer(models.BPE(vocab, [("▁", "w"), ("l", "l")], unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
-    backend.add_special_tokens([EOS, "<s>"])
-    return _wrap(backend)
 
 
 @pytest.fixture(params=[byte_level_tokenizer, byte_fallback_tokenizer], ids=["byte-level", "byte-fallback"])

@@ -3,13 +3,13 @@
 import random
 
 import torch
-from models import TREE, Run, engine_config
-from scripted import right_tree, tree_tensors
 
-from wingbeat.cluster.channel import InProcessChannel
-from wingbeat.runtime.draft_worker import DraftWorker
+from tests.runtime.models import TREE, Run, engine_config
+from tests.runtime.scripted import right_tree, tree_tensors
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
-from wingbeat.runtime.engine import Engine
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
 
 TAPS = (1, 3)
 

@@ -1,0 +1,1 @@
+"""Channels between the processes of verifier and drafter."""

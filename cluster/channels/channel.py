@@ -1,0 +1,357 @@
+"""The channel between a verifier and its drafter: the protocol of its rounds, and the kind for one process.
+
+A kind of channel differs in how its memory is made and in how its doorbell waits; the two ends are the same. They keep
+the contract of `wingbeat.runtime.protocol.ends`.
+
+Rounds. The verifier fills the buffers of round n (parity n % 2) and then raises `OUTCOME_SEQ` to n. The drafter answers
+in the reply buffers of the same parity and then raises `REPLIED`. Round n may be filled once round n - 2 is answered.
+Each counter has one writer and is written after its data, so no lock is needed.
+
+Devices. Where a kind keeps messages on a device, a counter says "enqueued": the writer recorded an event before it
+raised the counter, and the reader makes its own stream wait for that event (`ReadyEvents`): no end waits for a device.
+- An event is waited for only when the doorbell rang for its very round, by the incarnation that is attached, and while
+  its recorder lives. What the recorder never reached, or left behind when it died, is never put before a stream.
+- Before the buffers of round n are filled again, the verifier's stream waits for the reply to round n - 2 also where
+  nobody asked for it: the drafter's device reads the old outcome until then. The other direction needs nothing more,
+  because the verifier records outcome n after it enqueued its reads of reply n - 2.
+
+A change of drafter. Each drafter attaches under an incarnation, larger than any before. It takes over by writing one
+word, `ATTACHED` (incarnation and process id together), last. From then on its predecessor's end is closed, and whatever
+that one still writes, if it was merely stopped, is fenced:
+- `REPLIED` carries the incarnation. A late write of the old one never counts as an answer, and the new one restores its
+  own value whenever it polls.
+- A reply whose header names another round or incarnation is not returned.
+What remains: a process stopped in the middle of filling a reply and resumed while its successor fills the same buffers
+may leave a tree mixed of both. The engine takes a tree only with the sequence's epoch and committed length, parents
+smaller than their nodes and tokens of the vocabulary; such a tree is safe to verify whatever it says, because
+verification decides every token by itself. A bad tree costs speed, not output.
+"""
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from wingbeat.cluster.channels.doorbell import (
+    IDLE_SLEEP_S,
+    Bell,
+    Doorbell,
+    PeerProcess,
+    PumpDoorbell,
+    fence,
+    process_start,
+)
+from wingbeat.cluster.channels.memory import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    MAX_INCARNATION,
+    NUM_WORDS,
+    PID_BITS,
+    ROUND_BITS,
+    ChannelError,
+    ChannelMemory,
+    Region,
+    Word,
+    buffer_bytes,
+    carve,
+    write_owner,
+)
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
+
+
+class VerifierSide:
+    """The verifier's end (`runtime.protocol.ends.VerifierEnd`). One thread uses it."""
+
+    def __init__(self, memory: ChannelMemory, doorbell: Doorbell) -> None:
+        self.spec = memory.spec
+        self.token_ids = memory.token_ids
+        self._words = memory.words
+        self._outcomes = memory.outcomes
+        self._replies = memory.replies
+        self._outcome_headers = [outcome.header.numpy() for outcome in memory.outcomes]
+        self._reply_headers = [reply.header.numpy() for reply in memory.replies]
+        self._outcome_ready = memory.outcome_ready
+        self._reply_ready = memory.reply_ready
+        self._doorbell = doorbell
+        self._outcome_bell = Bell(self._words, Word.OUTCOME_SEQ)
+        self.on_close: Callable[[], object] | None = None
+        self._published = 0
+        self._acquired = False
+        self._peer = (0, PeerProcess(os.getpid(), 0))
+
+    @property
+    def incarnation(self) -> int:
+        """Incarnation of the attached drafter; 0 while none is attached."""
+        incarnation = self._words[Word.ATTACHED] >> PID_BITS
+        return 0 if self._words[Word.CLOSED] or self._words[Word.DETACHED] == incarnation else incarnation
+
+    def peer_alive(self) -> bool:
+        """False once the attached drafter's process is gone, or none is attached."""
+        return self.incarnation > 0 and self._peer_process().alive()
+
+    @property
+    def peer_silent_s(self) -> float:
+        """Seconds since the drafter's last sign of life; inf before the first."""
+        return _age_s(self._words[Word.DRAFTER_BEAT])
+
+    def acquire_outcome(self, timeout_s: float) -> Outcome | None:
+        """Buffers of the next round, or None while a live drafter still uses them after `timeout_s`, or once closed."""
+        self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
+        if self._words[Word.CLOSED]:
+            return None
+        round_number = self._published + 1
+        self._acquired = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
+        if self._acquired and self._is_answered(round_number - 2):
+            # False for a drafter that died since: its device reads nothing any more.
+            self._reply_ready.wait(round_number % 2, self.peer_alive())
+        return self._outcomes[round_number % 2] if self._acquired else None
+
+    def publish_outcome(self) -> int:
+        """Hand the acquired buffers to the drafter; returns the round's number. RuntimeError if none are acquired."""
+        if not self._acquired:
+            raise RuntimeError("publish_outcome without an acquired outcome")
+        self._acquired = False
+        self._published += 1
+        self._outcome_ready.record(self._published % 2)
+        self._outcome_headers[self._published % 2][0] = self._published
+        self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
+        fence()
+        self._words[Word.OUTCOME_SEQ] = self._published
+        self._outcome_bell.ring()
+        return self._published
+
+    def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
+        """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile.
+
+        Its tensors hold until round `round_number + 2` is published. Those on a device may be read by what this
+        thread's current stream is given from now on. Of a drafter that died only finished work is taken.
+        """
+        incarnation = self.incarnation
+        if not incarnation or not self._await_answer(round_number, timeout_s):
+            return None
+        answers = incarnation == self.incarnation and self._is_answered(round_number)
+        if not answers or not self._reply_ready.wait(round_number % 2, self.peer_alive()):
+            return None
+        return self._replies[round_number % 2]
+
+    def close(self) -> None:
+        """Close the channel for both ends.
+
+        Tensors in host memory that were handed out stay mapped as long as they are held; those on a device end here.
+        """
+        self._acquired = False
+        self._words[Word.CLOSED] = 1
+        self._outcome_bell.ring()
+        if self.on_close is not None:
+            self.on_close()
+
+    def _is_answered(self, round_number: int) -> bool:
+        """Whether the attached drafter's doorbell rang for this very round, not for one it skipped or a later one."""
+        words, incarnation = self._words, self.incarnation
+        if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
+            return False
+        fence()
+        header = self._reply_headers[round_number % 2]
+        return bool(header[0] == round_number and header[1] == incarnation)
+
+    def _await_answer(self, round_number: int, timeout_s: float) -> bool:
+        """True once the present drafter answered the round, or is not the present one any more."""
+        words, incarnation = self._words, self.incarnation
+        attached, answered = words[Word.ATTACHED], incarnation << ROUND_BITS | max(round_number, 0)
+        if not incarnation:
+            return True
+
+        def ready() -> bool:
+            return (
+                words[Word.REPLIED] >= answered
+                or words[Word.ATTACHED] != attached
+                or words[Word.DETACHED] == incarnation
+            )
+
+        return self._doorbell.wait(ready, timeout_s, gone=lambda: not self._peer_process().alive())
+
+    def _peer_process(self) -> PeerProcess:
+        attached = self._words[Word.ATTACHED]
+        if self._peer[0] != attached:
+            pid = attached & (1 << PID_BITS) - 1
+            self._peer = (attached, PeerProcess(pid, self._words[Word.DRAFTER_START]))
+        return self._peer[1]
+
+
+class DrafterSide:
+    """A drafter's end (`runtime.protocol.ends.DrafterEnd`), attached when made. One thread uses it.
+
+    A round may have been filled before its verifier noticed this incarnation: it then holds rows of sequences that this
+    drafter has never seen.
+    """
+
+    def __init__(self, memory: ChannelMemory, incarnation: int) -> None:
+        """Take over as the channel's drafter: rounds published so far are skipped.
+
+        Raises ChannelError if the channel is closed or `incarnation` is not larger than the one attached.
+        """
+        self.spec = memory.spec
+        self.token_ids = memory.token_ids
+        self.incarnation = incarnation
+        self._words = memory.words
+        self._outcomes = memory.outcomes
+        self._replies = memory.replies
+        self._reply_headers = [reply.header.numpy() for reply in memory.replies]
+        self._outcome_ready = memory.outcome_ready
+        self._reply_ready = memory.reply_ready
+        self.on_close: Callable[[], object] | None = None
+        """Lets go of the memory; returns False where it is still in use and stays mapped."""
+        self._doorbell = Doorbell(Bell(self._words, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self._reply_bell = Bell(self._words, Word.REPLIED)
+        self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
+        self._active_at = time.monotonic()
+        self._polled = 0
+        self._answered = 0
+        self._attached = 0
+        self._attach()
+
+    def _attach(self) -> None:
+        words, current = self._words, self._words[Word.ATTACHED] >> PID_BITS
+        if words[Word.CLOSED] or not self._verifier.alive():
+            raise ChannelError(f"the channel's verifier (process {self._verifier.pid}) has closed it or is gone")
+        if not current < self.incarnation <= MAX_INCARNATION:
+            bounds = f"{current + 1}..{MAX_INCARNATION}"
+            raise ChannelError(f"incarnation {self.incarnation} cannot attach, it must be in {bounds}")
+        self._answered = words[Word.OUTCOME_SEQ]
+        self._attached = self.incarnation << PID_BITS | os.getpid()
+        words[Word.DRAFTER_BEAT] = time.monotonic_ns()
+        words[Word.REPLIED] = self._own_reply_word()
+        words[Word.DRAFTER_START] = process_start(os.getpid())
+        fence()
+        words[Word.ATTACHED] = self._attached
+
+    def poll_outcome(self) -> Outcome | None:
+        """The oldest round not answered yet, or None; never blocks. Also a sign of life.
+
+        Tensors on a device may be read by what this thread's current stream is given from now on.
+        """
+        if not self._round_waits():
+            return None
+        fence()
+        round_number = self._answered + 1
+        if not self._outcome_ready.wait(round_number % 2, self._verifier.alive()):
+            return None
+        self._active_at = time.monotonic()
+        self._polled = round_number
+        return self._outcomes[round_number % 2]
+
+    def wait_outcome(self, timeout_s: float) -> Outcome | None:
+        """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
+        words = self._words
+        self._doorbell.wait(
+            lambda: self._round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
+            timeout_s,
+            gone=lambda: not self._verifier.alive(),
+            quiet_since=self._active_at,
+        )
+        return self.poll_outcome()
+
+    @property
+    def reply(self) -> TreeReply:
+        """Buffers for the answer to the round last polled. RuntimeError if none is."""
+        self._require_polled()
+        return self._replies[self._polled % 2]
+
+    def publish_reply(self) -> None:
+        """Answer the round last polled and release its buffers. RuntimeError if none is.
+
+        Does nothing once the channel is closed or another incarnation took over.
+        """
+        self._require_polled()
+        round_number, self._polled = self._polled, 0
+        if not self._in_charge():
+            return
+        self._reply_ready.record(round_number % 2)
+        header = self._reply_headers[round_number % 2]
+        header[0], header[1] = round_number, self.incarnation
+        self._answered = round_number
+        self._active_at = time.monotonic()
+        fence()
+        self._words[Word.REPLIED] = self._own_reply_word()
+        self._reply_bell.ring()
+
+    @property
+    def closed(self) -> bool:
+        """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
+        return not (self._in_charge() and self._verifier.alive())
+
+    @property
+    def peer_silent_s(self) -> float:
+        """Seconds since the verifier's last sign of life; inf before the first."""
+        return _age_s(self._words[Word.VERIFIER_BEAT])
+
+    def close(self) -> None:
+        """Detach; the buffers stay with the verifier. Tensors on a device must not be used any more."""
+        attached, self._attached = self._attached, -1
+        released = self.on_close is None or self.on_close() is not False
+        # Also where the verifier closed first: it waits for this before it frees what the two shared.
+        if released and attached == self._words[Word.ATTACHED]:
+            self._words[Word.DETACHED] = self.incarnation
+
+    def _in_charge(self) -> bool:
+        return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
+
+    def _round_waits(self) -> bool:
+        words = self._words
+        if not self._in_charge():
+            return False
+        words[Word.DRAFTER_BEAT] = time.monotonic_ns()
+        if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor woke up and wrote its own
+            words[Word.REPLIED] = self._own_reply_word()
+        return words[Word.OUTCOME_SEQ] > self._answered
+
+    def _own_reply_word(self) -> int:
+        return self.incarnation << ROUND_BITS | self._answered
+
+    def _require_polled(self) -> None:
+        if not self._polled:
+            raise RuntimeError("no outcome has been polled that awaits its answer")
+
+
+class InProcessChannel:
+    """A channel whose two ends live in one process, over ordinary memory.
+
+    Where the drafter shares the verifier's thread, set `pump` to the drafter's run-once: the verifier's end runs it
+    where it would wait. Without it the drafter runs in another thread.
+
+    Args:
+        device: holds what devices write and read, as in `cuda_ipc`; both ends use one stream of it.
+            None keeps everything in host memory.
+    """
+
+    def __init__(self, spec: ChannelSpec, device: torch.device | None = None) -> None:
+        words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
+        write_owner(words)
+        self._doorbell = PumpDoorbell(Bell(words, Word.REPLIED))
+        parts = [(None, None)] if device is None else [(None, HOST_FIELDS), (device, DEVICE_FIELDS)]
+        regions = [
+            Region(torch.zeros(buffer_bytes(spec, fields), dtype=torch.uint8, device=where), fields)
+            for where, fields in parts
+        ]
+        self._memory = carve(spec, words, *regions)
+        self.verifier_end = VerifierSide(self._memory, self._doorbell)
+        self.drafter_end = DrafterSide(self._memory, incarnation=1)
+
+    @property
+    def pump(self) -> Callable[[], None] | None:
+        """Lets the drafter answer the rounds that wait."""
+        return self._doorbell.pump
+
+    @pump.setter
+    def pump(self, pump: Callable[[], None] | None) -> None:
+        self._doorbell.pump = pump
+
+    def attach(self, incarnation: int) -> DrafterSide:
+        """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the one attached."""
+        self.drafter_end = DrafterSide(self._memory, incarnation)
+        return self.drafter_end
+
+
+def _age_s(beat_ns: int) -> float:
+    return (time.monotonic_ns() - beat_ns) / 1e9 if beat_ns else float("inf")

@@ -1,0 +1,226 @@
+"""The memory of a channel: header words, and messages laid out over one or two regions; knows nothing of waiting.
+
+Every kind of channel has the same messages at the same offsets within a region. A kind says which region holds a field
+and what orders the devices that read and write it.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from wingbeat.cluster.channels.doorbell import process_start
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
+
+ALIGNMENT_BYTES = 64
+NUM_WORDS = 64
+HOST_FIELDS = frozenset(
+    {
+        "header",
+        "decode_slots",
+        "proposal_slots",
+        "chunk_slots",
+        "chunk_positions",
+        "chunk_lens",
+        "min_reach",
+        "node_price",
+        "acceptance_table",
+        "depth_factors",
+        "request_factors",
+    }
+)
+"""Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda_ipc` says why."""
+DEVICE_FIELDS = frozenset(
+    {
+        "decode_positions",
+        "decode_num_tokens",
+        "decode_token_ids",
+        "decode_taps",
+        "chunk_next_token_ids",
+        "chunk_taps",
+        "epochs",
+        "committed_lens",
+        "block_tables",
+        "temperatures",
+        "seeds",
+        "token_ids",
+        "parents",
+        "depths",
+        "scores",
+        "num_valid",
+    }
+)
+"""`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie on the device."""
+
+
+class ChannelError(RuntimeError):
+    """A channel cannot be made, found or attached to; the message is one line for the operator."""
+
+
+class Word:
+    """Index of each int64 word of the header; a cache line (8 words) has one writer."""
+
+    MAGIC = 0
+    VERSION = 1
+    HEADER_BYTES = 2
+    VERIFIER_PID = 3
+    VERIFIER_START = 4
+
+    OUTCOME_SEQ = 8
+    """Rounds published."""
+    CLOSED = 9
+    VERIFIER_BEAT = 10
+    """time.monotonic_ns of the side's last sign of life."""
+
+    REPLIED = 16
+    """Incarnation << ROUND_BITS | rounds answered."""
+    DRAFTER_BEAT = 17
+
+    ATTACHED = 24
+    """Incarnation << PID_BITS | process id of the drafter; 0 before the first one."""
+    DRAFTER_START = 25
+    DETACHED = 26
+    """The last incarnation that left on its own and has let go of the memory."""
+
+
+ROUND_BITS = 40
+PID_BITS = 32
+MAX_INCARNATION = 2**22
+
+
+class ReadyEvents(Protocol):
+    """Orders the reader's device after the writer's: one event per parity, for one direction.
+
+    The writer records after it enqueued its writes and before it rings the doorbell; the reader waits after the
+    doorbell rang and before it enqueues its reads. Neither call waits for a device.
+    """
+
+    def record(self, parity: int) -> None:
+        """Mark what the calling thread's current stream has been given so far."""
+
+    def wait(self, parity: int, writer_alive: bool) -> bool:
+        """Make the calling thread's current stream wait for the mark; False where it must not be waited for."""
+
+
+class HostReady:
+    """For messages in host memory: the doorbell and its memory fence are order enough."""
+
+    def record(self, parity: int) -> None:
+        """Nothing to mark."""
+
+    def wait(self, parity: int, writer_alive: bool) -> bool:
+        """Always true: the doorbell rang after the writes."""
+        return True
+
+
+HOST_READY = HostReady()
+
+
+@dataclass(frozen=True)
+class ChannelMemory:
+    """What both ends see: the header's words, two parities of messages, and the token history."""
+
+    spec: ChannelSpec
+    words: memoryview
+    """Format "q", NUM_WORDS long."""
+    outcomes: tuple[Outcome, Outcome]
+    replies: tuple[TreeReply, TreeReply]
+    token_ids: Tensor
+    """int64 [num_slots, max_model_len + 1]"""
+    outcome_ready: ReadyEvents = HOST_READY
+    reply_ready: ReadyEvents = HOST_READY
+
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Region(NamedTuple):
+    """Bytes and the fields that lie in them, back to back, each aligned."""
+
+    raw: Tensor
+    """uint8 [buffer_bytes(spec, fields)], aligned to 64 bytes"""
+    fields: frozenset[str] | None = None
+    """Of the messages and the token history; None for all."""
+
+
+def channel_layouts(spec: ChannelSpec) -> list[Layout]:
+    """Shape and dtype of every field: two outcomes, two replies, the token history."""
+    history: Layout = {"token_ids": ((spec.num_slots, spec.max_model_len + 1), torch.int64)}
+    return [outcome_layout(spec), outcome_layout(spec), reply_layout(spec), reply_layout(spec), history]
+
+
+def buffer_bytes(spec: ChannelSpec, fields: frozenset[str] | None = None) -> int:
+    """Bytes of a region that holds these fields of a channel; None for all."""
+    return sum(_bytes_of(_part(layout, fields)) for layout in channel_layouts(spec))
+
+
+def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
+    """Refuse a channel before its memory is taken where there is not enough of it.
+
+    Raises:
+        ChannelError: names the setting, what it takes and what fits.
+    """
+    need = buffer_bytes(spec)
+    if need <= free_bytes:
+        return
+    fixed = buffer_bytes(dataclasses.replace(spec, num_slots=0))
+    per_slot = (need - fixed) / spec.num_slots
+    fitting = int((free_bytes - fixed) // per_slot)
+    amounts = f"the channel takes {need / 2**20:.0f} MiB of /dev/shm, {free_bytes / 2**20:.0f} MiB are free"
+    if fitting >= 1:
+        raise ChannelError(f"max_num_seqs is {spec.num_slots}: {amounts}; {fitting} fit")
+    raise ChannelError(
+        f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; "
+        "lower them, or enlarge /dev/shm (--shm-size of a container)"
+    )
+
+
+def carve(
+    spec: ChannelSpec,
+    words: memoryview,
+    *regions: Region,
+    outcome_ready: ReadyEvents = HOST_READY,
+    reply_ready: ReadyEvents = HOST_READY,
+) -> ChannelMemory:
+    """Lay the channel's tensors over its regions, each of which starts with the first field it holds."""
+    layouts = channel_layouts(spec)
+    parts: list[dict[str, Tensor]] = [{} for _ in layouts]
+    for region in regions:
+        start = 0
+        for part, layout in zip(parts, layouts, strict=True):
+            held = _part(layout, region.fields)
+            part.update(_views(held, region.raw, start))
+            start += _bytes_of(held)
+    outcomes = (Outcome(**parts[0]), Outcome(**parts[1]))
+    replies = (TreeReply(**parts[2]), TreeReply(**parts[3]))
+    return ChannelMemory(spec, words, outcomes, replies, parts[4]["token_ids"], outcome_ready, reply_ready)
+
+
+def write_owner(words: memoryview) -> None:
+    """Enter this process as the channel's verifier."""
+    words[Word.VERIFIER_PID] = os.getpid()
+    words[Word.VERIFIER_START] = process_start(os.getpid())
+
+
+def _part(layout: Layout, fields: frozenset[str] | None) -> Layout:
+    return layout if fields is None else {name: entry for name, entry in layout.items() if name in fields}
+
+
+def _field_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _bytes_of(layout: Layout) -> int:
+    return sum(_field_bytes(shape, dtype) for shape, dtype in layout.values())
+
+
+def _views(layout: Layout, raw: Tensor, start: int) -> dict[str, Tensor]:
+    views = {}
+    for name, (shape, dtype) in layout.items():
+        views[name] = raw[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        start += _field_bytes(shape, dtype)
+    return views

@@ -1,0 +1,229 @@
+"""A file of /dev/shm that two processes of one machine map: found by name, gone with the process that made it.
+
+One page of header (int64 words, then JSON: kind of channel, spec, and what else the kind's drafter must know), then the
+body. It is mapped with `mmap` rather than `multiprocessing.shared_memory`, whose resource tracker in an attaching
+process unlinks the owner's segment when that process ends, and cannot be told not to before Python 3.13. Both processes
+must share /dev/shm and the pid namespace: the actors of one node do.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.channels.memory import NUM_WORDS, ChannelError, Word, write_owner
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "wingbeat."
+UNFINISHED = ".unfinished"
+HEADER_BYTES = 4096
+JSON_START = 8 * NUM_WORDS
+MAGIC = int.from_bytes(b"wingbeat", "little")
+VERSION = 3
+"""Of the header and of the layout that follows from a spec; raise it with any change to either."""
+
+Details = dict[str, str | int | list[str]]
+"""What a kind's drafter must know beyond the spec; JSON values."""
+
+
+class SegmentHeader(NamedTuple):
+    """The JSON of a segment's header."""
+
+    kind: str
+    spec: ChannelSpec
+    details: Details
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A mapped segment; the last tensor or word view to go unmaps it."""
+
+    path: Path
+    header: SegmentHeader
+    words: memoryview
+    body: Tensor
+    """uint8 [body bytes], aligned to a page"""
+
+    @classmethod
+    def create(cls, name: str, header: SegmentHeader, body_bytes: int) -> "Segment":
+        """Make the segment `name`, zeroed, after removing those of dead verifiers.
+
+        Raises ChannelError if the name is not a plain file name, belongs to a live verifier, or /dev/shm is too full.
+        """
+        path = segment_path(name)
+        remove_stale_segments()
+        # Built under a private name, then linked: what can be found is complete, and only one process gets the name.
+        draft = path.with_name(f"{path.name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}")
+        try:
+            mapping = _allocate(draft, HEADER_BYTES + body_bytes)
+            words = _write_header(mapping, header)
+            with _directory_lock():
+                os.link(draft, path)
+        except FileExistsError:
+            raise ChannelError(f"channel {name!r} exists and its verifier is alive") from None
+        finally:
+            draft.unlink(missing_ok=True)
+        return cls(path, header, words, _body(mapping))
+
+    @classmethod
+    def attach(cls, name: str, kind: str, body_bytes: Callable[[ChannelSpec], int]) -> "Segment":
+        """Map the segment `name` of a channel of this kind; `body_bytes` tells how large its body must be.
+
+        Raises ChannelError if there is no such channel, or it is of another kind, version or size.
+        """
+        path = segment_path(name)
+        mapping = _map(path, name)
+        words = memoryview(mapping)[:JSON_START].cast("q")
+        header = _read_header(mapping, words, name)
+        if header.kind != kind:
+            raise ChannelError(f"channel {name!r} is of kind {header.kind!r}, this drafter attaches {kind!r}")
+        if len(mapping) != HEADER_BYTES + body_bytes(header.spec):
+            raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec asks for another size")
+        return cls(path, header, words, _body(mapping))
+
+
+def close_segment(words: memoryview, path: Path, pid: int) -> None:
+    """Mark the channel as closed and unlink its file; a forked child, which inherits the call, does neither."""
+    if os.getpid() == pid:
+        words[Word.CLOSED] = 1
+        with _directory_lock():
+            path.unlink(missing_ok=True)
+
+
+def remove_stale_segments() -> int:
+    """Unlink the segments whose verifier is dead; returns how many. Files that are not ours are left alone."""
+    removed = 0
+    with _directory_lock():
+        for path in SHM_DIR.glob(f"{PREFIX}*"):
+            owner = _owner(path)
+            if owner is None or owner.alive():
+                continue
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or of another user
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def segment_path(name: str) -> Path:
+    """Where the segment `name` lies. Raises ChannelError if the name is not a plain file name."""
+    if not name or "/" in name or "\0" in name or len(name) > 150:
+        raise ChannelError(f"channel name {name!r} must be a file name of 1..150 characters")
+    return SHM_DIR / f"{PREFIX}{name}"
+
+
+@contextlib.contextmanager
+def _directory_lock() -> Iterator[None]:
+    """Without it a name found stale could be another verifier's by the time it is unlinked."""
+    fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _owner(path: Path) -> PeerProcess | None:
+    """The process that made a segment, or None where that cannot be told or another user owns the file."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        # Anybody may put anything into /dev/shm: opening a pipe of such a name would wait for ever.
+        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            return None
+    if path.name.endswith(UNFINISHED):
+        pid, start = path.name.removesuffix(UNFINISHED).split(".")[-2:]
+        return PeerProcess(int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else None
+    try:
+        with path.open("rb") as file:
+            words = memoryview(file.read(JSON_START).ljust(JSON_START, b"\0")).cast("q")
+    except OSError:
+        return None
+    if words[Word.MAGIC] != MAGIC:
+        return None
+    return PeerProcess(words[Word.VERIFIER_PID], words[Word.VERIFIER_START])
+
+
+def _allocate(path: Path, num_bytes: int) -> mmap.mmap:
+    """A zeroed file of that size, mapped. Takes every page now: touching one that /dev/shm lacks would be a SIGBUS."""
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        stats = os.statvfs(SHM_DIR)
+        need, free = num_bytes / 2**20, stats.f_bavail * stats.f_frsize / 2**20
+        hint = "in a container enlarge it with --shm-size"
+        raise ChannelError(f"the channel needs {need:.1f} MiB of {SHM_DIR}, {free:.1f} MiB are free; {hint}") from error
+    finally:
+        os.close(fd)
+
+
+def _map(path: Path, name: str) -> mmap.mmap:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise ChannelError(f"no channel {name!r} on this machine ({path} does not exist)") from None
+    except OSError as error:
+        raise ChannelError(f"cannot open channel {name!r} ({path}): {error.strerror}") from None
+    try:
+        size = os.fstat(fd).st_size
+        if size < HEADER_BYTES:
+            raise ChannelError(f"{path} is not a channel: {size} bytes")
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+
+
+def _body(mapping: mmap.mmap) -> Tensor:
+    return torch.frombuffer(mapping, dtype=torch.uint8)[HEADER_BYTES:]
+
+
+def _write_header(mapping: mmap.mmap, header: SegmentHeader) -> memoryview:
+    text = _header_json(header)
+    if JSON_START + len(text) > HEADER_BYTES:
+        raise ValueError(f"the header's JSON is {len(text)} bytes, {HEADER_BYTES - JSON_START} fit")
+    mapping[JSON_START : JSON_START + len(text)] = text
+    words = memoryview(mapping)[:JSON_START].cast("q")
+    write_owner(words)
+    words[Word.HEADER_BYTES] = len(text)
+    words[Word.VERSION] = VERSION
+    words[Word.MAGIC] = MAGIC
+    return words
+
+
+def _read_header(mapping: mmap.mmap, words: memoryview, name: str) -> SegmentHeader:
+    if words[Word.MAGIC] != MAGIC:
+        raise ChannelError(f"channel {name!r} has a foreign header: it was not made by wingbeat")
+    if words[Word.VERSION] != VERSION:
+        raise ChannelError(f"channel {name!r} has layout version {words[Word.VERSION]}, this is {VERSION}")
+    try:
+        return _parse_header(mapping[JSON_START : JSON_START + words[Word.HEADER_BYTES]])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ChannelError(f"channel {name!r} has a damaged header: {error}") from None
+
+
+def _header_json(header: SegmentHeader) -> bytes:
+    spec = dataclasses.asdict(header.spec) | {"taps_dtype": str(header.spec.taps_dtype).removeprefix("torch.")}
+    return json.dumps({"kind": header.kind, "spec": spec, "details": header.details}).encode()
+
+
+def _parse_header(text: bytes) -> SegmentHeader:
+    """Inverse of `_header_json`. Raises ValueError, TypeError or KeyError on anything else."""
+    fields = dict(json.loads(text))
+    spec = dict(fields["spec"])
+    dtype = getattr(torch, str(spec.pop("taps_dtype")), None)
+    if not isinstance(dtype, torch.dtype) or not all(
+        type(value) in (int, bool) and value >= 0 for value in spec.values()
+    ):
+        raise ValueError(f"unexpected fields {text[:200]!r}")
+    return SegmentHeader(str(fields["kind"]), ChannelSpec(**spec, taps_dtype=dtype), dict(fields["details"]))

@@ -1,0 +1,129 @@
+"""Who may use the HTTP surface: which Host and Origin headers are taken, and which keys."""
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import SecretStr
+
+from wingbeat.deployments.api.errors import ApiError, shown
+
+ANY = "*"
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+_HOST = r"\[[0-9a-f:.]+\]|[^\s/:@\[\]]+"
+_HOST_HEADER = re.compile(rf"({_HOST})(?::\d*)?")
+_ORIGIN = re.compile(rf"(https?)://(({_HOST})(?::\d+)?)")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rules of one server; by default everyone may use it, but for pages of other origins."""
+
+    hosts: frozenset[str] = frozenset({ANY})
+    """Names without port, in lower case."""
+    origins: frozenset[str] = frozenset()
+    """Origins that are taken beside the server's own, in lower case."""
+    origin_hosts: frozenset[str] = frozenset()
+    """Hosts whose origins are taken at any port."""
+    api_keys: tuple[SecretStr, ...] = field(default=())
+    """With one or several, a request must carry one of them."""
+
+    @classmethod
+    def of_server(
+        cls,
+        bound_host: str | None,
+        *,
+        api_keys: Sequence[SecretStr] | None = None,
+        allowed_origins: Sequence[str] | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+    ) -> "Access":
+        """The rules of a server bound to `bound_host`; None stands for what an operator left open.
+
+        A server on a loopback address is reached under a loopback name. Any other name in `Host` is a page that had
+        its own name resolved to this machine.
+        """
+        local = is_loopback(bound_host)
+        if allowed_hosts is None:
+            allowed_hosts = (*LOOPBACK_HOSTS, bound_host) if local else (ANY,)
+        return cls(
+            hosts=frozenset(map(host_name, allowed_hosts)),
+            origins=frozenset(origin.lower() for origin in allowed_origins or ()),
+            origin_hosts=LOOPBACK_HOSTS if local and allowed_origins is None else frozenset(),
+            api_keys=tuple(api_keys or ()),
+        )
+
+    def check_host(self, header: str | None) -> None:
+        """Raises ApiError, 403, for a `Host` header of another server."""
+        if ANY in self.hosts:
+            return
+        match = _HOST_HEADER.fullmatch((header or "").lower())
+        if match is None or match[1] not in self.hosts:
+            message = f"This server does not answer under the host {shown(header or '')!r}; allowed_hosts names others."
+            raise ApiError(message, status=403, code="host_not_allowed")
+
+    def takes_origin(self, origin: str, host: str | None) -> bool:
+        """Whether a page of this origin may read answers of a server that it reached as `host`."""
+        origin = origin.lower()
+        if origin in self.origins or ANY in self.origins:
+            return True
+        match = _ORIGIN.fullmatch(origin)
+        if match is None:
+            return False
+        scheme, authority, name = match.groups()
+        port = _DEFAULT_PORTS[scheme]
+        is_own = authority.removesuffix(port) == (host or "").lower().removesuffix(port)
+        return is_own or name in self.origin_hosts
+
+    def check_key(self, authorizations: Sequence[str]) -> None:
+        """Raises ApiError, 401, where keys are set and the `Authorization` headers carry none of them."""
+        if not self.api_keys:
+            return
+        scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
+        given = given.strip().encode() if scheme.lower() == "bearer" else b""
+        # All are compared, each in constant time: how long it takes tells nothing about a key.
+        matches = [hmac.compare_digest(given, key.get_secret_value().encode()) for key in self.api_keys]
+        if not any(matches):
+            message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(message, status=401, code="invalid_api_key", headers=headers)
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
+    if host is None or host.lower() == "localhost":
+        return host is not None
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(text: str) -> str:
+    """A host as it stands in `Host` without a port: lower case, IPv6 in brackets.
+
+    Raises:
+        ValueError: it is no host name or address, or has a port.
+    """
+    name = text.strip().lower()
+    if name == ANY or re.fullmatch(_HOST, name):
+        return name
+    try:
+        return f"[{ipaddress.IPv6Address(name)}]"
+    except ValueError:
+        raise ValueError(f"{text!r}: must be a host name or an address without a port, or '*'") from None
+
+
+def origin_name(text: str) -> str:
+    """An origin as browsers write it: scheme, host and port in lower case, or `null`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name = text.strip().lower().removesuffix("/")
+    if name in (ANY, "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", name):
+        return name
+    raise ValueError(f"{text!r}: must be an origin such as https://example.org or http://localhost:3000, or '*'")

@@ -1,0 +1,295 @@
+"""From a checked request body to text: tokenize, check against the model, fan out to the engines, stream text back."""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import ApiError, shown, unknown_model
+from wingbeat.deployments.api.requests import (
+    DEFAULT_MAX_TOKENS,
+    CompletionBody,
+    GenerationBody,
+    invalid,
+)
+from wingbeat.deployments.fleet.interface import Admission, EnginePool, EngineUnavailable
+from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
+
+Body = TypeVar("Body", bound=GenerationBody)
+Planned = TypeVar("Planned")
+
+
+class Prompt(NamedTuple):
+    """One prompt of a request."""
+
+    token_ids: tuple[int, ...]
+    echo: str = ""
+    """Text the answer begins with."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One sequence to generate, and how its text begins and ends."""
+
+    index: int
+    request: Request
+    stops: tuple[str, ...]
+    echo: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All choices of one HTTP request."""
+
+    response_id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    seed: int
+    """Seed of each prompt's first choice; choice i of a prompt uses seed + i."""
+    choices: tuple[Choice, ...]
+    choices_per_prompt: int
+    num_prompt_tokens: int
+    """Every prompt counted once, however many choices it has."""
+    include_usage: bool
+    continuous_usage: bool
+    """Whether every chunk of a stream carries the usage so far."""
+
+
+class ChoiceDelta(NamedTuple):
+    """What one choice gained; the last one of a choice has a finish reason."""
+
+    index: int
+    text: str
+    num_tokens: int
+    finish_reason: FinishReason | None = None
+    metrics: SpeculationMetrics | None = None
+    """On the last one, where the engine had reported any."""
+    num_cached_tokens: int = 0
+
+
+class CompletionService:
+    """Answers checked requests with the engines of one model."""
+
+    def __init__(self, pool: EnginePool, tokenizer: Tokenizer) -> None:
+        self.pool = pool
+        self._tokenizer = tokenizer
+
+    async def plan_completion(self, body: CompletionBody) -> Generation:
+        """Tokenize the prompts and fix every choice's parameters.
+
+        Raises:
+            ApiError: the model is another one, or prompt and max_tokens do not fit it.
+        """
+        self._check_model(body.model)
+        self._check_choices(len(body.prompt), body.num_choices)
+        size = sum(map(len, body.prompt))
+        prompts = await _off_loop_if_long(size, self._completion_prompts, body)
+        return self._plan(body, prompts, "cmpl", DEFAULT_MAX_TOKENS)
+
+    async def plan_chat(self, body: ChatBody) -> Generation:
+        """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
+        self._check_model(body.model)
+        self._check_choices(1, body.num_choices)
+        size = sum(len(message.content) for message in body.messages)
+        prompt = await _off_loop_if_long(size, self._chat_prompt, body)
+        return self._plan(body, [prompt], "chatcmpl", None)
+
+    async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """Generate all choices at once; yields what they gain, in order of arrival.
+
+        Closing the generator early aborts the choices that are still running.
+
+        Raises:
+            EngineOverloaded: there is no room for all of them, and none was started.
+            EngineUnavailable, RequestFailed: one choice could not be generated; the others are aborted.
+        """
+        admission = self.pool.admit(len(generation.choices))
+        try:
+            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            deltas = streams[0] if len(streams) == 1 else _merge(streams)
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    yield delta
+        finally:
+            admission.release()
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self.pool.info.model_name:
+            raise unknown_model(model, self.pool.info.model_name)
+
+    def _check_choices(self, num_prompts: int, num_choices: int) -> None:
+        limit = self.pool.max_requests
+        if num_prompts * num_choices > limit:
+            param = "n" if num_prompts == 1 or num_choices > limit else "prompt"
+            problem = f"asks for {num_prompts * num_choices} choices, this server takes {limit} at once"
+            raise invalid(param, problem)
+
+    def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
+        return [self._completion_prompt(prompt, bool(body.echo)) for prompt in body.prompt]
+
+    def _completion_prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
+        limit = self.pool.info.max_model_len
+        if isinstance(prompt, str):
+            try:
+                token_ids = self._tokenizer.encode(prompt, max_tokens=limit)
+            except TextTooLong as error:
+                raise self._too_long("prompt", error.num_tokens) from None
+            return Prompt(tuple(token_ids), prompt if echo else "")
+        if len(prompt) > limit:
+            raise self._too_long("prompt", len(prompt))
+        vocab_size = self.pool.info.vocab_size
+        outside = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
+        if outside is not None:
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid("prompt", problem)
+        return Prompt(tuple(prompt), self._tokenizer.decode(prompt) if echo else "")
+
+    def _chat_prompt(self, body: ChatBody) -> Prompt:
+        messages = [message.as_template_input() for message in body.messages]
+        try:
+            token_ids = self._tokenizer.encode_chat(messages, max_tokens=self.pool.info.max_model_len)
+        except TextTooLong as error:
+            raise self._too_long("messages", error.num_tokens) from None
+        except ValueError as error:
+            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+        return Prompt(tuple(token_ids))
+
+    def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
+        """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
+        limit = self.pool.info.max_model_len
+        found = f"more than {limit}" if num_tokens is None else num_tokens
+        message = (
+            f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
+            "Shorten the prompt."
+        )
+        return ApiError(message, param=param, code="context_length_exceeded")
+
+    def _plan(
+        self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
+    ) -> Generation:
+        response_id = f"{prefix}-{uuid.uuid4().hex}"
+        # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
+        seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
+        choices = []
+        for prompt in prompts:
+            max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
+            for sample in range(body.num_choices):
+                params = _sampling_params(body, max_tokens, _wrap_int64(seed + sample), self.pool.info.vocab_size)
+                request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
+                choices.append(Choice(len(choices), request, body.stops, prompt.echo))
+        return Generation(
+            response_id=response_id,
+            created=int(time.time()),
+            model=self.pool.info.model_name,
+            seed=seed,
+            choices=tuple(choices),
+            choices_per_prompt=body.num_choices,
+            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+        )
+
+    def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
+        """Tokens to generate at most; a default is cut to what fits, a caller's number must fit."""
+        limit, asked = self.pool.info.max_model_len, body.asked_max_tokens
+        rest = limit - num_prompt_tokens
+        if num_prompt_tokens == 0:
+            raise invalid(body.prompt_field, "is empty: at least one token is needed")
+        if rest < 1 or (asked is not None and asked > rest):
+            wanted = f" and {asked} for the answer" if asked is not None else ""
+            message = (
+                f"This model's maximum context length is {limit} tokens, but the request has {num_prompt_tokens} "
+                f"tokens in the prompt{wanted}. Shorten the prompt or lower {body.limit_field}."
+            )
+            param = body.prompt_field if rest < 1 else body.limit_field
+            raise ApiError(message, param=param, code="context_length_exceeded")
+        if asked is not None:
+            return asked
+        return rest if default is None else min(default, rest)
+
+    async def _run_choice(self, choice: Choice, admission: Admission) -> AsyncGenerator[ChoiceDelta, None]:
+        stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
+        prefix, metrics, finish = choice.echo, None, None
+        async with aclosing(self.pool.generate(choice.request)) as outputs:
+            async for output in outputs:
+                metrics = output.metrics or metrics
+                got = stream.push(output.token_ids)
+                text, num_tokens, finish = prefix + got.text, got.num_tokens, output.finish_reason
+                prefix = ""
+                if got.stopped:
+                    finish = FinishReason.STOP
+                if finish is not None:
+                    break
+                yield ChoiceDelta(choice.index, text, num_tokens)
+        admission.release(1)
+        if finish is None or finish is FinishReason.ABORT:
+            raise EngineUnavailable("The engine ended the request before it was complete.")
+        if not got.stopped:
+            rest = stream.flush()
+            text += rest.text
+            finish = FinishReason.STOP if rest.stopped else finish
+        yield ChoiceDelta(choice.index, text, num_tokens, finish, metrics, output.num_cached_tokens)
+
+
+async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
+    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
+    if size > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(function, body)
+    return function(body)
+
+
+def _sampling_params(body: GenerationBody, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
+    # null and absent mean OpenAI's default.
+    top_k = max(0, body.top_k or 0)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=top_k if top_k < vocab_size else 0,
+        min_p=body.min_p or 0.0,
+        seed=seed,
+        ignore_eos=bool(body.ignore_eos),
+        speculation=body.speculation is None or body.speculation.enabled,
+    )
+
+
+def _wrap_int64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+async def _merge(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """Run the streams side by side; the first error ends all, and so does closing this generator."""
+    arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    arrivals.put_nowait(delta)
+        except Exception as error:
+            arrivals.put_nowait(error)
+        else:
+            arrivals.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            arrival = await arrivals.get()
+            if isinstance(arrival, Exception):
+                raise arrival
+            if arrival is None:
+                num_running -= 1
+            else:
+                yield arrival
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,78 @@
+"""Errors of the HTTP surface, each with the body OpenAI's API would send for it."""
+
+import logging
+
+from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, TryLater
+
+logger = logging.getLogger(__name__)
+
+
+SHOWN_CHARS = 80
+"""Of a caller's own text in a message to the caller."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was there."""
+
+
+class ApiError(Exception):
+    """An answer other than 200: HTTP status, OpenAI error body, headers.
+
+    Not a ValueError on purpose: raised inside a pydantic validator it reaches the caller unchanged.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict:
+        """The JSON body: `{"error": {"message", "type", "param", "code"}}`."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def unknown_model(model: str, served: str) -> ApiError:
+    """404 for a model that is not served here."""
+    message = f"The model {shown(model)!r} does not exist; this server has {served!r}."
+    return ApiError(message, status=404, param="model", code="model_not_found")
+
+
+def shown(text: str) -> str:
+    """A caller's own text, cut to what a message can hold."""
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to any exception a request can end with; unexpected ones become a 500 without details."""
+    match error:
+        case ApiError():
+            return error
+        case EngineOverloaded():
+            return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
+        case EngineUnavailable():
+            return _try_later(error, "No engine is available.", "engine_unavailable")
+    return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
+
+
+def log_failure(error: Exception, request_id: str) -> None:
+    """Log an error that is answered by 500 without details, with the id under which its caller saw it."""
+    if not isinstance(error, ApiError) and as_api_error(error).status == 500:
+        logger.error("Request %s failed.", request_id, exc_info=error)
+
+
+def _try_later(error: TryLater, message: str, code: str) -> ApiError:
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)

@@ -1,0 +1,206 @@
+"""What every HTTP request meets first: the rules of `docs/http_api.md` up to its body, and what every answer carries.
+
+ASGI middleware; it knows the routes, but not what they do.
+"""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, log_failure, shown
+from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that left; only access logs see it."""
+_REQUEST_ID = re.compile(r"[ -~]{1,128}")
+_KEYED = "/v1"
+_CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
+_PREFLIGHT_AGE_S = "600"
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """What one request may take."""
+
+    max_body_bytes: int = MAX_BODY_BYTES
+    body_timeout_s: float = 60.0
+    """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+
+
+class HttpGuard:
+    """Middleware that refuses what breaks a rule, reads bodies, and answers errors that nothing else answered."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[BaseRoute],
+        access: Access,
+        limits: HttpLimits,
+        adds_request_id: bool = True,
+    ) -> None:
+        """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does."""
+        self._app = app
+        self._routes = routes
+        self._access = access
+        self._limits = limits
+        self._adds_request_id = adds_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; an exception leaves only after an answer was begun."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id, problem = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        added = self._added_headers(headers, request_id)
+        started = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        try:
+            await self._pass_on(scope, headers, problem, receive, send_marked)
+        except ClientGone:
+            if not started:
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send_marked)
+        except Exception as error:
+            answer = as_api_error(error)
+            log_failure(error, request_id)
+            if started:
+                raise
+            response = JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers)
+            await response(scope, receive, send_marked)
+
+    async def _pass_on(
+        self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send
+    ) -> None:
+        """Check the rules in the order of the contract, then let the application answer."""
+        route, origin, host = self._route(scope), _joined(headers, "origin"), _joined(headers, "host")
+        is_preflight = scope["method"] == "OPTIONS" and origin and "access-control-request-method" in headers
+        if scope["method"] not in route.methods and not is_preflight:
+            raise _not_allowed(scope["method"], route)
+        self._access.check_host(host)
+        if origin is not None and not self._access.takes_origin(origin, host):
+            message = f"Pages of {shown(origin)!r} may not use this server; allowed_origins names others."
+            raise ApiError(message, status=403, code="origin_not_allowed")
+        if is_preflight:
+            await _preflight_answer(headers, route)(scope, receive, send)
+            return
+        if route.path.startswith(_KEYED):
+            self._access.check_key(headers.getlist("authorization"))
+        if problem is not None:
+            raise problem
+        if scope["method"] == "POST":
+            receive = await self._read_body(headers, receive)
+        await self._app(scope, receive, send)
+
+    def _route(self, scope: Scope) -> BaseRoute:
+        for route in self._routes:
+            if route.matches(scope)[0] is not Match.NONE:
+                return route
+        message = f"There is nothing at {shown(scope['path'])!r}."
+        raise ApiError(message, status=404, code="unknown_url")
+
+    async def _read_body(self, headers: Headers, receive: Receive) -> Receive:
+        """A `receive` that hands out the whole body as one message, then what comes after it."""
+        kind = headers.get("content-type", "")
+        if kind.partition(";")[0].strip().lower() != "application/json":
+            message = f"The Content-Type is {shown(kind)!r}; it must be 'application/json'."
+            raise ApiError(message, status=415, code="unsupported_media_type")
+        announced, limit = headers.get("content-length", ""), self._limits.max_body_bytes
+        if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                body = await _body(receive, limit)
+        except TimeoutError:
+            message = f"The request body was not there after {self._limits.body_timeout_s:g} s."
+            raise ApiError(message, status=408, code="body_timeout", headers={"Connection": "close"}) from None
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        return receive_again
+
+    def _added_headers(self, headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
+        """What every answer to this request carries."""
+        added = {"x-request-id": request_id} if self._adds_request_id else {}
+        origin = _joined(headers, "origin")
+        if origin is not None and self._access.takes_origin(origin, _joined(headers, "host")):
+            added |= _CORS | {"access-control-allow-origin": origin}
+        return [(name.encode(), value.encode("latin-1")) for name, value in added.items()]
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        ApiError: 413, it has more than `limit` bytes; what is beyond is not kept.
+        ClientGone: the connection was closed first.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        if len(body) + len(part) > limit:
+            raise _too_large(limit)
+        body += part
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _request_id(headers: Headers) -> tuple[str, ApiError | None]:
+    """The caller's `X-Request-Id` or one that is drawn, and why the caller's cannot be taken."""
+    given, drawn = headers.getlist("x-request-id"), uuid.uuid4().hex
+    if not given:
+        return drawn, None
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return given[0], None
+    message = "The header X-Request-Id must be given once, as 1 to 128 printable ASCII characters."
+    return drawn, ApiError(message, param="X-Request-Id", code="invalid_header")
+
+
+def _joined(headers: Headers, name: str) -> str | None:
+    """A header's value; one that is given twice, as no browser does, becomes one that no rule takes."""
+    return ", ".join(headers.getlist(name)) if name in headers else None
+
+
+def _preflight_answer(headers: Headers, route: BaseRoute) -> Response:
+    allowed = {"Access-Control-Allow-Methods": _methods(route), "Access-Control-Max-Age": _PREFLIGHT_AGE_S}
+    asked = headers.get("access-control-request-headers")
+    if asked:
+        allowed["Access-Control-Allow-Headers"] = asked
+    return Response(status_code=204, headers=allowed)
+
+
+def _methods(route: BaseRoute) -> str:
+    return ", ".join(sorted(route.methods))
+
+
+def _not_allowed(method: str, route: BaseRoute) -> ApiError:
+    message = f"{shown(method)} is not served here, only {_methods(route)}."
+    return ApiError(message, status=405, code="method_not_allowed", headers={"Allow": _methods(route)})
+
+
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is still on its way: only a new connection begins at a request.
+    headers = {"Connection": "close"}
+    message = f"The request body is longer than {limit} bytes."
+    return ApiError(message, status=413, code="body_too_large", headers=headers)

@@ -1,0 +1,123 @@
+"""Whether what an engine is asked to hold fits this machine, told from the settings and the model's config alone."""
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from wingbeat.cluster.free_memory import free_memory, free_shared_memory
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
+from wingbeat.runtime.tensor_files import read_headers, weight_files
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.protocol.messages import ChannelSpec
+
+_UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
+"""Fields of architectures whose layers hold keys and values of other sizes than the usual fields say."""
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""By the name of a dtype."""
+GIB = 2**30
+
+
+def check_memory(config: AppConfig, file: ConfigFile) -> None:
+    """Hold KV pool and weights against each other and against free memory; loads no torch.
+
+    Raises:
+        ValueError: something does not fit; one line that names the setting and what does.
+    """
+    engine = config.engine_config()
+    size = block_bytes(file, engine.block_size, ITEM_BYTES[config.resolved_dtype()])
+    num_blocks = _num_blocks(engine, config.resolved_device(), size)
+    if num_blocks is not None and engine.max_num_seqs > num_blocks - 1:
+        raise ValueError(
+            f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and a running sequence "
+            f"holds at least one; lower it to {num_blocks - 1} or raise kv_cache_memory_bytes"
+        )
+    if config.resolved_device() == "cpu":
+        _check_free(config, file, 0 if size is None else (num_blocks or 0) * size)
+
+
+def check_channel(config: AppConfig, taps_size: int) -> None:
+    """Hold the channel between verifier and drafter against free shared memory.
+
+    Args:
+        taps_size: values per position that the drafter taps.
+
+    Raises:
+        ValueError: it does not fit; one line that names the setting and what does.
+    """
+    if not config.has_drafter() or config.channel_kind() != "shm":
+        return
+    from wingbeat.cluster.channels.memory import ChannelError, check_fits
+
+    try:
+        check_fits(channel_spec(config, taps_size), free_shared_memory())
+    except ChannelError as error:
+        raise ValueError(str(error)) from error
+
+
+def channel_spec(config: AppConfig, taps_size: int) -> "ChannelSpec":
+    """Shapes of the channel that an engine of these limits will make; its size does not depend on the KV pool's."""
+    import torch
+
+    from wingbeat.runtime.protocol.messages import ChannelSpec
+
+    engine = config.engine_config()
+    return ChannelSpec(
+        num_slots=engine.max_num_seqs,
+        num_nodes=engine.speculation.num_nodes,
+        max_path=engine.speculation.max_path,
+        max_prefill_tokens=engine.max_num_batched_tokens,
+        taps_size=taps_size,
+        max_model_len=engine.max_model_len,
+        max_blocks_per_seq=engine.max_blocks_per_seq,
+        block_size=engine.block_size,
+        num_blocks=0,
+        taps_dtype=getattr(torch, config.resolved_dtype()),
+    )
+
+
+def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | None:
+    """Bytes of one KV block over all layers; None for architectures whose config does not tell in plain fields."""
+    if any(file.text.get(name) for name in _UNEVEN):
+        return None
+    layers, heads, hidden = (file.size(n) for n in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if layers is None or heads is None or hidden is None:
+        return None
+    head_dim, kv_heads = file.size("head_dim") or hidden // heads, file.size("num_key_value_heads") or heads
+    return layers * kv_heads * 2 * head_dim * block_size * item_bytes
+
+
+def _num_blocks(engine: EngineConfig, device: str, size: int | None) -> int | None:
+    """Blocks of the pool, as `wingbeat.runtime.kv.pool.KVCache` counts them; None where that is not known yet."""
+    if engine.num_kv_blocks is not None:
+        return engine.num_kv_blocks
+    budget = engine.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else None)
+    if size is None or budget is None:
+        return None
+    wanted = engine.max_blocks_per_seq + 1
+    if budget < wanted * size:
+        raise ValueError(
+            f"kv_cache_memory_bytes is {budget}: one sequence of max_model_len "
+            f"{engine.max_model_len} needs {wanted * size}; raise it or lower max_model_len"
+        )
+    return min(budget // size, 1 + 4 * engine.max_num_seqs * engine.max_blocks_per_seq)
+
+
+def _check_free(config: AppConfig, file: ConfigFile, pool_bytes: int) -> None:
+    free = free_memory()
+    if free is None or file.quantization is not None:
+        return
+    headers = read_headers(weight_files(file.folder))
+    weight_bytes = sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.resolved_dtype()]
+    if weight_bytes > free:
+        raise ValueError(
+            f"dtype is {config.resolved_dtype()!r}: the weights of {file.folder} take {weight_bytes / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} GiB of memory are free"
+        )
+    if weight_bytes + pool_bytes > free:
+        name = "kv_cache_memory_bytes" if config.num_kv_blocks is None else "num_kv_blocks"
+        raise ValueError(
+            f"{name} is {getattr(config, name)}: the KV pool takes {pool_bytes / GIB:.1f} GiB beside weights of "
+            f"{weight_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free"
+        )

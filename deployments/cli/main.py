@@ -1,0 +1,166 @@
+"""The `wingbeat` command. Errors of the caller are one line on stderr and exit code 2."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.cli.bench import BenchConfig, bench_command
+from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
+from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
+from wingbeat.deployments.cli.local import OpenEngine, open_engine
+from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.config import AppConfig
+
+USAGE_ERROR = 2
+
+# Typer brings its own copy of click or uses the installed one, depending on its version.
+ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+_READS_LATER = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -> None:
+    """Entry point; `args` and `open_engine` are for tests. Ends by SystemExit."""
+    args = sys.argv[1:] if args is None else args
+    try:
+        code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
+    except UserError as error:
+        code = _complain(str(error))
+    except ClickException as error:
+        code = _complain(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code or 0)
+
+
+def _complain(message: str) -> int:
+    print("wingbeat: " + " ".join(message.split()), file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _new_app(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+
+
+def _app(open_engine: OpenEngine) -> typer.Typer:
+    app = _new_app("EAGLE speculative decoding as a Ray Serve application.")
+
+    def generate(
+        config: GenerateConfig,
+        prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default=False)] = None,
+        stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Continue a prompt in this process."""
+        generate_command(config, prompt, tuple(stop or ()), as_json, open_engine)
+
+    def bench(config: BenchConfig, as_json: JsonOption = False) -> None:
+        """Compare speculative with plain decoding in this process."""
+        bench_command(config, as_json, open_engine)
+
+    def inspect(
+        config: InspectConfig,
+        folder: Annotated[Path, typer.Argument(help="Folder of a draft head or a model.", show_default=False)],
+        as_json: JsonOption = False,
+    ) -> None:
+        """Show what a checkpoint holds, and how it drafts for a verifier."""
+        inspect_command(config, folder, as_json, open_engine)
+
+    app.command("serve")(model_command(AppConfig, _serve))
+    app.command("generate")(model_command(GenerateConfig, generate))
+    app.command("bench")(model_command(BenchConfig, bench))
+    app.command("inspect")(model_command(InspectConfig, inspect))
+    _add_train(app)
+    _add_extract(app)
+    return app
+
+
+def _serve(
+    config: AppConfig,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+) -> None:
+    """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
+    try:
+        preflight.check(config, host, port)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    # Importing Ray takes seconds; nothing before this line needs it.
+    from wingbeat.deployments.launch import StartError, serve_until_stopped
+
+    try:
+        serve_until_stopped(config, host, port)
+    except StartError as error:
+        raise UserError(str(error)) from error
+
+
+def _add_train(app: typer.Typer) -> None:
+    """`train` reads its own arguments later: its options come from modules that import torch."""
+
+    def train(context: typer.Context) -> None:
+        """Train a base model, or a drafter for one."""
+        _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
+
+    app.command("train", context_settings=_READS_LATER)(train)
+
+
+def _add_extract(app: typer.Typer) -> None:
+    """`extract` reads its own arguments later, as `train` does."""
+
+    def extract(context: typer.Context) -> None:
+        """Capture a verifier's hidden states, for training a drafter."""
+        from wingbeat.deployments.cli.extract_command import extract_command
+        from wingbeat.runtime.recordings.extract import ExtractConfig
+
+        def run(config: ExtractConfig) -> None:
+            """Capture a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            extract_command(config)
+
+        own = _new_app("Capture a verifier's hidden states.")
+        own.command()(model_command(ExtractConfig, run))
+        own(context.args, prog_name="wingbeat extract", standalone_mode=False)
+
+    app.command("extract", context_settings=_READS_LATER)(extract)
+
+
+def _train_app() -> typer.Typer:
+    from wingbeat.cluster.channels.channel import InProcessChannel
+    from wingbeat.runtime.training.base import TrainBaseConfig, train_base
+    from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
+
+    app = _new_app("Train a small verifier from text files, and a draft head for a verifier.")
+
+    def base(config: TrainBaseConfig) -> None:
+        """Train a tokenizer and a small Llama from a folder of text files."""
+        _run_training(train_base, config)
+
+    def drafter(config: TrainDrafterConfig) -> None:
+        """Train an EAGLE head for a verifier."""
+        _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
+
+    app.command("base")(model_command(TrainBaseConfig, base))
+    app.command("drafter")(model_command(TrainDrafterConfig, drafter))
+    return app
+
+
+def _run_training(train: Callable[[Config], None], config: Config) -> None:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        train(config)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error

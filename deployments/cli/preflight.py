@@ -1,0 +1,163 @@
+"""What is checked before Ray starts: the address, the settings against the checkpoints, the checkpoints themselves.
+
+Cheap checks come first: those that need torch and transformers wait for seconds of imports.
+"""
+
+import errno
+import importlib.util
+import os
+import socket
+from pathlib import Path
+
+from wingbeat.deployments.cli.buffer_sizes import check_channel, check_memory
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp, parse_drafter
+from wingbeat.runtime.tokenizer_file import check_tokenizer_file
+from wingbeat.runtime.verifier.checkpoint import check_files, check_weights
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line, quiet
+
+
+class PreflightError(ValueError):
+    """The application would not start; one line that names the setting or the file to change."""
+
+
+def check(config: AppConfig, host: str, port: int) -> None:
+    """Refuse a start that cannot succeed.
+
+    A cluster that runs already may have other machines, whose memory, GPUs and modules are not looked at here.
+
+    Raises:
+        ValueError, OSError: one line that names the setting, the file or the tensor.
+    """
+    check_address(host, port)
+    folder = config.model_dir()
+    file = ConfigFile.read(folder)
+    here = not _joins_cluster()
+    wingbeats_own = config.engine_factory is None
+    _check_positions(config, file.name, file.size("max_position_embeddings"))
+    if wingbeats_own:
+        check_files(file)
+        if here:
+            check_memory(config, file)
+    check_tokenizer_file(folder, file.size("vocab_size"))
+    _check_capture(config)
+    _check_drafter_name(config, here)
+    if here:
+        _check_device(config)
+        _check_factories(config)
+    if wingbeats_own:
+        _check_model(config, file, here)
+    _check_tokenizer(folder)
+
+
+def check_address(host: str, port: int) -> None:
+    """Refuse an address that another server listens at, or that this process may not have.
+
+    Serve's proxy listens with SO_REUSEPORT: a second one on the port would start, and get half of the requests.
+
+    Raises:
+        PreflightError: one line that says why.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise PreflightError(f"host {host} cannot be resolved: {error.strerror or error}") from error
+    family, kind, protocol, _, address = addresses[0]
+    with socket.socket(family, kind, protocol) as probe:
+        # Lets connections that a server before left in TIME_WAIT pass; one that listens is in the way all the same.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise PreflightError(_why_unbound(error, host, port)) from error
+
+
+def _why_unbound(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use by another server: end that one, or give another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} may not be used by this user: give a --port from 1024 on"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"host {host} is no address of this machine: give another --host"
+    return f"port {port} on {host} cannot be listened at: {error.strerror or error}"
+
+
+def _check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
+    if num_positions is not None and config.max_model_len > num_positions:
+        raise PreflightError(
+            f"max_model_len is {config.max_model_len}: {name} has {num_positions} positions; lower it to that"
+        )
+
+
+def _check_capture(config: AppConfig) -> None:
+    """The folder is made by the first replica; here it is only asked whether that will work."""
+    if config.capture_dir is None:
+        return
+    there = next((f for f in (config.capture_dir, *config.capture_dir.resolve().parents) if f.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise PreflightError(f"capture_dir is {str(config.capture_dir)!r}: {there} cannot be written to")
+
+
+def _check_drafter_name(config: AppConfig, here: bool) -> None:
+    """The mistakes about a drafter that need no imports."""
+    choice = parse_drafter(config.drafter, config.model)
+    if not _drafter_is_ours(config, choice, here):
+        return
+    package = str(choice.source).partition(".")[0]
+    if choice.kind == USER and importlib.util.find_spec(package) is None:
+        raise PreflightError(f"drafter {choice.source}: there is no module {package}; is its folder on PYTHONPATH?")
+    if choice.kind == "mtp" and not holds_mtp(config.model_dir()):
+        raise PreflightError(f"drafter is 'mtp': {config.model_dir()} has no MTP module that can be read")
+
+
+def _drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
+    """Whether Wingbeat's own code will load the drafter, from what this machine has."""
+    return config.drafter_factory is None and (here or choice.kind != USER)
+
+
+def _check_device(config: AppConfig) -> None:
+    if config.resolved_device() != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PreflightError("device is 'cuda': torch sees no CUDA device here; use device cpu and no num_gpus_*")
+
+
+def _check_factories(config: AppConfig) -> None:
+    from wingbeat.deployments.replica.factories import load_factory
+
+    for path in (config.engine_factory, config.drafter_factory):
+        if path is not None:
+            load_factory(path)
+
+
+def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
+    """What takes the imports of torch and transformers."""
+    text = load_config(file).get_text_config()
+    _check_positions(config, file.name, getattr(text, "max_position_embeddings", None))
+    from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
+    from wingbeat.runtime.heads.target import TargetDescription
+
+    choice, taps_size = parse_drafter(config.drafter, config.model), 0
+    if _drafter_is_ours(config, choice, here):
+        with one_line(file.name), quiet():
+            target = TargetDescription.from_checkpoint(file.folder)
+        with one_line(f"drafter {config.drafter}"):
+            taps_size = check_drafter_fits(choice, target)
+    if here:
+        check_channel(config, taps_size)
+    check_weights(file)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+    with quiet():
+        Tokenizer.load(folder)
+
+
+def _joins_cluster() -> bool:
+    """Whether Ray will join a cluster rather than start one on this machine; by the signs that Ray itself goes by."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()

@@ -1,0 +1,1 @@
+"""Engines as a router sees them."""

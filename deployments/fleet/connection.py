@@ -1,0 +1,263 @@
+"""One router's connection to one engine: one stream for all its requests, and what the engine still owes."""
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+from wingbeat.deployments.fleet.interface import RequestFailed
+from wingbeat.deployments.fleet.wire import (
+    Delta,
+    GivenUp,
+    Verdict,
+    WireOutput,
+    WireRequest,
+    merge,
+    pack_request,
+    unpack,
+)
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLost(Exception):
+    """The connection broke while the request ran; another engine can continue it.
+
+    Args:
+        taken_up: False where the engine cannot have died of this request, which it never began to run.
+    """
+
+    def __init__(self, message: str, *, taken_up: bool = True) -> None:
+        super().__init__(message)
+        self.taken_up = taken_up
+
+
+class EngineTransport(Protocol):
+    """Calls to engines by id. Each raises whatever the transport raises when the engine is gone."""
+
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        """Messages for this client, the first one empty as soon as requests may be submitted."""
+        ...
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        """Hand over requests."""
+        ...
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Stop requests; also, with none, the sign of life that keeps the connection open."""
+        ...
+
+
+class RequestStream:
+    """What has come for one request and was not read yet."""
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number = number
+        self.outstanding_tokens = len(request.prompt_token_ids) + request.params.max_tokens
+        self.unwritten_tokens = request.params.max_tokens
+        self.ended = False
+        """Whether the engine has nothing left to do for it."""
+        self._outputs: deque[RequestOutput] = deque()
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        """Add an output, or the engine's word that there will be none."""
+        if delta.given_up is not None:
+            # One that failed while it was sent may still run in the engine: it is aborted there.
+            self.ended = delta.given_up.verdict is not Verdict.FAILED
+            self.fail(_as_error(delta.given_up))
+            return
+        self._outputs.append(delta.output)
+        self.outstanding_tokens -= len(delta.output.token_ids)
+        self.unwritten_tokens -= len(delta.output.token_ids)
+        self.ended = delta.output.finish_reason is not None
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream by an error once what came before has been read; the first error counts."""
+        self._error = self._error or error
+        self._ready.set()
+
+    async def next(self) -> RequestOutput:
+        """Everything that has arrived, as one output.
+
+        Raises:
+            EngineLost: the connection broke.
+            RequestFailed: processing the request raised.
+            ValueError: the engine refused the request.
+        """
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return merge(outputs)
+
+
+class EngineConnection:
+    """Submits requests to one engine and hands its messages out to them."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        transport: EngineTransport,
+        on_end: Callable[["EngineConnection"], None],
+        on_tokens: Callable[[int], None] = lambda num_tokens: None,
+        renew_interval_s: float = 3.0,
+    ) -> None:
+        self.engine_id = engine_id
+        self.client_id = uuid.uuid4().hex
+        self.open = False
+        self.retiring = False
+        self._going_down = False
+        """The engine has said its last words: its process is still there, and takes nothing."""
+        self._transport = transport
+        self._on_end = on_end
+        self._on_tokens = on_tokens
+        self._renew_interval_s = renew_interval_s
+        self._streams: dict[int, RequestStream] = {}
+        self._next_number = 0
+        self._submits: list[WireRequest] = []
+        self._aborts: list[int] = []
+        self._send = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests not finished."""
+        return len(self._streams)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens and tokens still to come of the requests not finished."""
+        return sum(stream.outstanding_tokens for stream in self._streams.values())
+
+    @property
+    def unwritten_tokens(self) -> int:
+        """Tokens still to come, at most, of the requests not finished."""
+        return sum(stream.unwritten_tokens for stream in self._streams.values())
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request for the next call to the engine; requests of one moment travel together."""
+        stream = RequestStream(self._next_number, request)
+        self._next_number += 1
+        self._streams[stream.number] = stream
+        self._submits.append(pack_request(stream.number, request))
+        self._send.set()
+        return stream
+
+    def release(self, stream: RequestStream) -> None:
+        """Forget a request; aborts it in the engine unless it has ended."""
+        if self._streams.pop(stream.number, None) is not None and not stream.ended:
+            self._aborts.append(stream.number)
+            self._send.set()
+        self._close_if_retired()
+
+    def retire(self) -> None:
+        """Take no further requests; close when the last one ends."""
+        self.retiring = True
+        self._close_if_retired()
+
+    async def close(self) -> None:
+        """Close now; running requests end by EngineLost."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def fail_all(self, error: Exception) -> None:
+        """End every running request by an error."""
+        for stream in list(self._streams.values()):
+            if not stream.ended:
+                stream.fail(error)
+
+    def _close_if_retired(self) -> None:
+        if self.retiring and not self._streams and not self._aborts:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        sender = asyncio.get_running_loop().create_task(self._send_loop())
+        receiver = asyncio.get_running_loop().create_task(self._receive_loop())
+        reason: BaseException | None = None
+        try:
+            done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
+            reason = next((task.exception() for task in done if task.exception() is not None), None)
+        finally:
+            self.open = False
+            for task in (sender, receiver):
+                task.cancel()
+            await asyncio.wait([sender, receiver])
+            if reason is not None:
+                logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
+            self._lose_all()
+            self._on_end(self)
+
+    def _lose_all(self) -> None:
+        unsent = {packed[0] for packed in self._submits}
+        for number, stream in list(self._streams.items()):
+            if not stream.ended:
+                stream.ended = True
+                stream.fail(EngineLost(f"engine {self.engine_id} is gone", taken_up=number not in unsent))
+
+    async def _receive_loop(self) -> None:
+        async for message in self._transport.stream(self.engine_id, self.client_id):
+            self.open = not self._going_down
+            num_tokens = sum(map(self._take, message))
+            if num_tokens:
+                self._on_tokens(num_tokens)
+
+    def _take(self, packed: WireOutput) -> int:
+        """Give an output to its request, and return its tokens' number.
+
+        One that cannot be read ends this request and not the connection.
+        """
+        stream = self._streams.get(packed[0])
+        if stream is None:
+            return 0
+        try:
+            delta = unpack(packed)
+        except Exception as error:
+            logger.exception("Engine %s sent something unreadable for request %s", self.engine_id, packed[0])
+            stream.fail(RequestFailed(f"engine {self.engine_id} sent an unreadable output: {type(error).__name__}"))
+            return 0
+        if delta.given_up is not None and delta.given_up.verdict is Verdict.RETURNED:
+            self._going_down, self.open = True, False
+        stream.put(delta)
+        return len(delta.output.token_ids)
+
+    async def _send_loop(self) -> None:
+        while True:
+            renew = False
+            try:
+                # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(self._renew_interval_s):
+                    await self._send.wait()
+            except TimeoutError:
+                renew = self.open
+            self._send.clear()
+            submits, self._submits = self._submits, []
+            if submits:
+                await self._transport.submit(self.engine_id, self.client_id, submits)
+            aborts, self._aborts = self._aborts, []
+            if aborts or renew:
+                await self._transport.abort(self.engine_id, self.client_id, aborts)
+            self._close_if_retired()
+
+
+def _as_error(given_up: GivenUp) -> Exception:
+    """What a request ends by in this router."""
+    match given_up.verdict:
+        case Verdict.REFUSED:
+            return ValueError(given_up.reason)
+        case Verdict.FAILED:
+            return RequestFailed(given_up.reason)
+        case Verdict.RETURNED:
+            return EngineLost(given_up.reason, taken_up=False)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -1,0 +1,231 @@
+"""All engines of one model as a router sees them: spreads requests, streams outputs, continues what an engine lost."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from wingbeat.cluster.routing import EngineLoad, TokenRate, choose_engine, num_missing_places, retry_after_s
+from wingbeat.deployments.fleet.connection import EngineConnection, EngineLost, EngineTransport
+from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+MAX_LOST_ENGINES = 2
+"""Engines that may die under one request: one that breaks whatever runs it must not take the whole fleet down."""
+RECONNECT_S = 0.5
+DRAIN_POLL_S = 0.05
+SHUTTING_DOWN = "The server is shutting down."
+
+
+class EngineSource(EngineTransport, Protocol):
+    """A transport that also knows the engines and their model."""
+
+    async def describe(self) -> ModelInfo:
+        """The model, from any engine; waits until one is there."""
+        ...
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
+        ...
+
+
+class Reservation:
+    """Places taken in one pool; see `Admission` in `engine_interface`."""
+
+    def __init__(self, pool: "EnginePool", num_requests: int) -> None:
+        self._pool = pool
+        self._num_left = num_requests
+
+    def release(self, num_requests: int | None = None) -> None:
+        """Give back some places, or all that are left; more than are left are not given back."""
+        num_requests = self._num_left if num_requests is None else min(num_requests, self._num_left)
+        self._num_left -= num_requests
+        self._pool.num_admitted -= num_requests
+
+
+class EnginePool:
+    """The router's side of `EnginePool` in `engine_interface`: one multiplexed connection per engine."""
+
+    def __init__(self, source: EngineSource, *, max_num_seqs: int, max_queued_requests: int) -> None:
+        self._source = source
+        self._max_num_seqs = max_num_seqs
+        self._max_queued_requests = max_queued_requests
+        self.num_admitted = 0
+        """Places taken and not given back."""
+        self._token_rate = TokenRate()
+        self._info: ModelInfo | None = None
+        self._live: frozenset[str] = frozenset()
+        self._connections: dict[str, EngineConnection] = {}
+        self._retired: set[EngineConnection] = set()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._closed = False
+        self._draining = False
+
+    async def start(self) -> None:
+        """Wait for the first engine, learn its model and connect."""
+        event_loop = asyncio.get_running_loop()
+        self._info = await self._source.describe()
+        self._unsubscribe = self._source.subscribe(
+            lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
+        )
+
+    async def close(self) -> None:
+        """Close every connection; running requests end by EngineUnavailable."""
+        self._closed = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        connections = [*self._connections.values(), *self._retired]
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no further requests and wait for those that run; at the timeout the rest end by EngineUnavailable."""
+        self._draining = True
+        event_loop = asyncio.get_running_loop()
+        deadline = event_loop.time() + timeout_s
+        while self._running() and event_loop.time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        for connection in self._running():
+            connection.fail_all(EngineUnavailable(SHUTTING_DOWN))
+
+    def _running(self) -> list[EngineConnection]:
+        return [c for c in (*self._connections.values(), *self._retired) if c.num_requests > 0]
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model every engine serves.
+
+        Raises:
+            EngineUnavailable: no engine has been reached yet.
+        """
+        if self._info is None:
+            raise EngineUnavailable("No engine has started yet.")
+        return self._info
+
+    def healthy(self) -> bool:
+        """Whether some engine takes requests."""
+        return not self._draining and any(connection.open for connection in self._connections.values())
+
+    def loads(self) -> list[EngineLoad]:
+        """The engines that take requests, with what this pool has outstanding there."""
+        return [
+            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests)
+            for engine_id, connection in self._connections.items()
+            if connection.open
+        ]
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that one engine runs and this router queues: more are never admitted together."""
+        return self._max_num_seqs + self._max_queued_requests
+
+    def admit(self, num_requests: int) -> Reservation:
+        """Take places for requests that are to run together: all of them, or none.
+
+        Raises:
+            EngineOverloaded: there are not so many places now.
+            EngineUnavailable: there is no engine, or the server is shutting down.
+        """
+        if self._draining:
+            raise EngineUnavailable(SHUTTING_DOWN)
+        num_engines = len(self.loads())
+        if not num_engines:
+            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        missing = num_missing_places(
+            num_requests, self.num_admitted, num_engines, self._max_num_seqs, self._max_queued_requests
+        )
+        if missing:
+            raise EngineOverloaded(retry_after_s=self._retry_after_s(missing))
+        if not self.num_admitted:
+            self._token_rate.resume(time.monotonic())
+        self.num_admitted += num_requests
+        return Reservation(self, num_requests)
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request that was admitted; yields its tokens as they arrive. Closing the generator early aborts it.
+
+        When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
+        the text is the one the first engine would have written. An engine that dies by an exception names the requests
+        that may have caused it, and these are not tried again; one that just vanishes says nothing, so that every
+        request it ran may have.
+
+        Raises:
+            EngineUnavailable: no engine is left to run it, or two of them died while they had it.
+            RequestFailed: processing it raised, or its engine broke in its first round.
+            ValueError: the engine refused it.
+        """
+        emitted: list[int] = []
+        num_lost = 0
+        while num_lost < MAX_LOST_ENGINES:
+            connection = self._choose()
+            stream = connection.submit(_resumed(request, emitted))
+            try:
+                while True:
+                    output = await stream.next()
+                    emitted.extend(output.token_ids)
+                    yield _for_caller(output, request)
+                    if output.finish_reason is not None:
+                        return
+            except EngineLost as error:
+                num_lost += error.taken_up
+                logger.warning("Request %s lost its engine: %s", request.request_id, error)
+            except RequestFailed as error:
+                logger.error("Request %s failed: %s", request.request_id, error)
+                raise
+            finally:
+                connection.release(stream)
+        raise EngineUnavailable(
+            f"{MAX_LOST_ENGINES} engines died while they ran this request: it is not tried on another one.",
+            retry_after_s=self._retry_after_s(1),
+        )
+
+    def _choose(self) -> EngineConnection:
+        engine_id = choose_engine(self.loads())
+        if engine_id is None:
+            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        return self._connections[engine_id]
+
+    def _retry_after_s(self, num_missing: int) -> int:
+        connections = (*self._connections.values(), *self._retired)
+        unwritten = sum(connection.unwritten_tokens for connection in connections)
+        rate = self._token_rate.per_s(time.monotonic())
+        return retry_after_s(num_missing, self.num_admitted, unwritten, rate)
+
+    def _count(self, num_tokens: int) -> None:
+        self._token_rate.add(num_tokens, time.monotonic())
+
+    def _update(self, engine_ids: frozenset[str]) -> None:
+        self._live = engine_ids
+        for engine_id in engine_ids - self._connections.keys():
+            self._connect(engine_id)
+        for engine_id in self._connections.keys() - engine_ids:
+            # Serve drains a replica before it ends it: what runs there may finish.
+            connection = self._connections.pop(engine_id)
+            self._retired.add(connection)
+            connection.retire()
+
+    def _connect(self, engine_id: str) -> None:
+        if not self._closed and engine_id in self._live and engine_id not in self._connections:
+            self._connections[engine_id] = EngineConnection(engine_id, self._source, self._on_end, self._count)
+
+    def _on_end(self, connection: EngineConnection) -> None:
+        self._retired.discard(connection)
+        if self._connections.get(connection.engine_id) is connection:
+            del self._connections[connection.engine_id]
+            asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
+
+
+def _resumed(request: Request, emitted: list[int]) -> Request:
+    """What is left of a request whose first tokens were written by an engine that died."""
+    if not emitted:
+        return request
+    params = replace(request.params, max_tokens=request.params.max_tokens - len(emitted))
+    return replace(request, prompt_token_ids=(*request.prompt_token_ids, *emitted), params=params)
+
+
+def _for_caller(output: RequestOutput, request: Request) -> RequestOutput:
+    """Under the caller's id; a resumed request counts only its own prompt as cached."""
+    num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
+    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached)

@@ -1,0 +1,42 @@
+"""Calls to verifier replicas through a Serve handle: the pool's source of engines."""
+
+from collections.abc import AsyncGenerator, Callable
+
+from ray.serve.handle import DeploymentHandle
+
+from wingbeat.deployments.fleet.directory import DIRECTORY
+from wingbeat.deployments.fleet.interface import ModelInfo, model_info
+from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+
+
+class ServeEngines:
+    """`EngineSource` over Ray Serve; each call names the replica it is for."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._streaming = handle.options(method_name="stream", stream=True)
+
+    async def describe(self) -> ModelInfo:
+        """The model, from any engine; waits until one is there."""
+        return model_info(await self._handle.describe.remote())
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Report the live engines now and at every change; returns the way to unsubscribe."""
+        return DIRECTORY.subscribe(self._handle.deployment_id, listener)
+
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        """Messages for this client; closing the generator ends the stream in the engine too."""
+        messages = self._streaming.remote(engine_id=engine_id, client_id=client_id)
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            messages.cancel()
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        """Hand over requests."""
+        await self._handle.submit.remote(engine_id=engine_id, client_id=client_id, requests=requests)
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Stop requests; with none, a sign of life."""
+        await self._handle.abort.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)

@@ -1,0 +1,108 @@
+"""What crosses between router and verifier per message: plain tuples, because pickling named classes costs the engine's
+process time that its rounds need."""
+
+from collections.abc import Iterable
+from dataclasses import astuple
+from enum import StrEnum
+from typing import NamedTuple
+
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+
+WireRequest = tuple[int, tuple[int, ...], tuple]
+"""(number within the connection, prompt token ids, fields of SamplingParams in order)"""
+WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None]
+"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp)"""
+
+
+class Verdict(StrEnum):
+    """What became of a request that its engine does not finish."""
+
+    REFUSED = "refused"
+    """It can never run."""
+    FAILED = "failed"
+    """Processing it raised, or it is under suspicion of having broken the engine."""
+    RETURNED = "returned"
+    """The engine goes down without having taken it up: another one can run it as if it had never been here."""
+
+
+class GivenUp(NamedTuple):
+    """An engine's last word on a request."""
+
+    verdict: Verdict
+    reason: str
+
+
+class Delta(NamedTuple):
+    """One request's part of a message, read back."""
+
+    number: int
+    output: RequestOutput
+    given_up: GivenUp | None
+    """Where the engine does not finish the request."""
+
+
+def pack_request(number: int, request: Request) -> WireRequest:
+    """The request as it travels; its id stays with the router."""
+    return number, request.prompt_token_ids, astuple(request.params)
+
+
+def unpack_request(packed: WireRequest, request_id: str) -> Request:
+    """The inverse, under the id the engine knows it by.
+
+    Raises:
+        ValueError: a sampling field is out of range.
+    """
+    _, prompt_token_ids, params = packed
+    return Request(request_id, tuple(prompt_token_ids), SamplingParams(*params))
+
+
+def pack_output(number: int, output: RequestOutput) -> WireOutput:
+    """One request's new tokens as they travel."""
+    metrics = None if output.metrics is None else _pack_metrics(output.metrics)
+    finish = None if output.finish_reason is None else str(output.finish_reason)
+    given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
+    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up
+
+
+def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
+    """Tells the router that the engine will not finish this request."""
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
+
+
+def unpack(packed: WireOutput) -> Delta:
+    """The inverse of both; the request id is left empty, the router knows the number."""
+    number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
+    output = RequestOutput(
+        "",
+        tuple(token_ids),
+        None if finish is None else FinishReason(finish),
+        None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
+        num_cached_tokens,
+    )
+    return Delta(number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1]))
+
+
+def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
+    """Several rounds of one request as one output.
+
+    Raises:
+        ValueError: there is none.
+    """
+    merged, *rest = outputs
+    for output in rest:
+        merged = output._replace(
+            token_ids=merged.token_ids + output.token_ids,
+            metrics=output.metrics or merged.metrics,
+            num_cached_tokens=max(output.num_cached_tokens, merged.num_cached_tokens),
+        )
+    return merged
+
+
+def _pack_metrics(metrics: SpeculationMetrics) -> tuple:
+    return (
+        metrics.num_drafts,
+        metrics.num_draft_tokens,
+        metrics.num_accepted_tokens,
+        tuple(metrics.num_accepted_tokens_per_pos),
+        metrics.forced_acceptance,
+    )

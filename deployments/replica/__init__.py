@@ -1,0 +1,1 @@
+"""Verifier and drafter as replicas."""

@@ -1,0 +1,78 @@
+"""Captures of live traffic, as a configuration asks for them: which taps, which folder, which share of the requests."""
+
+import logging
+import os
+from typing import Any, NamedTuple
+
+from wingbeat.deployments.config import AppConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.recordings.format import DTYPES, CaptureSpec
+from wingbeat.runtime.recordings.frozen_verifier import default_tap_layers
+from wingbeat.runtime.recordings.live import LiveCapture
+from wingbeat.runtime.recordings.live_writer import LiveWriter
+
+logger = logging.getLogger(__name__)
+
+
+class TrafficCapture(NamedTuple):
+    """The capture of one engine."""
+
+    rounds: LiveCapture
+    """What the engine shows its rounds to."""
+    writer: LiveWriter
+
+
+def needs_with_capture(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
+    """What the verifier is tapped for: the drafter's layers, or those of a head to come where it has none.
+
+    Raises:
+        ValueError: a capture is asked for beside a drafter whose taps are no hidden states, or not those alone.
+    """
+    if config.capture_dir is None or (needs.tap_layers and not needs.kv_layers):
+        return needs
+    if needs.keeps_context:
+        taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to capture"
+        raise ValueError(
+            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.drafter_name()} taps {taps}; serve with "
+            "an EAGLE head, 'ngram', 'suffix' or 'none'"
+        )
+    return needs._replace(tap_layers=default_tap_layers(num_layers))
+
+
+def start_capture(config: AppConfig, engine: Any, engine_id: str) -> TrafficCapture:
+    """Ready to watch an engine; files are made once there is something to write.
+
+    Raises:
+        ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
+    """
+    if not isinstance(engine, Engine):
+        raise ValueError("capture_dir needs Wingbeat's own engine: leave engine_factory out")
+    root = config.capture_dir
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"capture_dir is {str(root)!r}: {error.strerror}") from error
+    if not os.access(root, os.W_OK):
+        raise ValueError(f"capture_dir is {str(root)!r}: it cannot be written to")
+    loaded, tap_layers = engine.loaded, engine.needs.tap_layers
+    spec = CaptureSpec(
+        verifier=config.model_name(),
+        fingerprint=checkpoint_fingerprint(config.model_dir()),
+        tap_layers=tap_layers,
+        hidden_size=loaded.hidden_size,
+        num_layers=len(loaded.layers),
+        vocab_size=loaded.vocab_size,
+        taps_dtype="float16" if config.resolved_dtype() == "float16" else "bfloat16",
+        top_k=0,
+        logits_dtype=config.resolved_dtype(),
+        settings={"source": "live", "share": config.capture_share},
+    )
+    writer = LiveWriter(root / engine_id, root, spec, config.capture_max_bytes)
+    logger.warning(
+        "Live traffic is captured: tokens and hidden states of %g of the requests go to %s",
+        config.capture_share,
+        root,
+    )
+    return TrafficCapture(LiveCapture(writer, config.capture_share, spec.taps_size, DTYPES[spec.taps_dtype]), writer)

@@ -1,0 +1,152 @@
+"""Keeps a drafter attached to an engine: starts one, and replaces it when its process dies or falls silent."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
+from wingbeat.runtime.protocol.ends import VerifierEnd
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+POLL_S = 0.25
+FIRST_BACK_OFF_S = 1.0
+LAST_BACK_OFF_S = 30.0
+STABLE_S = 60.0
+"""A drafter that lasted this long is not part of a series of failures."""
+
+
+class DrafterStartError(RuntimeError):
+    """No drafter could be started; one line naming the cause."""
+
+
+class DrafterHandle(Protocol):
+    """One drafter process."""
+
+    async def pid(self) -> int:
+        """Its process id, once it is ready. Raises if it could not start."""
+        ...
+
+    async def attach(self, channel_name: str, incarnation: int) -> None:
+        """Make it serve a channel."""
+        ...
+
+    def kill(self) -> None:
+        """End it without waiting."""
+        ...
+
+
+class DrafterSupervisor:
+    """Owns the drafter of one engine. Requests go on plainly whenever there is none."""
+
+    def __init__(
+        self,
+        loop: EngineLoop,
+        channel_name: str,
+        end: VerifierEnd,
+        launch: Callable[[], DrafterHandle],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.incarnation = 0
+        self.pid = 0
+        self._loop = loop
+        self._channel_name = channel_name
+        self._end = end
+        self._launch = launch
+        self._sleep = sleep
+        self._clock = clock
+        self._attached_at: float | None = None
+        self._drafter: DrafterHandle | None = None
+        self._process: PeerProcess | None = None
+
+    async def start(self, drafter: DrafterHandle) -> None:
+        """Attach the first drafter, launched ahead of time.
+
+        Raises:
+            DrafterStartError: it cannot start; names the cause.
+        """
+        try:
+            await self._attach_new(drafter)
+        except EngineFailed:
+            raise
+        except Exception as error:
+            self._kill()
+            raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
+
+    async def run(self) -> None:
+        """Replace the drafter whenever it is lost; ends when the engine does.
+
+        The first of a series of failures is answered at once, each further one after twice the pause.
+        """
+        back_off_s = 0.0
+        with contextlib.suppress(EngineFailed):
+            while True:
+                await self._sleep(POLL_S)
+                if not await self._lost():
+                    continue
+                # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
+                if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
+                    back_off_s = 0.0
+                self._kill()
+                await self._sleep(back_off_s)
+                back_off_s = min(max(2 * back_off_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
+                try:
+                    await self._attach_new(None)
+                except EngineFailed:
+                    raise
+                except Exception as error:
+                    logger.warning("No drafter, next try in %.0f s: %s", back_off_s, root_cause(error))
+
+    def stop(self) -> None:
+        """End the drafter."""
+        self._kill()
+
+    async def _attach_new(self, drafter: DrafterHandle | None) -> None:
+        self._attached_at = None
+        self._drafter = drafter or self._launch()
+        self.incarnation += 1
+        self.pid = await self._drafter.pid()
+        self._process = PeerProcess(self.pid, process_start(self.pid))
+        await self._drafter.attach(self._channel_name, self.incarnation)
+        await self._on_engine(lambda engine: engine.attach_drafter(self._end))
+        self._attached_at = self._clock()
+        logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
+
+    async def _lost(self) -> bool:
+        return await self._on_engine(self._check)
+
+    def _check(self, engine: ServedEngine) -> bool:
+        """An idle engine exchanges no rounds, so it would learn of a death only with the next request."""
+        if engine.drafter_state == "attached" and not self._end.peer_alive():
+            engine.detach_drafter()
+        return engine.drafter_state != "attached"
+
+    async def _on_engine(self, function: Callable[[ServedEngine], T]) -> T:
+        return await asyncio.wrap_future(self._loop.call(function))
+
+    def _kill(self) -> None:
+        """Through Ray, which gives its bundle back, and by signal: a stopped process reads no request to exit."""
+        drafter, self._drafter = self._drafter, None
+        process, self._process = self._process, None
+        if drafter is not None:
+            drafter.kill()
+        if process is not None and process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def root_cause(error: BaseException | str) -> str:
+    """The exception at the bottom of an error from another process, on one line.
+
+    Ray wraps the original and prints its traceback; the last line of that names the cause.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"\b(?:\w+\.)+(?=\w+(?:Error|Exception)\b)", "", lines[-1]) if lines else type(error).__name__

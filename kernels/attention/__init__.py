@@ -1,0 +1,1 @@
+"""Attention over paged keys and values, with tree masks."""

@@ -1,0 +1,325 @@
+"""Attention of query rows over a paged KV cache: the torch reference, which is the CPU path, and the front of both.
+
+Prompt chunks, plain decodes and token trees differ only in their mask, so one function serves all three. The reference
+attends under an additive mask; on CUDA `tree_attention` runs `wingbeat.kernels.attention.triton`, without one.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wingbeat.kernels.tree.reference import unpack_mask
+
+MAX_HEAD_DIM = 256
+_FP8 = torch.float8_e4m3fn
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    *,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> Tensor:
+    """Attend to the committed context and, by their mask, to the new rows stored behind it.
+
+    Triton on CUDA, the torch reference elsewhere. New row n is stored at index num_context + n of its request; the
+    queries are the last `num_query` of `num_new` new rows (all of them in a verify pass; the newest level while a
+    drafter grows a tree). On CUDA the launches depend on shapes only and can be captured in a CUDA graph.
+
+    Args:
+        query: [num_reqs, num_query, num_heads, key_dim], float32, float16 or bfloat16.
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim] in the query's dtype or float8_e4m3fn;
+            `value_cache` likewise with value_dim. Dims are at most 256 on CUDA. Slots of new rows hold finite values.
+        block_tables: int64 [num_reqs, width]; keys past width * block_size are not seen.
+        num_context: int64 [num_reqs], tokens before the first new row; on the device of the query.
+        positions: int64 [num_reqs, num_new], logical positions of the new rows (context + depth in a tree). Without a
+            mask it is not read: row j is at num_context + j.
+        mask_words: int64 [num_reqs, num_query, ceil(num_new / 64)], new rows each query sees, as
+            `kernels.tree.reference.pack_mask` packs them: itself at least, and no bit from num_new on. None is causal.
+        scaling: logits are scaling * q @ k, above 0.
+        sliding_window: keys at logical distance >= this are hidden; None hides nothing.
+        softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
+        sinks: [num_heads] logits of an extra key without a value (gpt-oss).
+        key_scale: float32 [num_kv_heads], what stored keys are multiplied by; `value_scale` likewise. Given if and only
+            if the cache is float8_e4m3fn.
+        out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
+        workspace: float32 scratch on CUDA, see `wingbeat.kernels.attention.splits.workspace_size`.
+
+    Returns:
+        [num_reqs, num_query, num_heads, value_dim] in the query's dtype.
+
+    Raises:
+        ValueError: an argument is of a shape, dtype or value other than the above.
+    """
+    _check_arguments(
+        query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
+        softcap, sinks, key_scale, value_scale, out,
+    )  # fmt: skip
+    if query.is_cuda:
+        from wingbeat.kernels.attention import triton as triton_attention
+
+        return triton_attention.tree_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            num_context,
+            positions,
+            mask_words,
+            scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+            key_scale=key_scale,
+            value_scale=value_scale,
+            out=out,
+            workspace=workspace,
+        )
+    num_reqs, num_query = query.shape[:2]
+    if mask_words is None:
+        positions = num_context[:, None] + torch.arange(num_query, device=query.device)
+        visible = torch.ones(num_query, num_query, dtype=torch.bool, device=query.device).tril()
+        visible = visible.expand(num_reqs, -1, -1)
+    else:
+        visible = unpack_mask(mask_words, positions.shape[1])
+    num_keys = block_tables.shape[1] * key_cache.shape[1]
+    mask = context_mask(positions, num_context, visible, num_keys, sliding_window, query.dtype)
+    if key_scale is not None:
+        key_cache, value_cache = (
+            (cache.to(torch.float32) * scale[:, None]).to(query.dtype)
+            for cache, scale in ((key_cache, key_scale), (value_cache, value_scale))
+        )
+    result = paged_attention(query, key_cache, value_cache, block_tables, mask, scaling, softcap, sinks)
+    return result if out is None else out.copy_(result)
+
+
+def _check_arguments(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """Refuse what the kernels would read out of bounds or misread; shapes and dtypes alone are looked at."""
+    num_reqs, num_query, num_heads, key_dim = query.shape
+    num_kv_heads, value_dim = key_cache.shape[2], value_cache.shape[3]
+    if query.dtype not in _FLOATS:
+        raise ValueError(f"query is {query.dtype}: it must be one of {', '.join(map(str, _FLOATS))}")
+    if key_cache.shape[3] != key_dim or key_cache.shape[:3] != value_cache.shape[:3] or num_heads % num_kv_heads:
+        raise ValueError(
+            f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} do not fit query "
+            f"{tuple(query.shape)}"
+        )
+    if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
+        raise ValueError("key_cache and value_cache must be contiguous in their last dimension")
+    if max(key_dim, value_dim) > MAX_HEAD_DIM and query.is_cuda:
+        raise ValueError(f"head dims are {key_dim} and {value_dim}: at most {MAX_HEAD_DIM} on CUDA")
+    fp8 = key_cache.dtype == _FP8
+    if key_cache.dtype != value_cache.dtype or (not fp8 and key_cache.dtype != query.dtype):
+        raise ValueError(
+            f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"
+        )
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if (scale is not None) != fp8:
+            raise ValueError(f"{name} is {'missing' if fp8 else 'given'} for a cache of {key_cache.dtype}")
+        if scale is not None and (scale.shape != (num_kv_heads,) or scale.dtype != torch.float32):
+            raise ValueError(f"{name} is {scale.dtype} {tuple(scale.shape)}: float32 ({num_kv_heads},) needed")
+    if block_tables.dtype != torch.int64 or block_tables.shape[0] != num_reqs or block_tables.stride(1) != 1:
+        raise ValueError(f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, width]")
+    if num_context.dtype != torch.int64 or num_context.shape != (num_reqs,) or not num_context.is_contiguous():
+        raise ValueError(f"num_context is {num_context.dtype} {tuple(num_context.shape)}: int64 [{num_reqs}]")
+    if mask_words is not None:
+        if positions is None or positions.shape[0] != num_reqs or positions.shape[1] < num_query:
+            shape = None if positions is None else tuple(positions.shape)
+            raise ValueError(f"positions is {shape}: ({num_reqs}, at least {num_query}) needed with mask_words")
+        expected = (num_reqs, num_query, -(-positions.shape[1] // 64))
+        if mask_words.shape != expected or mask_words.dtype != torch.int64 or mask_words.stride(2) != 1:
+            raise ValueError(f"mask_words is {mask_words.dtype} {tuple(mask_words.shape)}: int64 {expected} needed")
+        if positions.dtype != torch.int64 or positions.stride(1) != 1:
+            raise ValueError(f"positions is {positions.dtype} {tuple(positions.shape)}: int64 rows needed")
+    if scaling <= 0 or (softcap is not None and softcap <= 0) or (sliding_window is not None and sliding_window < 1):
+        raise ValueError(f"scaling {scaling}, softcap {softcap} and sliding_window {sliding_window} must be above 0")
+    if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):
+        raise ValueError(f"sinks is {tuple(sinks.shape)}: ({num_heads},) needed")
+    expected = (num_reqs, num_query, num_heads, value_dim)
+    if out is not None and (out.shape != expected or out.dtype != query.dtype or out.stride(3) != 1):
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}: {query.dtype} {expected} needed")
+
+
+def context_mask(
+    positions: Tensor,
+    num_context: Tensor,
+    visible: Tensor,
+    num_keys: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Additive mask of new rows, or the last of them, over the committed context and each other.
+
+    Args:
+        positions: int64 [num_reqs, num_new], logical positions (context + depth in a tree) of the new rows; the queries
+            are the last num_query of them.
+        num_context: int64 [num_reqs], committed tokens before the first new row; row j is stored at num_context + j.
+        visible: bool [num_reqs, num_query, num_new], which new rows each query attends to (itself included).
+        num_keys: keys in the gathered context, at least num_context + num_new.
+        sliding_window: keys at logical distance >= this are hidden; None hides nothing.
+
+    Returns:
+        [num_reqs, num_query, num_keys] in `dtype`: 0 where visible, the most negative finite value elsewhere.
+    """
+    num_reqs, num_query, num_new = visible.shape
+    keys = torch.arange(num_keys, device=positions.device)
+    relative = (keys - num_context[:, None]).clamp(-1, num_new)  # [num_reqs, num_keys]; -1 context, num_new past
+    padded = F.pad(visible, (1, 1))
+    padded[..., 0] = True
+    shown = padded.gather(2, (relative + 1)[:, None, :].expand(num_reqs, num_query, num_keys))
+    if sliding_window is not None:
+        past = F.pad(positions, (0, 1))
+        new = past.gather(1, relative.clamp_min(0))
+        key_positions = torch.where(relative < 0, keys, new)
+        query_positions = positions if num_query == num_new else positions[:, num_new - num_query :]
+        shown = shown & (query_positions[:, :, None] - key_positions[:, None, :] < sliding_window)
+    mask = torch.zeros(shown.shape, dtype=dtype, device=shown.device)
+    return mask.masked_fill_(~shown, torch.finfo(dtype).min)
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend to the blocks of each request.
+
+    Args:
+        query: [num_reqs, num_query, num_heads, key_dim].
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise with value_dim.
+        block_tables: int64 [num_reqs, num_table_blocks].
+        mask: additive [num_reqs, num_query, num_keys]; None shows every key to every query.
+        softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
+        sinks: [num_heads] logits of an extra key without a value (gpt-oss).
+
+    Returns:
+        [num_reqs, num_query, num_heads, value_dim].
+    """
+    key, value = read_kv(key_cache, value_cache, block_tables)
+    return masked_attention(query, key, value, mask, scaling, softcap, sinks)
+
+
+def read_kv(
+    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, run: slice | None = None
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`.
+
+    Args:
+        run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
+    """
+    if run is not None:
+        return tuple(cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
+    return _blocks_of(key_cache, block_tables), _blocks_of(value_cache, block_tables)
+
+
+def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:
+    # Looking up rows of a table is the quickest of torch's ways to copy blocks.
+    blocks = F.embedding(block_tables, cache.flatten(1))
+    return blocks.view(len(block_tables), -1, *cache.shape[2:])
+
+
+def masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`.
+
+    No mask shows every key to every query.
+    """
+    num_query, group = query.shape[1], query.shape[2] // key.shape[2]
+    mask = None if mask is None else tile_mask(mask, group)
+    tiles = tile_attention(tile_queries(query, key.shape[2]), key, value, mask, scaling, softcap, sinks)
+    return untile(tiles, num_query)
+
+
+def tile_queries(query: Tensor, num_kv_heads: int) -> Tensor:
+    """[num_reqs, num_query, num_heads, dim] -> [num_reqs, num_kv_heads, group * num_query, dim].
+
+    The heads of a group share their keys: they become rows of one tile.
+    """
+    num_reqs, num_query, num_heads, dim = query.shape
+    group = num_heads // num_kv_heads
+    if num_query == 1:  # they lie there already
+        return query.view(num_reqs, num_kv_heads, group, dim)
+    tiles = query.view(num_reqs, num_query, num_kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    return tiles.reshape(num_reqs, num_kv_heads, group * num_query, dim)
+
+
+def untile(tiles: Tensor, num_query: int) -> Tensor:
+    """The way back from `tile_queries`."""
+    num_reqs, num_kv_heads, rows, dim = tiles.shape
+    num_heads = num_kv_heads * rows // num_query
+    if num_query == 1:
+        return tiles.reshape(num_reqs, 1, num_heads, dim)
+    query = tiles.view(num_reqs, num_kv_heads, rows // num_query, num_query, dim).permute(0, 3, 1, 2, 4)
+    return query.reshape(num_reqs, num_query, num_heads, dim)
+
+
+def tile_mask(mask: Tensor, group: int) -> Tensor:
+    """An additive mask [num_reqs, num_query, num_keys] for tiles: [num_reqs, 1, group * num_query, num_keys]."""
+    num_reqs, num_query, num_keys = mask.shape
+    return mask[:, None].expand(-1, group, -1, -1).reshape(num_reqs, 1, group * num_query, num_keys)
+
+
+def tile_attention(
+    tiles: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`masked_attention` of `tile_queries`' tiles under a `tile_mask`: a tile per request and key head, in and out."""
+    num_kv_heads, num_keys = key.shape[2], key.shape[1]
+    key, value = key.transpose(1, 2), value.transpose(1, 2)
+    if softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(tiles, key, value, attn_mask=mask, scale=scaling)
+    logits = (tiles @ key.transpose(2, 3)) * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = (logits if mask is None else logits + mask).float()
+    if sinks is not None:
+        num_reqs, _, rows, _ = tiles.shape
+        sink = sinks.view(1, num_kv_heads, -1, 1)
+        sink = sink.expand(num_reqs, -1, -1, rows // sink.shape[2])
+        logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, rows, 1).float()], dim=-1)
+    return torch.softmax(logits, dim=-1)[..., :num_keys].to(value.dtype) @ value

@@ -1,0 +1,1 @@
+"""Storing and moving keys and values."""

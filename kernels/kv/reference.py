@@ -1,0 +1,113 @@
+"""Writes into a paged KV cache: the torch reference, which is the CPU path; on CUDA `triton_kv_cache` does them."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.kv.pool_table import PoolTable
+
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(_FP8).max
+
+
+def store_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_slots: Tensor,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> None:
+    """Write one layer's new keys and values into their slots; one launch on CUDA.
+
+    Args:
+        key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
+        key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
+            float8_e4m3fn, which stores key / key_scale, saturated.
+        kv_slots: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
+        key_scale: float32 [num_kv_heads]; `value_scale` likewise. Given if and only if the caches are float8_e4m3fn.
+
+    Raises:
+        ValueError: slots are not contiguous int64; on CUDA or with scales, shapes or dtypes do not fit each other.
+    """
+    if kv_slots.dtype != torch.int64 or not kv_slots.is_contiguous():
+        raise ValueError(f"kv_slots is {kv_slots.dtype}, strides {kv_slots.stride()}: contiguous int64 needed")
+    # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
+    if key_cache.is_cuda or key_scale is not None or value_scale is not None:
+        _check_store(key, value, key_cache, value_cache, kv_slots, key_scale, value_scale)
+    if key_cache.is_cuda:
+        from wingbeat.kernels.kv import triton as triton_kv_cache
+
+        triton_kv_cache.store_kv(key, value, key_cache, value_cache, kv_slots, key_scale, value_scale)
+        return
+    if key_scale is not None:
+        key, value = (
+            (part.float() / scale[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(_FP8).view(torch.uint8)
+            for part, scale in ((key, key_scale), (value, value_scale))
+        )
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
+    key_cache.flatten(0, 1).index_copy_(0, kv_slots, key)
+    value_cache.flatten(0, 1).index_copy_(0, kv_slots, value)
+
+
+def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
+    """What `move_kv` needs of caches on CUDA; None elsewhere. Captured moves read it: it must live as long as they do.
+
+    Raises:
+        ValueError: a cache on CUDA is not contiguous, or lies on another device than the first.
+    """
+    if not caches or not caches[0][0].is_cuda:
+        return None
+    from wingbeat.kernels.kv import triton as triton_kv_cache
+
+    return triton_kv_cache.pool_table(caches)
+
+
+def move_kv(
+    caches: list[tuple[Tensor, Tensor]], from_slots: Tensor, to_slots: Tensor, table: PoolTable | None = None
+) -> None:
+    """Compact accepted paths over all layers: copy slot to slot; reads finish before writes begin. One launch on CUDA.
+
+    Args:
+        caches: (key_cache, value_cache) per layer, as in `store_kv`; contiguous, all with one block_size.
+        from_slots: int64 [num_reqs, num_moves], or [num_moves] of one request; `to_slots` likewise. Moves into block 0
+            are dropped ones. No request's targets are another's sources, and no two moves that count share a target.
+        table: `pool_table` of the caches; made anew where None.
+    """
+    if from_slots.is_cuda:
+        from wingbeat.kernels.kv import triton as triton_kv_cache
+
+        triton_kv_cache.move_kv(caches, from_slots, to_slots, table)
+        return
+    if from_slots.dim() == 2:
+        from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
+    for key_cache, value_cache in caches:
+        if key_cache.dtype == _FP8:
+            # torch indexes bytes on the CPU, but not float8.
+            key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)  # noqa: PLW2901
+        for cache in (key_cache.flatten(0, 1), value_cache.flatten(0, 1)):
+            cache.index_copy_(0, to_slots, cache.index_select(0, from_slots))
+
+
+def _check_store(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    kv_slots: Tensor,
+    key_scale: Tensor | None,
+    value_scale: Tensor | None,
+) -> None:
+    for name, part, cache, scale in (("key", key, key_cache, key_scale), ("value", value, value_cache, value_scale)):
+        if part.dim() != 3 or part.shape[1:] != cache.shape[2:] or part.shape[0] != len(kv_slots):
+            raise ValueError(
+                f"{name} is {tuple(part.shape)}: [{len(kv_slots)} slots, heads, dim] of its cache {tuple(cache.shape)} "
+                "needed"
+            )
+        if cache.stride(3) != 1:
+            raise ValueError(f"{name}_cache must be contiguous in its last dimension")
+        if (scale is not None) != (cache.dtype == _FP8) or (scale is None and cache.dtype != part.dtype):
+            given = "without" if scale is None else "with"
+            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}, {given} {name}_scale: they do not fit")
+        if scale is not None and (scale.shape != cache.shape[2:3] or scale.dtype != torch.float32):
+            raise ValueError(f"{name}_scale is {scale.dtype} {tuple(scale.shape)}: float32 ({cache.shape[2]},) needed")

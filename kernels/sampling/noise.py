@@ -1,0 +1,94 @@
+"""Counter-based noise: a value is a function of (seed, position, token) alone; the torch reference and the CPU path.
+
+CUDA tensors go to the kernel of `triton_noise`, which has the same bits.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.sampling.constants import LANE_1, LANE_2, MULTIPLIER_1, MULTIPLIER_2, MULTIPLIER_3, TOKEN_LANE
+
+
+def _signed(word: int) -> int:
+    """The int32 with the bits of a 32-bit word."""
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _low_word(values: Tensor) -> Tensor:
+    """Low 32 bits of int64 values as int32; the arithmetic avoids casts that are out of range."""
+    return (((values & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+
+
+def _xor_shift_(words: Tensor, shift: int) -> Tensor:
+    """words ^= words >>> shift; torch shifts int32 arithmetically, hence the mask."""
+    return words.bitwise_xor_((words >> shift).bitwise_and_((1 << (32 - shift)) - 1))
+
+
+def _triple32_(words: Tensor) -> Tensor:
+    """triple32 of int32 words in place: a bijection of 32 bits with full avalanche."""
+    _xor_shift_(words, 17).mul_(_signed(MULTIPLIER_1))
+    _xor_shift_(words, 11).mul_(_signed(MULTIPLIER_2))
+    _xor_shift_(words, 15).mul_(_signed(MULTIPLIER_3))
+    return _xor_shift_(words, 14)
+
+
+def _row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """int32 [2, num_rows]: two words per (seed, position).
+
+    Each lane is a bijection of the position for a given seed, so no two positions of one request share their noise.
+    """
+    low = _low_word(seeds)
+    words = _triple32_(torch.stack((low ^ _signed(LANE_1), low ^ _signed(LANE_2))))
+    words = _triple32_(words.bitwise_xor_((seeds >> 32).to(torch.int32)))
+    return _triple32_(words.bitwise_xor_(_low_word(positions)))
+
+
+def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """The 23 random bits behind each noise value, as int32 in [0, 2**23).
+
+    With u32 arithmetic and triple32(x) as above:
+    key_i = triple32(triple32(triple32(low(seed) ^ LANE_i) ^ high(seed)) ^ low(position)) for i in 1, 2;
+    x = triple32(low(token) ^ TOKEN_LANE) ^ key_1; x = (x ^ x >> 17) * M1; x = (x ^ x >> 11) + key_2; x = x * M2;
+    x = (x ^ x >> 15) * M3; bits = x >> 9. The second key enters half-way so that two rows are never the same noise
+    under a permutation of tokens.
+
+    Args:
+        seeds: int64 [num_rows].
+        positions: int64 [num_rows].
+        token_ids: int64 [vocab_size].
+
+    Returns:
+        int32 [num_rows, vocab_size].
+    """
+    if seeds.is_cuda:
+        from wingbeat.kernels.sampling import noise_triton as triton_noise
+
+        return triton_noise.noise(seeds, positions, token_ids, bits=True)
+    keys = _row_keys(seeds, positions)
+    tokens = _triple32_(_low_word(token_ids) ^ _signed(TOKEN_LANE))
+    words = tokens[None, :] ^ keys[0][:, None]
+    _xor_shift_(words, 17).mul_(_signed(MULTIPLIER_1))
+    _xor_shift_(words, 11).add_(keys[1][:, None]).mul_(_signed(MULTIPLIER_2))
+    _xor_shift_(words, 15).mul_(_signed(MULTIPLIER_3))
+    return words.bitwise_right_shift_(9).bitwise_and_((1 << 23) - 1)
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise keyed by (seed, position, token) alone.
+
+    The uniform is (bits + 0.5) / 2**23: exact in float32 and never 0 or 1, so the noise is finite (-2.82 to 16.64).
+
+    Args:
+        seeds: int64 [num_rows].
+        positions: int64 [num_rows]: position of the token being chosen.
+        token_ids: int64 [vocab_size].
+
+    Returns:
+        float32 [num_rows, vocab_size].
+    """
+    if seeds.is_cuda:
+        from wingbeat.kernels.sampling import noise_triton as triton_noise
+
+        return triton_noise.noise(seeds, positions, token_ids, bits=False)
+    uniform = noise_bits(seeds, positions, token_ids).to(torch.float32).add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()

@@ -1,0 +1,188 @@
+"""Choosing tokens: warped logits plus counter-based Gumbel noise; the torch reference and the CPU path.
+
+The token of a row is argmax(processed logits + noise(seed, position, token)), which is an exact sample of
+softmax(processed logits) (the Gumbel-max trick) and depends on nothing but the row: not on the batch, the tree around
+it or the device's random state. History, bias and grammar come in as tensors (`logit_processors`). CUDA tensors go to
+the kernels of `triton_sampling`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
+
+if TYPE_CHECKING:
+    from wingbeat.kernels.sampling.workspace import SamplingWorkspace
+
+# Tokens looked at before a CPU row is sorted whole; a nucleus of real text is rarely larger, and a sort costs 10x more.
+_WINDOW = 128
+
+
+def _filter(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> Tensor:
+    """Mask float32 logits [num_rows, vocab_size] by top-k, top-p, then min-p, with one sort; out of place."""
+    vocab_size = logits.shape[-1]
+    minus_inf = float("-inf")
+    # Ascending, as transformers sorts: of equal logits at the edge of the nucleus the lowest ids go first.
+    ranked, order = torch.sort(logits, dim=-1, stable=True)
+    kth = (vocab_size - top_ks).clamp(min=0, max=vocab_size - 1)[:, None]
+    below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]
+    ranked.masked_fill_(below_kth, minus_inf)
+    # Summed in double and rounded once: what float32 cumsum does on the CPU.
+    mass = torch.softmax(ranked, dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
+    outside = (mass <= (1.0 - top_ps.double()).to(torch.float32)[:, None]) & (top_ps < 1.0)[:, None]
+    outside[:, -1] = False
+    removed = torch.empty_like(outside).scatter_(-1, order, outside | below_kth)
+    kept = logits.masked_fill(removed, minus_inf)
+    probs = torch.softmax(kept, dim=-1)
+    return kept.masked_fill_(probs < min_ps[:, None] * probs.amax(dim=-1, keepdim=True), minus_inf)
+
+
+def _filter_window(logits: Tensor, top_ks: Tensor, top_ps: Tensor, min_ps: Tensor) -> tuple[Tensor, Tensor]:
+    """`_filter` by the best _WINDOW tokens of each row, and bool [num_rows]: where they were enough.
+
+    Each filter keeps the upper end of the ranking, so where it removes the window's last token it removes the rest.
+    Top-k must do so by itself, since what it keeps is what top-p measures by.
+    """
+    minus_inf = float("-inf")
+    ranked, order = logits.topk(_WINDOW, dim=-1)
+    best = ranked[:, :1]
+    kth = (top_ks - 1).clamp(min=0, max=_WINDOW - 1)[:, None]
+    below_kth = (ranked < ranked.gather(-1, kth)) & (top_ks > 0)[:, None]
+    weights = (ranked - best).exp().masked_fill(below_kth, 0.0)
+    whole = (logits - best).exp().sum(dim=-1, dtype=torch.float64)
+    total = torch.where(top_ks > 0, weights.sum(dim=-1, dtype=torch.float64), whole)[:, None]
+    # Mass of a token and all below it, as in `_filter`, counted from the other end.
+    mass = 1.0 - (weights.cumsum(dim=-1, dtype=torch.float64) - weights) / total
+    outside = (mass.float() <= (1.0 - top_ps.double()).float()[:, None]) & (top_ps < 1.0)[:, None]
+    outside[:, 0] = False
+    removed = below_kth | outside | (weights < min_ps[:, None])
+    kept = torch.full_like(logits, minus_inf).scatter_(-1, order, ranked.masked_fill(removed, minus_inf))
+    return kept, removed[:, -1] & ((top_ks == 0) | below_kth[:, -1])
+
+
+def process_logits(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    *,
+    any_filtered: bool = True,
+    processors: LogitProcessors | None = None,
+) -> Tensor:
+    """Warp logits as transformers' warpers do, each row by its own parameters: temperature, top-k, top-p, min-p.
+
+    Top-k keeps ties with the k-th logit; top-p keeps the smallest set whose mass reaches top_p, at least one token;
+    min-p keeps tokens at least min_p times as probable as the best. Rows with temperature 0 are not warped. On a GPU
+    the mass is summed in fixed point, whose rounding (below 2**-24 of the whole) may move the edge of the nucleus, and
+    of min-p, by one token where a mass falls onto it; of equal logits at the edge the lowest ids go first.
+
+    Args:
+        logits: [num_rows, vocab_size], any float type; not modified.
+        temperatures: float32 [num_rows], 0 or more.
+        top_ks: int64 [num_rows]; 0 is off.
+        top_ps: float32 [num_rows]; 1 is off.
+        min_ps: float32 [num_rows]; 0 is off.
+        any_filtered: False promises that no row uses top-k, top-p or min-p, which saves the search for their edges.
+        processors: applied to every row, warped or not, before temperature.
+
+    Returns:
+        float32 [num_rows, vocab_size], removed tokens at -inf.
+
+    Raises:
+        ValueError: see `logit_processors.check_processors`.
+    """
+    if logits.is_cuda:
+        from wingbeat.kernels.sampling import triton as triton_sampling
+
+        return triton_sampling.process_logits(
+            logits, temperatures, top_ks, top_ps, min_ps, any_filtered=any_filtered, processors=processors
+        )
+    if processors is not None:
+        logits = apply_processors(logits, processors)
+    sampled = temperatures > 0
+    scaled = logits.to(torch.float32) / torch.where(sampled, temperatures, 1.0)[:, None]
+    if not any_filtered:
+        return scaled
+    filtered = sampled & ((top_ks > 0) | (top_ps < 1.0) | (min_ps > 0))
+    rows = filtered.nonzero().squeeze(-1)
+    if logits.shape[-1] > _WINDOW:
+        kept, enough = _filter_window(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])
+        scaled[rows[enough]] = kept[enough]
+        rows = rows[~enough]
+    if rows.numel():
+        scaled[rows] = _filter(scaled[rows], top_ks[rows], top_ps[rows], min_ps[rows])
+    return scaled
+
+
+def choose_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    any_sampled: bool,
+    any_filtered: bool,
+    processors: LogitProcessors | None = None,
+    workspace: SamplingWorkspace | None = None,
+) -> Tensor:
+    """The token of each row: argmax at temperature 0, else argmax(processed logits + Gumbel noise).
+
+    A row's token does not depend on the other rows. Equal scores go to the lowest id. On a GPU nothing waits for the
+    device and launches depend on shapes and flags alone, so a call can be captured in a CUDA graph.
+
+    Args:
+        logits: [num_rows, vocab_size], any float type.
+        temperatures, top_ks, top_ps, min_ps: [num_rows], as for `process_logits`.
+        seeds: int64 [num_rows].
+        positions: int64 [num_rows]: position the chosen token will have.
+        any_sampled: False promises that every temperature is 0.
+        any_filtered: False promises that no row uses top-k, top-p or min-p.
+        processors: applied to every row, sampled or not.
+        workspace: memory of the GPU kernels, from `sampling_workspace`; allocated by the call when not given.
+
+    Returns:
+        int64 [num_rows].
+
+    Raises:
+        ValueError: see `logit_processors.check_processors`; or the workspace is too small.
+    """
+    if logits.is_cuda and (any_sampled or processors is not None):
+        from wingbeat.kernels.sampling import triton as triton_sampling
+
+        return triton_sampling.choose_tokens(
+            logits,
+            temperatures,
+            top_ks,
+            top_ps,
+            min_ps,
+            seeds,
+            positions,
+            any_filtered=any_sampled and any_filtered,
+            processors=processors,
+            workspace=workspace,
+        )
+    if not any_sampled:
+        return (logits if processors is None else apply_processors(logits, processors)).argmax(dim=-1)
+    processed = process_logits(
+        logits, temperatures, top_ks, top_ps, min_ps, any_filtered=any_filtered, processors=processors
+    )
+    noise = gumbel_noise(seeds, positions, torch.arange(logits.shape[-1], device=logits.device))
+    return processed.add_(noise.masked_fill_((temperatures == 0)[:, None], 0.0)).argmax(dim=-1)
+
+
+def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | str) -> SamplingWorkspace | None:
+    """Memory for `choose_tokens` of up to max_rows rows, to share between CUDA graphs; None where none is used."""
+    if torch.device(device).type != "cuda":
+        return None
+    from wingbeat.kernels.sampling.workspace import SamplingWorkspace
+
+    return SamplingWorkspace(max_rows, vocab_size, device)

@@ -1,0 +1,74 @@
+"""Choosing tokens on a GPU: the kernels behind `sampling`, which is their reference.
+
+Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`triton_scores`).
+Filtered rows are kept in float32 and searched for the edges of top-k and top-p (`triton_filter`). Every row is shared
+by as many programs as fill the device, and gets the same token in any batch. Launches depend on shapes and flags alone.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.sampling.filter import filter_rows
+from wingbeat.kernels.sampling.processors import LogitProcessors
+from wingbeat.kernels.sampling.scores import merge_shares, scale_rows
+from wingbeat.kernels.sampling.workspace import SamplingWorkspace, rows_of, share_rows
+
+
+def process_logits(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    *,
+    any_filtered: bool,
+    processors: LogitProcessors | None,
+) -> Tensor:
+    """See `sampling.process_logits`."""
+    num_rows, vocab_size = logits.shape
+    if num_rows == 0:
+        return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)
+    workspace = SamplingWorkspace(num_rows, vocab_size, logits.device)
+    keys = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, keys, keys)
+    with torch.cuda.device_of(logits):
+        shares = share_rows(num_rows, vocab_size)
+        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=False)
+        if any_filtered:
+            filter_rows(rows, workspace, shares, choose=False)
+    return workspace.scaled
+
+
+def choose_tokens(
+    logits: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    any_filtered: bool,
+    processors: LogitProcessors | None,
+    workspace: SamplingWorkspace | None,
+) -> Tensor:
+    """See `sampling.choose_tokens`: two launches, or nineteen with filters."""
+    num_rows, vocab_size = logits.shape
+    out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows == 0:
+        return out
+    if workspace is None:
+        workspace = SamplingWorkspace(num_rows, vocab_size, logits.device, scaled=any_filtered)
+    elif num_rows > workspace.max_rows or vocab_size != workspace.vocab_size:
+        raise ValueError(
+            f"logits are [{num_rows}, {vocab_size}]: the workspace has room for {workspace.max_rows} rows of "
+            f"{workspace.vocab_size}"
+        )
+    rows = rows_of(temperatures, top_ks, top_ps, min_ps, seeds, positions)
+    shares = share_rows(num_rows, vocab_size)
+    with torch.cuda.device_of(logits):
+        scale_rows(logits, rows, processors, workspace, shares, any_filtered=any_filtered, choose=True)
+        if any_filtered:
+            filter_rows(rows, workspace, shares, choose=True)
+        merge_shares(workspace, shares, out)
+    return out

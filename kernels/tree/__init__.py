@@ -1,0 +1,1 @@
+"""Token trees: masks, growth, the accepted path."""

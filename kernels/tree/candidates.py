@@ -1,0 +1,46 @@
+"""Candidates for the nodes of a tree: the likeliest continuations by a drafter's logits, or by the target's own noise.
+
+The torch reference and the CPU path; CUDA tensors go to the kernel of `triton_candidates`.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.sampling.noise import gumbel_noise
+from wingbeat.kernels.tree.results import Candidates, Coupling
+
+
+def top_candidates(logits: Tensor, draft_token_ids: Tensor, top_k: int, coupling: Coupling | None = None) -> Candidates:
+    """The likeliest continuations of each node and their log-probabilities.
+
+    With a coupling the scores are logits / temperature + Gumbel noise, and so are what the log-softmax is of: the best
+    of them is likeliest to equal the target's own choice (Daliri et al., arXiv:2408.07978). Of equal scores the kernel
+    takes the lower draft index, and the CPU path any.
+
+    Args:
+        logits: [num_reqs, width, draft_vocab_size], any float type.
+        draft_token_ids: int64 [draft_vocab_size]: the target's id of each draft token.
+        top_k: candidates of a node, 1 to draft_vocab_size.
+
+    Raises:
+        ValueError: top_k is out of range, or draft_token_ids does not have the logits' vocabulary.
+    """
+    vocab_size = logits.shape[-1]
+    if not 1 <= top_k <= vocab_size:
+        raise ValueError(f"top_k is {top_k}: it must be 1 to {vocab_size}, the size of the draft vocabulary")
+    if draft_token_ids.shape != (vocab_size,):
+        raise ValueError(f"draft_token_ids is {list(draft_token_ids.shape)} and the logits have {vocab_size} columns")
+    if logits.is_cuda:
+        from wingbeat.kernels.tree import candidates_triton as triton_candidates
+
+        return triton_candidates.top_candidates(logits, draft_token_ids, top_k, coupling)
+    scores = logits.to(torch.float32)
+    if coupling is not None:
+        sampled = (coupling.temperatures > 0)[:, None]
+        noise = gumbel_noise(coupling.seeds, coupling.positions, draft_token_ids).masked_fill_(~sampled, 0.0)
+        scores = scores / torch.where(sampled, coupling.temperatures[:, None], 1.0)[..., None] + noise[:, None]
+    if top_k == 1:  # three passes over the vocabulary where the general form needs five
+        likeliest = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
+        return Candidates(draft_token_ids[likeliest.indices], likeliest.values.log())
+    best = torch.topk(scores, top_k, dim=-1)
+    return Candidates(draft_token_ids[best.indices], best.values - torch.logsumexp(scores, dim=-1, keepdim=True))

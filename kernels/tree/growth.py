@@ -1,0 +1,164 @@
+"""Growth of EAGLE-2 trees: a table of candidates, level by level; the torch reference and the CPU path.
+
+Like `tree`, whose tensors come out of it, nothing here loops over nodes or requests, changes shape with the data or
+waits for the device. CUDA tensors go to the kernels of `triton_tree_growth`.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.tree.reference import ancestor_words
+from wingbeat.kernels.tree.results import Frontier, GrownTree, PackedTree
+
+
+def select_frontier(scores: Tensor, count: int) -> Tensor:
+    """Indices of the best `count` scores, best first; of equal scores the lower index comes first.
+
+    Args:
+        scores: float32 [num_reqs, num_candidates].
+
+    Returns:
+        int64 [num_reqs, count].
+    """
+    return torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
+
+
+class TreeTable:
+    """Every candidate of a growing EAGLE-2 tree, level by level (EAGLE-2, arXiv:2406.16858, section 4).
+
+    The root has top_k children; then each level expands the top_k best nodes of the level before by cumulative
+    log-probability, each into top_k children. Entry 0 is the root, entries 1..top_k its children, then top_k**2 a
+    level. A table is reusable: level 0 starts the next tree in the same memory. top_k = 1 grows a chain.
+    """
+
+    def __init__(self, num_reqs: int, top_k: int, steps: int, device: torch.device | str) -> None:
+        if top_k < 1 or steps < 1:
+            raise ValueError(f"top_k is {top_k} and steps is {steps}: both must be at least 1")
+        self.num_reqs, self.top_k, self.steps = num_reqs, top_k, steps
+        self.size = 1 + top_k + (steps - 1) * top_k * top_k
+        self._token_ids = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
+        self._parents = torch.zeros(num_reqs, self.size, dtype=torch.int64, device=device)
+        self._scores = torch.full((num_reqs, self.size), float("-inf"), dtype=torch.float32, device=device)
+        # Computed where it is needed: tables are made in the middle of a round, where an upload would be waited for.
+        below = torch.arange(self.size, device=device) - 1
+        self._depths = (below >= 0).long() + (below >= top_k) * (1 + (below - top_k) // (top_k * top_k))
+        self._frontier: Frontier | None = None
+
+    def add_level(self, level: int, candidate_token_ids: Tensor, candidate_log_probs: Tensor) -> Frontier:
+        """Enter the children of the current frontier and choose the next one.
+
+        Args:
+            level: 0 for the root's children, then one more each call, below `steps`.
+            candidate_token_ids: int64 [num_reqs, frontier, top_k]; frontier is 1 at level 0 and top_k afterwards.
+            candidate_log_probs: float [num_reqs, frontier, top_k]; -inf marks a missing candidate.
+
+        Raises:
+            ValueError: the candidates do not have the level's shape, or the level before it was never added.
+        """
+        width = 1 if level == 0 else self.top_k
+        expected = (self.num_reqs, width, self.top_k)
+        if tuple(candidate_token_ids.shape) != expected or candidate_log_probs.shape != candidate_token_ids.shape:
+            raise ValueError(f"level {level} wants candidates of shape {expected}, got {candidate_token_ids.shape}")
+        if level > 0 and (self._frontier is None or level >= self.steps):
+            raise ValueError(f"level {level} of {self.steps} added without the level before it")
+        if self._scores.is_cuda:
+            from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+
+            previous = None if level == 0 else self._frontier
+            table = (self._token_ids, self._parents, self._scores)
+            self._frontier = triton_tree_growth.add_level(
+                candidate_token_ids, candidate_log_probs, previous, table, self.level_start(level)
+            )
+            return self._frontier
+        if level == 0:
+            # Levels of an earlier tree that this one may not reach must not be kept.
+            self._scores[:, 1:].fill_(float("-inf"))
+            log_probs, parents = candidate_log_probs, torch.zeros_like(candidate_token_ids)
+        else:
+            log_probs = candidate_log_probs
+            parents = self._frontier.table_index[..., None].expand(expected)
+        # A child never beats its parent: with NaN as "no candidate" and no log-probability above 0, float addition is
+        # monotone, and equal scores are settled by table order. So the best entries are always closed under parents.
+        log_probs = torch.nan_to_num(log_probs.to(torch.float32), nan=float("-inf"), neginf=float("-inf")).clamp(
+            max=0.0
+        )
+        scores = log_probs if level == 0 else self._frontier.scores[..., None] + log_probs
+        return self._enter(level, candidate_token_ids.flatten(1), parents.flatten(1), scores.flatten(1))
+
+    def level_start(self, level: int) -> int:
+        """Index of a level's first entry; its children of frontier node f begin top_k * f later."""
+        return 1 if level == 0 else 1 + self.top_k + (level - 1) * self.top_k * self.top_k
+
+    def _enter(self, level: int, token_ids: Tensor, parents: Tensor, scores: Tensor) -> Frontier:
+        """Write a level [num_reqs, width * top_k] into the table and keep its best top_k as the frontier."""
+        begin = self.level_start(level)
+        entries = slice(begin, begin + token_ids.shape[1])
+        self._token_ids[:, entries] = token_ids
+        self._parents[:, entries] = parents
+        self._scores[:, entries] = scores
+        best = select_frontier(scores, self.top_k)
+        parent = torch.zeros_like(best) if level == 0 else best // self.top_k
+        self._frontier = Frontier(token_ids.gather(1, best), best + begin, scores.gather(1, best), parent)
+        return self._frontier
+
+    def finalize(self, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
+        """The best num_nodes - 1 entries and the root, renumbered in table order (so by depth, parents first).
+
+        Args:
+            root_token_ids: int64 [num_reqs].
+            num_nodes: nodes of the tree, at least 1; a smaller table is padded.
+
+        Raises:
+            ValueError: num_nodes is below 1.
+        """
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
+        if self._scores.is_cuda:
+            return self._finalize_on_gpu(root_token_ids, num_nodes, None).tree
+        scores = self._scores[:, 1:]
+        best = select_frontier(scores, min(num_nodes, self.size) - 1)
+        # Missing candidates sort behind every real one, so that valid nodes come first.
+        missing = scores.gather(1, best) == float("-inf")
+        order = (best + missing * self.size).sort(dim=1).values
+        valid = order < self.size
+        kept = torch.where(valid, order, order - self.size) + 1
+        # Renumbered by a scatter over the table; entry 0 is the root and keeps number 0.
+        number = torch.zeros_like(self._parents)
+        number.scatter_(1, kept, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
+        parents = number.gather(1, self._parents.gather(1, kept))
+        columns = (
+            (root_token_ids[:, None], self._token_ids.gather(1, kept), 0),
+            (torch.full_like(root_token_ids, -1)[:, None], parents, 0),
+            (torch.zeros_like(root_token_ids)[:, None], self._depths[kept], 0),
+            (torch.zeros_like(self._scores[:, :1]), self._scores.gather(1, kept), float("-inf")),
+        )
+        missing_columns = num_nodes - 1 - kept.shape[1]
+        padded = [
+            torch.nn.functional.pad(
+                torch.cat((root, body.masked_fill(~valid, fill)), 1), (0, missing_columns), value=fill
+            )
+            for root, body, fill in columns
+        ]
+        return GrownTree(*padded, num_valid=1 + valid.sum(dim=1))
+
+    def finalize_packed(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor) -> PackedTree:
+        """`finalize`, with the tree's ancestor words and positions.
+
+        Args:
+            root_token_ids: int64 [num_reqs].
+            num_nodes: as for `finalize`.
+            root_positions: int64 [num_reqs].
+
+        Raises:
+            ValueError: num_nodes is below 1.
+        """
+        if self._scores.is_cuda and num_nodes >= 1:
+            return self._finalize_on_gpu(root_token_ids, num_nodes, root_positions)
+        tree = self.finalize(root_token_ids, num_nodes)
+        return PackedTree(tree, ancestor_words(tree.parents, self.steps), root_positions[:, None] + tree.depths)
+
+    def _finalize_on_gpu(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor | None) -> PackedTree:
+        from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+
+        table = (self._token_ids, self._parents, self._scores)
+        return triton_tree_growth.finalize(table, self._depths, root_token_ids, num_nodes, self.steps, root_positions)

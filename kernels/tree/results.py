@@ -1,0 +1,74 @@
+"""What the operations on token trees take and return, on every device."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class WalkResult(NamedTuple):
+    """The accepted path of each tree and the tokens it emits."""
+
+    nodes: Tensor
+    """int64 [num_reqs, max_path]: node 0, then the accepted nodes; the last one repeated to the end."""
+    num_tokens: Tensor
+    """int64 [num_reqs]: 1 + accepted nodes, 1..max_path."""
+    token_ids: Tensor
+    """int64 [num_reqs, max_path]: the target's choice at nodes[j] for j < num_tokens, then 0."""
+
+
+class Frontier(NamedTuple):
+    """The nodes of one level that are expanded next, best first."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, top_k]"""
+    table_index: Tensor
+    """int64 [num_reqs, top_k]: their entries in the table."""
+    scores: Tensor
+    """float32 [num_reqs, top_k]: cumulative log-probability; -inf where there was no candidate."""
+    frontier_parent: Tensor
+    """int64 [num_reqs, top_k]: index into the previous frontier (0 after the root's level)."""
+
+
+class GrownTree(NamedTuple):
+    """A finished tree; node 0 is the root and padding has token 0, parent 0, depth 0 and score -inf."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, num_nodes]"""
+    parents: Tensor
+    """int64 [num_reqs, num_nodes]: below the node's own index; -1 for the root."""
+    depths: Tensor
+    """int64 [num_reqs, num_nodes]; 0 for the root."""
+    scores: Tensor
+    """float32 [num_reqs, num_nodes]: cumulative log-probability; 0 for the root."""
+    num_valid: Tensor
+    """int64 [num_reqs]: nodes that count, root included."""
+
+
+class PackedTree(NamedTuple):
+    """A finished tree and what its verification needs of it."""
+
+    tree: GrownTree
+    ancestor_words: Tensor
+    """int64 [num_reqs, num_nodes, ceil(num_nodes / 64)], as `ancestor_words`; padding sees itself and the root."""
+    positions: Tensor
+    """int64 [num_reqs, num_nodes]: root position + depth; the root's for padding."""
+
+
+class Coupling(NamedTuple):
+    """The noise the target will choose with, to rank candidates by; [num_reqs] each."""
+
+    temperatures: Tensor
+    """float32; at 0 candidates are ranked by their logits."""
+    seeds: Tensor
+    """int64"""
+    positions: Tensor
+    """int64: position the candidates will have."""
+
+
+class Candidates(NamedTuple):
+    """Continuations of some nodes, best first."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, width, top_k]: in the target's vocabulary."""
+    log_probs: Tensor
+    """float32 [num_reqs, width, top_k]"""

@@ -1,0 +1,1 @@
+"""Is this drafter the right one for this verifier?"""

@@ -1,0 +1,72 @@
+"""Whether a drafter fits its verifier, told from configs, names and shapes alone: no weights are read."""
+
+from pathlib import Path
+
+from wingbeat.runtime.drafters.choice import CHECKPOINT, USER, DrafterChoice
+from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.load import check_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.verifier.checkpoint import check_files, check_weights
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config
+
+
+def check_drafter_fits(choice: DrafterChoice, target: TargetDescription) -> int:
+    """Refuse a drafter that could not be loaded beside this verifier.
+
+    Returns:
+        Values per position that it taps of the verifier, as far as that is known: 0 for a class of the user's own.
+
+    Raises:
+        ValueError: a file, a tensor or a size is wrong, or there is no such class; one line that names it.
+    """
+    if choice.kind == USER:
+        from wingbeat.runtime.drafters.user import find_class
+
+        find_class(str(choice.source))
+        return 0
+    if choice.kind == "mtp":
+        from wingbeat.runtime.heads.mtp_loader import num_mtp_modules, why_none
+
+        if not num_mtp_modules(target):
+            raise CheckpointError(why_none(target))
+        return target.hidden_size
+    if choice.kind != CHECKPOINT:
+        return 0
+    if kind_of(choice.source) == "eagle":
+        return _check_eagle(Path(choice.source), target)
+    return _check_model(Path(choice.source), target)
+
+
+def _check_eagle(folder: Path, target: TargetDescription) -> int:
+    embeds = any(name.endswith("embed_tokens.weight") for name in target.tensor_files)
+    lends_head = (
+        embeds if target.config.tie_word_embeddings else any(n.endswith("lm_head.weight") for n in target.tensor_files)
+    )
+    try:
+        convention = check_head(
+            folder,
+            target_hidden_size=target.hidden_size,
+            target_num_layers=target.num_layers,
+            target_vocab_size=target.vocab_size,
+            lends_embedding=embeds,
+            lends_lm_head=lends_head,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"drafter {folder}: {error}") from error
+    return len(convention.tap_layers) * target.hidden_size
+
+
+def _check_model(folder: Path, target: TargetDescription) -> int:
+    from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES
+    from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+
+    file = ConfigFile.read(folder)
+    if file.fields["model_type"] in MODEL_TYPES:
+        check_files(file)
+        return target.hidden_size
+    config = load_config(file).get_text_config()
+    check_same_vocabulary(folder, config.vocab_size, target.path, target.vocab_size)
+    check_files(file)
+    check_weights(file)
+    return 0

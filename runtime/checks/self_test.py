@@ -1,0 +1,134 @@
+"""Whether a drafter suits its verifier: short texts written through the real engine and channel, right after the start.
+
+A head that is read in the wrong convention, or that belongs to another verifier, is slow and never wrong: nothing but
+its acceptance shows it. Knows neither checkpoints nor processes.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from wingbeat.runtime.checks.trial_prompts import trial_requests
+from wingbeat.runtime.engine.drafter_client import DrafterState
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+NUM_TEXTS = 32
+LEAST_ACCEPTANCE = 0.3
+"""Of first drafted tokens. Published heads reach 0.7 and more; one whose taps are a layer off reaches a tenth."""
+_NUM_TOKENS, _FEWER_TOKENS = 24, 8
+"""Per text; fewer where so few texts run at once that a start would take seconds longer."""
+_MANY_AT_ONCE = 8
+
+
+class BadDrafterError(ValueError):
+    """The drafter's proposals are hardly ever right; one line with the figure and the way round."""
+
+
+class SelfTest(NamedTuple):
+    """What came out of a self-test."""
+
+    num_texts: int
+    num_tokens: int
+    elapsed_s: float
+    metrics: SpeculationMetrics
+
+    @property
+    def first_position(self) -> float:
+        """Share of the verified trees of which a node at depth 1 was accepted."""
+        rates = self.metrics.acceptance_rate_per_pos()
+        return rates[0] if rates else 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the drafter is worth its time."""
+        return self.first_position >= LEAST_ACCEPTANCE
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "num_texts": self.num_texts,
+            "num_tokens": self.num_tokens,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "num_drafts": self.metrics.num_drafts,
+            "first_position": round(self.first_position, 4),
+            "acceptance_rate_per_pos": [round(rate, 4) for rate in self.metrics.acceptance_rate_per_pos()],
+            "acceptance_length": round(self.metrics.acceptance_length, 4),
+            "passed": self.passed,
+        }
+
+
+def check_drafter(engine: Engine, tokenizer: Tokenizer | None, name: str, allow_bad: bool = False) -> SelfTest:
+    """Run the self-test and judge its outcome.
+
+    Args:
+        engine: idle, its drafter attached.
+        name: of the drafter, for people.
+        allow_bad: warn instead of refusing.
+
+    Raises:
+        BadDrafterError: first-position acceptance is below `LEAST_ACCEPTANCE`, or the drafter was lost meanwhile.
+    """
+    test = run_self_test(engine, tokenizer)
+    if engine.drafter_state is not DrafterState.ATTACHED:
+        raise BadDrafterError(f"drafter {name} was lost during its self-test")
+    length = f"{test.metrics.acceptance_length:.2f} tokens per draft"
+    if test.passed:
+        rates = " ".join(f"{rate:.2f}" for rate in test.metrics.acceptance_rate_per_pos())
+        logger.info(
+            "drafter %s: accepted %s by depth, %s, in a self-test of %.1f s", name, rates, length, test.elapsed_s
+        )
+        return test
+    problem = (
+        f"drafter {name} does not suit {engine.loaded.name}: first-position acceptance is {test.first_position:.2f} in "
+        f"the self-test and should be {LEAST_ACCEPTANCE} at least"
+    )
+    if not allow_bad:
+        raise BadDrafterError(f"{problem}; --allow-bad-drafter (allow_bad_drafter=true) serves it all the same")
+    logger.warning("%s; served all the same, at %s", problem, length)
+    return test
+
+
+def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
+    """Let the verifier write short texts, half of them greedily, with drafts of the full configured shape.
+
+    The engine is as new afterwards: no cached prefix and no figure tells of it.
+
+    Args:
+        engine: idle, its drafter attached.
+        tokenizer: the verifier's, for prompts as its users write them; None starts from random tokens.
+
+    Raises:
+        RuntimeError: the engine has unfinished requests.
+    """
+    if engine.has_unfinished_requests():
+        raise RuntimeError("the self-test needs an idle engine")
+    metrics, num_tokens, started = SpeculationMetrics(), 0, time.perf_counter()
+    max_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
+    requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, max_tokens, engine.config.max_model_len)
+    with _fixed_trees(engine):
+        for request in requests:
+            engine.add_request(request)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                num_tokens += len(output.token_ids)
+                if output.metrics is not None:
+                    metrics.add(output.metrics)
+    engine.forget()
+    return SelfTest(NUM_TEXTS, num_tokens, time.perf_counter() - started, metrics)
+
+
+@contextmanager
+def _fixed_trees(engine: Engine) -> Iterator[None]:
+    """Drafts of the configured shape in every round: what pays is not the question here."""
+    adaptive = engine.adaptive
+    engine.adaptive = engine.drafting.adaptive = None
+    try:
+        yield
+    finally:
+        engine.adaptive = engine.drafting.adaptive = adaptive

@@ -1,0 +1,81 @@
+"""Short texts that a verifier writes itself, for a drafter to be tried on."""
+
+import torch
+
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loader import LoadedModel
+
+_QUESTIONS = (
+    "What is a prime number?",
+    "Write a short poem about the sea.",
+    "How do I read a file line by line in Python?",
+    "Explain why the sky is blue.",
+    "Give me three ideas for a birthday present.",
+    "Summarise the story of Romeo and Juliet.",
+    "What should I look at when buying a used car?",
+    "Translate 'good morning, how are you?' into French.",
+    "Write a function that reverses a linked list.",
+    "What is the capital of Australia, and why not Sydney?",
+    "How many grams are in two pounds?",
+    "Draft a polite reply that declines an invitation.",
+    "What happened in the year 1969?",
+    "Name five vegetables that grow in the shade.",
+    "Explain the difference between a list and a tuple.",
+    "How does a vaccine work?",
+)
+_BEGINNINGS = (
+    "The history of the city begins with",
+    "def read_config(path):\n    ",
+    "Once upon a time there was a",
+    "import os\nimport sys\n\n\ndef main(argv=None):\n    ",
+    "In mathematics, a function is",
+    "class Stack:\n    def __init__(self):\n        ",
+    "The weather forecast for the weekend is",
+    "for name in sorted(os.listdir(path)):\n    ",
+    "Return a copy of the list in which",
+    "The committee decided that",
+    "    try:\n        return self._cache[key]\n    ",
+    "To install the package, run the following",
+    "<html>\n<head>\n<title>",
+    "She opened the door and saw",
+    "if __name__ == '__main__':\n    ",
+    "According to the report, the company",
+)
+
+
+def trial_requests(
+    loaded: LoadedModel, tokenizer: Tokenizer | None, num_texts: int, num_tokens: int, max_model_len: int
+) -> list[Request]:
+    """Texts of up to `num_tokens` tokens: every prompt greedily, then sampled with a seed per text.
+
+    The same for the same verifier at all times. In contexts too short for both, half of it is the text's.
+    """
+    prompts = trial_prompts(loaded, tokenizer)
+    requests = []
+    for index in range(num_texts):
+        turn, row = divmod(index, len(prompts))
+        prompt = prompts[row][-max(1, max_model_len // 2) :]
+        params = SamplingParams(
+            max_tokens=min(num_tokens, max_model_len - len(prompt)),
+            temperature=float(turn > 0),
+            seed=index,
+            ignore_eos=True,
+        )
+        requests.append(Request(f"trial-{index}", tuple(prompt), params))
+    return requests
+
+
+def trial_prompts(loaded: LoadedModel, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Token ids of a few prompts.
+
+    Questions in the chat template where there is one: outside of it, chat models write what their drafters have not
+    seen. Beginnings of texts for other models, and random tokens where there is no tokenizer.
+    """
+    if tokenizer is None:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(0, loaded.vocab_size, (len(_BEGINNINGS), 2), generator=generator).tolist()
+    try:
+        return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in _QUESTIONS]
+    except ValueError:  # no chat template, or one that wants other messages
+        return [tokenizer.encode(text) for text in _BEGINNINGS]

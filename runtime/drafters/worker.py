@@ -1,0 +1,273 @@
+"""The drafter's side of the channel: one batched pass over every attached verifier.
+
+A channel may lie in host memory, or partly on a device: `cluster.channels.cuda_ipc` says which fields. What decides the
+shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the device, so that a
+drafter beside it enqueues its pass without waiting.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.speculation.growth_rule import GrowthRule, RuleTables
+
+HOST_COLUMNS = ("decode_slots", "proposal_slots")
+"""Fields of a `DraftBatch` that stay on the host."""
+
+SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
+"""Fields of a `DraftBatch` that an outcome has by slot."""
+
+
+@dataclass
+class _Attachment:
+    end: DrafterEnd
+    slot_offset: int
+    block_offset: int
+    rule: RuleTables | None = None
+    """As last read."""
+
+    def growth_rule(self, outcome: Outcome, num_proposals: int) -> GrowthRule | None:
+        """Rule for the trees asked for; None grows every level."""
+        self.rule = RuleTables.read(outcome, self.rule)
+        if not self.rule.number:
+            return None
+        slots, temperatures = outcome.proposal_slots[:num_proposals].tolist(), outcome.temperatures.tolist()
+        return GrowthRule(self.rule, slots, [temperatures[slot] > 0 for slot in slots])
+
+
+class DraftWorker:
+    """Polls the attached channels and answers all pending rounds in one pass.
+
+    Verifiers share the drafter's tensors: each owns a range of slots and a range of blocks, for as long as it is
+    attached. All attached verifiers have the same tree shape, block size and context length.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self._attached: dict[str, _Attachment] = {}
+
+    def attach(self, name: str, end: DrafterEnd) -> None:
+        """Serve the verifier behind this end from the next pass on.
+
+        Raises:
+            ValueError: the name is taken, or the channel's shapes differ from those already served.
+        """
+        if name in self._attached:
+            raise ValueError(f"channel {name} is attached already: detach it first")
+        for other in self._attached.values():
+            if _shape(other.end.spec) != _shape(end.spec):
+                raise ValueError(f"channel {name} has tree or block shapes other than the verifiers already served")
+        new = _Attachment(end, *self._free_range(end.spec))
+        ends = [
+            (a.slot_offset + a.end.spec.num_slots, a.block_offset + a.end.spec.num_blocks)
+            for a in (*self._attached.values(), new)
+        ]
+        self.drafter.resize(end.spec, max(e[0] for e in ends), max(e[1] for e in ends))
+        self._attached[name] = new
+
+    def detach(self, name: str) -> None:
+        """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
+        attachment = self._attached.pop(name, None)
+        if attachment is not None:
+            attachment.end.close()
+
+    @property
+    def ends(self) -> list[DrafterEnd]:
+        """The attached ends, for whoever waits on their doorbells."""
+        return [attachment.end for attachment in self._attached.values()]
+
+    @torch.inference_mode()
+    def run_once(self) -> bool:
+        """Answer every pending round; False if there was none. Closed channels are detached."""
+        for name in [name for name, attachment in self._attached.items() if attachment.end.closed]:
+            self.detach(name)
+        pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
+        if not pending:
+            return False
+        batch = merge(pending, list(self._attached.values()), self.drafter.device)
+        trees = self.drafter.draft(batch)
+        start = 0
+        for attachment, outcome in pending:
+            count = int(outcome.header[3])
+            if trees is not None and count:
+                _write_reply(
+                    attachment.end, outcome, count, TokenTree(*(field[start : start + count] for field in trees))
+                )
+            start += count
+            attachment.end.publish_reply()
+        return True
+
+    def _free_range(self, spec: ChannelSpec) -> tuple[int, int]:
+        """First slot and block offsets after every attached verifier, or the first gap that is large enough."""
+        slot = block = 0
+        for attachment in sorted(self._attached.values(), key=lambda a: a.slot_offset):
+            taken = attachment.end.spec
+            if attachment.slot_offset - slot >= spec.num_slots and attachment.block_offset - block >= spec.num_blocks:
+                break
+            slot = attachment.slot_offset + taken.num_slots
+            block = attachment.block_offset + taken.num_blocks
+        return slot, block
+
+
+def _shape(spec: ChannelSpec) -> tuple:
+    return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
+
+
+def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree) -> None:
+    reply, slots = end.reply, outcome.proposal_slots[:count]
+    reply.epochs.copy_(outcome.epochs)
+    reply.committed_lens.copy_(outcome.committed_lens)
+    where = reply.token_ids.device
+    if where != slots.device:
+        slots = upload(slots.tolist(), where)
+    width = trees.token_ids.shape[1]
+    for name, field in trees._asdict().items():
+        into = getattr(reply, name)
+        into = into[:, :width] if into.dim() == 2 else into
+        into[slots] = field.to(where)
+
+
+def _longest_path(outcome: Outcome) -> int:
+    num_decodes = int(outcome.header[1])
+    return int(outcome.decode_num_tokens[:num_decodes].max()) if num_decodes else 1
+
+
+def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
+    # Towards the host a copy has to be waited for: what follows reads it at once.
+    no_wait = device.type != "cpu"
+    return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
+
+
+def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device) -> DraftBatch:
+    """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
+
+    For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
+    passed on: elsewhere shapes stay fixed, and nothing waits to be asked.
+
+    Args:
+        device: the drafter's.
+    """
+    parts: list[dict[str, Tensor]] = []
+    chunk_slots: list[int] = []
+    chunk_positions: list[int] = []
+    chunk_lens: list[int] = []
+    growth_rules: list[tuple[slice, GrowthRule | None]] = []
+    num_rows = max_levels = 0
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        pending = [(attachment, _on_host(outcome)) for attachment, outcome in pending]
+    width = max(_longest_path(outcome) for _, outcome in pending) if on_cpu else None
+    for attachment, outcome in pending:
+        _, num_decodes, num_chunks, num_proposals, levels = outcome.header[:5].tolist()
+        lens = outcome.chunk_lens[:num_chunks].tolist()
+        chunk_slots += (outcome.chunk_slots[:num_chunks] + attachment.slot_offset).tolist()
+        chunk_positions += outcome.chunk_positions[:num_chunks].tolist()
+        chunk_lens += lens
+        offset = attachment.slot_offset
+        if num_proposals:
+            proposed = slice(num_rows, num_rows + num_proposals)
+            if on_cpu:
+                growth_rules.append((proposed, attachment.growth_rule(outcome, num_proposals)))
+            num_rows, max_levels = proposed.stop, max(max_levels, levels)
+        part = {
+            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
+            "decode_positions": outcome.decode_positions[:num_decodes],
+            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
+            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
+            "decode_taps": outcome.decode_taps[:num_decodes, :width],
+            "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
+            "chunk_taps": outcome.chunk_taps[: sum(lens)],
+            "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,
+        }
+        parts.append(part if outcome.decode_taps.device == device else _moved(part, device))
+    rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+    if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
+        outcome = pending[0][1]
+        by_slot = {name: getattr(outcome, name) for name in SLOT_COLUMNS}
+        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
+        if outcome.committed_lens.device != device:
+            by_slot = _moved(by_slot, device)
+        history = attached[0].end.token_ids
+        here = history.device == device
+        by_slot["token_ids"] = history if here else _moved({"": history[:, :longest]}, device)[""]
+    else:
+        by_slot = _by_slot(pending, attached, device)
+        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
+        by_slot["token_ids"] = _history(pending, attached, longest, device)
+    return DraftBatch(
+        **rows,
+        **by_slot,
+        chunk_slots=chunk_slots,
+        chunk_positions=chunk_positions,
+        chunk_lens=chunk_lens,
+        max_committed_len=longest,
+        max_levels=max_levels or None,
+        # None at all where one verifier wants every level.
+        growth_rules=tuple(growth_rules) if all(rule is not None for _, rule in growth_rules) else (),
+    )
+
+
+def _on_host(outcome: Outcome) -> Outcome:
+    """The outcome itself where its channel lies in host memory; else a copy, which has to be waited for."""
+    if outcome.committed_lens.device.type == "cpu":
+        return outcome
+    return Outcome(*(field.cpu() for field in outcome))
+
+
+def _longest(
+    pending: list[tuple[_Attachment, Outcome]],
+    committed_lens: Tensor,
+    rows: dict[str, Tensor],
+    chunk_slots: list[int],
+) -> int:
+    """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
+    if committed_lens.device.type != "cpu":
+        bounds = ((int(outcome.header[5]), a.end.spec.max_model_len) for a, outcome in pending)
+        return max(said or allowed for said, allowed in bounds)
+    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
+    return int(committed_lens[busy].max()) if busy.numel() else 0
+
+
+def _by_slot(
+    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device
+) -> dict[str, Tensor]:
+    """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, outcome in pending:
+        columns = {
+            "epochs": outcome.epochs,
+            "committed_lens": outcome.committed_lens,
+            "block_tables": outcome.block_tables + attachment.block_offset,
+            "temperatures": outcome.temperatures,
+            "seeds": outcome.seeds,
+        }
+        for name, value in columns.items():
+            _place(tables, name, value, attachment, num_slots, device)
+    return tables
+
+
+def _history(
+    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], longest: int, device: torch.device
+) -> Tensor:
+    """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, _ in pending:
+        _place(tables, "token_ids", attachment.end.token_ids[:, :longest], attachment, num_slots, device)
+    return tables["token_ids"]
+
+
+def _place(
+    tables: dict[str, Tensor], name: str, value: Tensor, attachment: _Attachment, num_slots: int, device: torch.device
+) -> None:
+    """Put a verifier's rows of one table into its range of slots."""
+    if name not in tables:
+        tables[name] = value.new_zeros(num_slots, *value.shape[1:], device=device)
+    tables[name][attachment.slot_offset : attachment.slot_offset + attachment.end.spec.num_slots] = value

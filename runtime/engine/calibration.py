@@ -1,0 +1,247 @@
+"""Measures what rounds cost on this machine: the verifier's forward passes and the drafter's trees.
+
+The verifier's part takes seconds and is kept on disk per machine and model; the drafter's part takes less and depends
+on what else runs, so it is measured at every attach.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.disk_cache import cache_dir, keep, recall
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.speculation.costs import CostTables
+from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.verifier.layer_compile import replay_ms
+from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.model import VerifierModel
+
+logger = logging.getLogger(__name__)
+
+_REPEATS = 4
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
+_LEAST_STEP = 0.75
+_VERSION = 5
+_USUAL_CONTEXT = 256
+"""Tokens of context at which padding is measured: its share grows with them."""
+_PADDED_REQS = 8
+
+
+class VerifierTimes(NamedTuple):
+    """Seconds of forward passes, the quickest of a few; axes as in `CostTables`."""
+
+    batch_sizes: tuple[int, ...]
+    extra_nodes: tuple[int, ...]
+    verify_s: tuple[tuple[float, ...], ...]
+    context_s: tuple[float, ...]
+    padding_share: float = 1.0
+
+
+class DrafterTimes(NamedTuple):
+    """Seconds of drafts by batch size."""
+
+    draft_base_s: tuple[float, ...]
+    draft_level_s: tuple[float, ...]
+
+
+def cost_tables(verifier: VerifierTimes, drafter: DrafterTimes) -> CostTables:
+    """Both parts as the policy reads them."""
+    return CostTables(
+        verifier.batch_sizes,
+        verifier.extra_nodes,
+        verifier.verify_s,
+        verifier.context_s,
+        drafter.draft_base_s,
+        drafter.draft_level_s,
+        verifier.padding_share,
+    )
+
+
+def verifier_times(
+    loaded: LoadedModel,
+    model: VerifierModel,
+    cache: KVCache,
+    config: EngineConfig,
+    graphs: GraphDevice | None = None,
+) -> VerifierTimes:
+    """Forward passes by batch size and drafted nodes, from the cache on disk where the same was measured before.
+
+    Args:
+        graphs: captures them; None measures them eagerly.
+    """
+    path = cache_dir() / f"verifier-{_key(loaded, config, graphs is not None)}.json"
+    kept = recall(path, _from_dict)
+    if kept is not None:
+        return kept
+    started = time.perf_counter()
+    measured = _measure_verifier(loaded, model, cache, config, graphs)
+    times = measured._replace(verify_s=_levelled(measured.verify_s))
+    if _undisturbed(measured):
+        keep(path, times._asdict())
+    else:
+        logger.warning("other work on this machine disturbed the measurement of the verifier: it is not kept")
+    logger.info("measured the verifier's forward passes in %.1f s (kept in %s)", time.perf_counter() - started, path)
+    return times
+
+
+def drafter_times(end: VerifierEnd, batch_sizes: tuple[int, ...], timeout_s: float) -> DrafterTimes | None:
+    """Waits for trees of one level and of all, through the channel; None when the drafter does not answer.
+
+    Nothing may be running: rows of the channel are used that belong to no sequence.
+    """
+    deepest = end.spec.max_path - 1
+    bases, levels = [], []
+    for num_reqs in batch_sizes:
+        waits: list[float] = []
+        for depth in sorted({1, deepest}):
+            times = [_draft_once(end, num_reqs, depth, timeout_s) for _ in range(1 + _REPEATS)]
+            if None in times:
+                return None
+            waits.append(statistics.median(times[1:]))
+        level = max(waits[-1] - waits[0], 0.0) / max(deepest - 1, 1)
+        levels.append(level)
+        bases.append(max(waits[0] - level, 1e-6))
+    return DrafterTimes(tuple(bases), tuple(levels))
+
+
+def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -> float | None:
+    outcome = end.acquire_outcome(timeout_s)
+    if outcome is None:
+        return None
+    slots = torch.arange(num_reqs)
+    outcome.decode_slots[:num_reqs] = slots
+    outcome.decode_positions[:num_reqs] = 0
+    outcome.decode_num_tokens[:num_reqs] = end.spec.max_path
+    outcome.decode_token_ids[:num_reqs] = 0
+    outcome.decode_taps[:num_reqs] = 0
+    outcome.proposal_slots[:num_reqs] = slots
+    for name in ("epochs", "block_tables", "temperatures", "seeds"):
+        getattr(outcome, name).zero_()
+    outcome.committed_lens[:] = end.spec.max_path + 1
+    outcome.header[1:7] = torch.tensor([num_reqs, 0, num_reqs, depth, 0, 0])
+    started = time.perf_counter()
+    reply = end.wait_reply(end.publish_outcome(), timeout_s)
+    if reply is None:
+        return None
+    if reply.token_ids.is_cuda:  # the answer says that the trees are enqueued, not that they are there
+        torch.cuda.synchronize(reply.token_ids.device)
+    return time.perf_counter() - started
+
+
+@torch.inference_mode()
+def _measure_verifier(
+    loaded: LoadedModel, model: VerifierModel, cache: KVCache, config: EngineConfig, graphs: GraphDevice | None
+) -> VerifierTimes:
+    batch_sizes = (*(size for size in _BATCH_SIZES if size < config.max_num_seqs), config.max_num_seqs)
+    most = config.speculation.num_nodes - 1
+    extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
+    short = -(-(most + 1) // config.block_size)
+    long = max(config.max_blocks_per_seq // 2, short + 1)
+    shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
+    shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
+
+    def forward(num_reqs: int, num_nodes: int, width: int, lens: list[int] | None = None) -> Callable[[], object]:
+        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width, lens=lens)
+        return lambda: model(batch)
+
+    if graphs is not None:
+        seconds = [replay_ms(forward(*shape), graphs, _REPEATS) / 1e3 for shape in shapes]
+    else:
+        seconds = _least_s([forward(*shape) for shape in shapes], loaded.device)
+    width = len(extra_nodes)
+    rows = [tuple(seconds[start * width : (start + 1) * width]) for start in range(len(batch_sizes))]
+    added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
+    slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
+    padding = _padding_share(forward, config, loaded.device)
+    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes, padding)
+
+
+def _padding_share(
+    forward: Callable[[int, int, int, list[int] | None], Callable[[], object]],
+    config: EngineConfig,
+    device: torch.device,
+) -> float:
+    """See `CostTables.padding_share`; 1 where trees are padded in all layers."""
+    full, num_reqs = config.speculation.num_nodes, min(_PADDED_REQS, config.max_num_seqs) // 2 * 2
+    if device.type != "cpu" or config.compile or not num_reqs or full < 3:
+        return 1.0
+    width = min(-(-_USUAL_CONTEXT // config.block_size), config.max_blocks_per_seq)
+    few = 2 - full % 2
+    # Every other tree full and the others nearly bare; as many nodes without padding; and all trees full.
+    shapes = [(full, [full, few] * (num_reqs // 2)), ((full + few) // 2, None), (full, None)]
+    passes = [forward(num_reqs, num_nodes, width, lens) for num_nodes, lens in shapes]
+    padded_s, level_s, full_s = _least_s(passes, device)
+    return min(max((padded_s - level_s) / max(full_s - level_s, 1e-9), 0.0), 1.0)
+
+
+def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Seconds of each pass: the least of a few, which lie apart so that one interruption does not meet them all."""
+    seconds = [float("inf")] * len(passes)
+    for number in range(1 + _REPEATS):
+        for index, run in enumerate(passes):
+            started = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if number:
+                seconds[index] = min(seconds[index], time.perf_counter() - started)
+    return seconds
+
+
+def _levelled(verify_s: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+    """The same, where no pass takes longer than one of more rows: what disturbs a pass makes it longer."""
+    table = torch.tensor(verify_s, dtype=torch.float64)
+    for axis in (0, 1):
+        table = table.flip(axis).cummin(axis).values.flip(axis)
+    return tuple(map(tuple, table.tolist()))
+
+
+def _undisturbed(times: VerifierTimes) -> bool:
+    """Whether more nodes take longer, as they do where nothing else runs; steps of a small model may be noise."""
+    return all(now > _LEAST_STEP * before for row in times.verify_s for before, now in pairwise(row))
+
+
+def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
+    device = loaded.device
+    cuda = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    parts = (
+        _VERSION,
+        platform.node(),
+        platform.processor(),
+        os.cpu_count(),
+        cuda,
+        torch.__version__,
+        transformers.__version__,
+        captured,
+        config.compile,
+        str(loaded.dtype),
+        loaded.model.config.to_json_string(use_diff=False),
+        config.max_num_seqs,
+        config.max_blocks_per_seq,
+        config.block_size,
+        config.speculation.num_nodes,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _from_dict(raw: dict[str, Any]) -> VerifierTimes:
+    return VerifierTimes(
+        tuple(raw["batch_sizes"]),
+        tuple(raw["extra_nodes"]),
+        tuple(tuple(row) for row in raw["verify_s"]),
+        tuple(raw["context_s"]),
+        float(raw["padding_share"]),
+    )

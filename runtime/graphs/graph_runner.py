@@ -1,0 +1,334 @@
+"""CUDA graphs of a replica's stages: captured per bucket, fed through fixed addresses, eager where capturing fails.
+
+Knows neither models nor schedulers. A stage is a function from one NamedTuple of tensors to another; state that lives
+longer than a round (weights, KV pool, slot tables) is what the function closes over.
+"""
+
+import logging
+import math
+import operator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+
+logger = logging.getLogger(__name__)
+
+InputsT = TypeVar("InputsT", bound=tuple)
+OutputsT = TypeVar("OutputsT", bound=tuple)
+
+
+class Stage(StrEnum):
+    """What a graph computes. `Bucket.size` is the stage's second key."""
+
+    DRAFT_PROPOSAL = "draft_proposal"
+    """Commit and all levels of a tree; size is the depth."""
+    DRAFT_LEVEL = "draft_level"
+    """One level alone; size is its width."""
+    DRAFT_ACCEPT = "draft_accept"
+    """Draft KV of decided tokens; size is the longest path."""
+    BASE_VERIFICATION = "base_verification"
+    """Forward pass, choice, walk, compaction, taps; size is the number of nodes."""
+    BASE_DECODING = "base_decoding"
+    """Forward pass and choice of bare roots; size is 1."""
+
+
+class Bucket(NamedTuple):
+    """Shape of one graph."""
+
+    num_reqs: int
+    size: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.num_reqs}x{self.size}"
+
+
+def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes to capture: 1, 2, 4, 8, then steps of 8 to 64, 16 to 256 and 32 beyond; ends with `max_num_seqs`.
+
+    Raises:
+        ValueError: `max_num_seqs` is below 1.
+    """
+    if max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs is {max_num_seqs}: use at least 1")
+    steps = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32))
+    return (*(n for n in steps if n < max_num_seqs), max_num_seqs)
+
+
+def bucket_for(n: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `n`.
+
+    Args:
+        buckets: ascending.
+
+    Raises:
+        ValueError: `n` is below 1 or above the largest bucket.
+    """
+    if n < 1:
+        raise ValueError(f"{n} has no bucket: buckets start at 1")
+    for bucket in buckets:
+        if n <= bucket:
+            return bucket
+    raise ValueError(f"{n} has no bucket: the largest is {buckets[-1]}")
+
+
+class GraphFailure(NamedTuple):
+    """A capture that failed; its stage and bucket run eagerly."""
+
+    stage: Stage
+    bucket: Bucket
+    reason: str
+
+
+@dataclass
+class GraphStats:
+    """What was captured and how often it ran."""
+
+    captured: list[tuple[Stage, Bucket]] = field(default_factory=list)
+    failed: list[GraphFailure] = field(default_factory=list)
+    # No Counters: dataclasses.asdict would count their items.
+    replays: dict[Stage, int] = field(default_factory=dict)
+    eager_runs: dict[Stage, int] = field(default_factory=dict)
+    memory_bytes: int = 0
+    """Device memory that the captures hold."""
+
+    def count_replay(self, stage: Stage) -> None:
+        """A graph ran."""
+        self.replays[stage] = self.replays.get(stage, 0) + 1
+
+    def count_eager_run(self, stage: Stage) -> None:
+        """A stage's function ran in place of a graph."""
+        self.eager_runs[stage] = self.eager_runs.get(stage, 0) + 1
+
+
+class GraphPool:
+    """Memory and statistics that all graphs of a replica share.
+
+    Graphs of one pool reuse each other's memory: they must be replayed one after another on one stream. Outputs of a
+    graph may lie where one captured before it keeps what it computes on the way: whoever wants them later copies them.
+    """
+
+    def __init__(self, device: GraphDevice) -> None:
+        self.device = device
+        self.stats = GraphStats()
+        self.handle = device.new_pool()
+
+    def capture(self, *runners: "GraphRunner") -> None:
+        """Capture every bucket of `runners`, those with most rows first: the smaller ones fit into their memory.
+
+        A runner whose first capture fails, and not for want of memory, is not tried again: what spoils one capture of a
+        model spoils them all, and each costs seconds and a pool.
+
+        Raises:
+            Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is noted.
+        """
+        jobs = [(runner, bucket) for runner in runners for bucket in runner.buckets]
+        jobs.sort(key=lambda job: math.prod(job[1]), reverse=True)
+        stats, captured_before = self.stats, len(self.stats.captured)
+        bytes_before, started = self.device.memory_bytes(), time.perf_counter()
+        hopeless: set[int] = set()
+        for runner, bucket in _with_progress(jobs):
+            if id(runner) in hopeless:
+                continue
+            error = runner.capture(bucket)
+            if error is not None and not runner.has_graphs and not isinstance(_root(error), torch.OutOfMemoryError):
+                hopeless.add(id(runner))
+        memory_bytes = max(self.device.memory_bytes() - bytes_before, 0)
+        stats.memory_bytes += memory_bytes
+        logger.info(
+            "captured %d of %d CUDA graphs in %.1f s, %.1f MiB",
+            len(stats.captured) - captured_before,
+            len(jobs),
+            time.perf_counter() - started,
+            memory_bytes / 2**20,
+        )
+
+    def note_failure(self, stage: Stage, bucket: Bucket, error: Exception) -> None:
+        """Record and report a failed capture, and leave its memory pool, which may still count as capturing."""
+        failure = GraphFailure(stage, bucket, _first_cause(error))
+        self.stats.failed.append(failure)
+        self.handle = self.device.new_pool()
+        logger.warning("CUDA graph of %s, bucket %s, was not captured and runs eagerly: %s", *failure)
+
+
+class _Captured(NamedTuple):
+    graph: Any
+    outputs: tuple
+
+
+class GraphRunner(Generic[InputsT, OutputsT]):
+    """One stage at fixed shapes: replays the graph of a bucket, or runs its function where there is none.
+
+    Args:
+        function: NamedTuple of tensors [num_reqs, ...] to NamedTuple of tensors [num_reqs, ...] or None. It must not
+            write to its inputs, wait for the device, or let shapes depend on values.
+        padding_row: size -> the inputs [1, ...] of a row that changes nothing and disturbs no other row.
+        buckets: shapes to capture.
+
+    Raises:
+        ValueError: there are no buckets, one is smaller than 1x1, or a padding row is not one row of tensors.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        function: Callable[[InputsT], OutputsT],
+        padding_row: Callable[[int], InputsT],
+        buckets: Iterable[Bucket],
+        pool: GraphPool,
+    ) -> None:
+        self.stage = stage
+        self.function = function
+        self.pool = pool
+        self.buckets = tuple(sorted(set(buckets), key=math.prod, reverse=True))
+        if not self.buckets or min(min(bucket) for bucket in self.buckets) < 1:
+            raise ValueError(
+                f"buckets of {stage} are [{', '.join(map(str, self.buckets))}]: use at least one, from 1x1"
+            )
+        self._padding = {size: padding_row(size) for size in {bucket.size for bucket in self.buckets}}
+        for row in self._padding.values():
+            _check_rows(stage, "padding row", row, 1)
+        self._inputs = self._allocate()
+        self._graphs: dict[Bucket, _Captured] = {}
+
+    def inputs(self, bucket: Bucket) -> InputsT:
+        """The static inputs of a bucket, for callers who write them in place and `replay`; buckets share memory."""
+        if bucket not in self._inputs:
+            raise ValueError(f"{self.stage} has no bucket {bucket}: it has {', '.join(map(str, self.buckets))}")
+        return self._inputs[bucket]
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any bucket was captured."""
+        return bool(self._graphs)
+
+    @torch.inference_mode()
+    def capture(self, bucket: Bucket) -> Exception | None:
+        """Capture one bucket on inert inputs; a failure is returned, and noted in the pool's statistics."""
+        static, device = self.inputs(bucket), self.pool.device
+        for view, row in zip(static, self._padding[bucket.size], strict=True):
+            view.copy_(row)
+
+        def call() -> OutputsT:
+            return self.function(static)
+
+        _check_rows(self.stage, "output", device.warm_up(call), bucket.num_reqs)
+        try:
+            self._graphs[bucket] = _Captured(*device.capture(call, self.pool.handle))
+        except Exception as error:
+            self.pool.note_failure(self.stage, bucket, error)
+            return error
+        self.pool.stats.captured.append((self.stage, bucket))
+        return None
+
+    @torch.inference_mode()
+    def run(self, bucket: Bucket, inputs: InputsT) -> OutputsT:
+        """Compute the stage for `inputs`, padded to the bucket.
+
+        Args:
+            inputs: [num_reqs, ...] with at most `bucket.num_reqs` rows; other dimensions may be shorter than the
+                bucket's too. Pinned host tensors are copied asynchronously: they must stay as they are until then.
+
+        Returns:
+            The first num_reqs rows of the outputs; valid until any graph of the pool is replayed next.
+
+        Raises:
+            ValueError: there is no such bucket, or the inputs do not fit it; names the field.
+        """
+        static = self.inputs(bucket)
+        num_reqs = inputs[0].shape[0]
+        for name, source, view, row in zip(static._fields, inputs, static, self._padding[bucket.size], strict=True):
+            rows, *rest = source.shape
+            fits = source.dim() == view.dim() and all(map(operator.le, rest, view.shape[1:]))
+            if not fits or rows != num_reqs or rows > bucket.num_reqs:
+                raise ValueError(
+                    f"{name} of {self.stage} has shape {list(source.shape)} where {static._fields[0]} has {num_reqs} "
+                    f"rows: bucket {bucket} takes at most {list(view.shape)}"
+                )
+            if source.shape == view.shape:
+                view.copy_(source, non_blocking=True)
+                continue
+            view.copy_(row)
+            view[tuple(slice(n) for n in source.shape)].copy_(source, non_blocking=True)
+        return self.replay(bucket, num_reqs)
+
+    @torch.inference_mode()
+    def replay(self, bucket: Bucket, num_reqs: int) -> OutputsT:
+        """Compute the stage for what lies in `inputs(bucket)`; returns as `run`."""
+        captured, stats = self._graphs.get(bucket), self.pool.stats
+        if captured is None:
+            outputs = self.function(self.inputs(bucket))
+            stats.count_eager_run(self.stage)
+        else:
+            self.pool.device.replay(captured.graph)
+            outputs = captured.outputs
+            stats.count_replay(self.stage)
+        return type(outputs)(*(None if part is None else part[:num_reqs] for part in outputs))
+
+    @torch.inference_mode(mode=False)
+    def _allocate(self) -> dict[Bucket, InputsT]:
+        """Views of one buffer per field, large enough for the largest bucket; contiguous in every bucket."""
+        rows = next(iter(self._padding.values()))
+        buffers = [
+            row.new_empty(max(b.num_reqs * self._padding[b.size][index].numel() for b in self.buckets))
+            for index, row in enumerate(rows)
+        ]
+
+        def view(buffer: Tensor, row: Tensor, num_reqs: int) -> Tensor:
+            return buffer[: num_reqs * row.numel()].view(num_reqs, *row.shape[1:])
+
+        return {
+            bucket: type(rows)(
+                *(
+                    view(buffer, row, bucket.num_reqs)
+                    for buffer, row in zip(buffers, self._padding[bucket.size], strict=True)
+                )
+            )
+            for bucket in self.buckets
+        }
+
+
+def _check_rows(stage: Stage, what: str, fields: tuple, num_rows: int) -> None:
+    if not hasattr(fields, "_fields"):
+        raise ValueError(f"{what} of {stage} is a {type(fields).__name__}: it must be a NamedTuple of tensors")
+    for name, part in fields._asdict().items():
+        absent = part is None and what == "output"
+        if not absent and not (isinstance(part, Tensor) and part.dim() and part.shape[0] == num_rows):
+            found = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise ValueError(f"{what} {name} of {stage} is {found}: it must be a tensor of {num_rows} rows")
+
+
+def _root(error: BaseException) -> BaseException:
+    # Ending a spoiled capture raises too; what spoiled it is the cause or context of that error.
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
+
+
+def _first_cause(error: BaseException) -> str:
+    error = _root(error)
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _with_progress(jobs: list[tuple[GraphRunner, Bucket]]) -> Iterator[tuple[GraphRunner, Bucket]]:
+    """The jobs, under a progress bar where standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield from jobs
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("CUDA graphs", total=len(jobs))
+        for runner, bucket in jobs:
+            progress.update(task, description=f"CUDA graph {runner.stage} {bucket}")
+            yield runner, bucket
+            progress.advance(task)

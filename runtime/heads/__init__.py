@@ -1,0 +1,1 @@
+"""Weights and files of draft heads."""

@@ -1,0 +1,81 @@
+"""How a checkpoint's tensors may be read where neither they nor its config settle it.
+
+The same numbers mean different things to different tools, and a head read the wrong way drafts badly without an error.
+Here are the readings worth trying, the likeliest first; which one is right only a measurement can tell.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any
+
+from wingbeat.runtime.heads.contract import HeadConvention
+
+STATED = "wingbeat_convention"
+"""Config field of files written here: the convention itself, in this project's terms; nothing is left to guess."""
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3's own code taps: low, middle, high."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def candidates(
+    num_layers: int,
+    ids: Iterable[int] | None,
+    ids_name_outputs: bool,
+    norm_output: tuple[bool, ...],
+    norm_before_residual: tuple[bool, ...],
+    rope_theta: tuple[float | None, ...] = (None,),
+) -> tuple[HeadConvention, ...]:
+    """Readings of an EAGLE-3 config, the likeliest first.
+
+    Args:
+        ids: layers as the config counts them; None where it has none.
+        ids_name_outputs: the format counts a tap by the layer it leaves, not by the one it enters.
+        norm_output: values worth trying, the likeliest first; as the two behind it.
+    """
+    taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)
+    return tuple(HeadConvention(*fields) for fields in product(taps, norm_output, norm_before_residual, rope_theta))
+
+
+def stated(raw: Mapping[str, Any]) -> HeadConvention | None:
+    """The convention in a file that was written here.
+
+    Raises:
+        ValueError: the field is there and is none.
+    """
+    fields = raw.get(STATED)
+    if fields is None:
+        return None
+    try:
+        convention = HeadConvention(**fields)
+        return convention._replace(tap_layers=tuple(int(layer) for layer in convention.tap_layers))
+    except TypeError as error:
+        raise ValueError(
+            f"{STATED}={fields!r} is no convention: {', '.join(HeadConvention._fields)} are its fields"
+        ) from error
+
+
+def state(convention: HeadConvention) -> dict[str, Any]:
+    """The config field that `stated` reads."""
+    return {STATED: convention._asdict() | {"tap_layers": list(convention.tap_layers)}}
+
+
+def _tap_candidates(num_layers: int, ids: tuple[int, ...] | None, ids_name_outputs: bool) -> list[tuple[int, ...]]:
+    usual = default_taps(num_layers)
+    if ids is None:
+        tried = [usual, _shifted(usual, -1), _shifted(usual, 1)]
+    else:
+        documented, other = (_shifted(ids, 1), ids) if ids_name_outputs else (ids, _shifted(ids, 1))
+        # Ids that mean the usual layers when read as documented leave no doubt.
+        tried = [documented] if documented == usual else [documented, other]
+    return [taps for taps in tried if is_valid(taps, num_layers)]
+
+
+def is_valid(taps: tuple[int, ...], num_layers: int) -> bool:
+    """Whether taps are inputs of layers that exist, ascending."""
+    return bool(taps) and list(taps) == sorted(set(taps)) and taps[0] >= 0 and taps[-1] < num_layers
+
+
+def _shifted(taps: tuple[int, ...], by: int) -> tuple[int, ...]:
+    return tuple(layer + by for layer in taps)

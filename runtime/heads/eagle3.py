@@ -1,0 +1,95 @@
+"""The EAGLE-3 head: a decoder layer that continues the verifier's features. One definition for training and drafting.
+
+Source: Li et al., EAGLE-3 (arXiv 2503.01840), section 3; `norm_output`, `fc_norm` and `norm_before_fc` are EAGLE-3.1.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
+from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+
+
+@dataclass(frozen=True)
+class EagleHeadConfig(DecoderHeadConfig):
+    """An EAGLE-3 head's shapes and conventions.
+
+    Raises:
+        ValueError: see `DecoderHeadConfig`; or the taps are normed both one by one and together.
+    """
+
+    norm_before_residual: bool = False
+    """The residual is hidden_norm(features) instead of the features."""
+    norm_output: bool = False
+    """EAGLE-3.1: the normed hidden state is fed back."""
+    fc_norm: bool = False
+    """EAGLE-3.1: every tap is normed before fc."""
+    norm_before_fc: bool = False
+    """EAGLE-3.1 of speculators: the taps are normed together before fc."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fc_norm and self.norm_before_fc:
+            raise ValueError("fc_norm and norm_before_fc exclude each other")
+
+
+class EagleHead(DecoderHead):
+    """An EAGLE-3 draft head. Dimension words: T tokens, H hidden_size, Ht target_hidden_size, D head_dim."""
+
+    config: EagleHeadConfig
+
+    def __init__(self, config: EagleHeadConfig) -> None:
+        super().__init__(config, 2 * config.hidden_size)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(self.taps_size, hidden, bias=config.fc_bias)
+        self.fc_norm = (
+            nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps) for _ in config.tap_layers)
+            if config.fc_norm
+            else None
+        )
+        self.input_norm = nn.RMSNorm(self.taps_size, eps) if config.norm_before_fc else None
+        self.hidden_norm = nn.RMSNorm(hidden, eps)
+        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.norm = nn.RMSNorm(hidden, eps)
+
+    @property
+    def convention(self) -> HeadConvention:
+        """See `DraftHead.convention`."""
+        config = self.config
+        return HeadConvention(config.tap_layers, config.norm_output, config.norm_before_residual, self._theta_read)
+
+    def _set_convention(self, convention: HeadConvention) -> None:
+        if len(convention.tap_layers) != self.config.num_taps:
+            raise ValueError(f"tap_layers={convention.tap_layers}: this head reads {self.config.num_taps} taps")
+        tap_layers, norm_output, norm_before_residual, theta = convention
+        self.config = replace(
+            self.config, tap_layers=tap_layers, norm_output=norm_output, norm_before_residual=norm_before_residual
+        )
+        self._set_rope_theta(theta)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Taps [..., num_taps * Ht] of the target, low layer first -> features [..., H]."""
+        if self.fc_norm is not None:
+            parts = taps.chunk(self.config.num_taps, dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        return self.fc(taps)
+
+    def forward(
+        self, token_ids: Tensor, features: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """The layer's output, before the final norm; see `DraftHead.forward`."""
+        normed = self.hidden_norm(features)
+        inputs = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
+        return self._layer(inputs, normed if self.config.norm_before_residual else features, rotary, attend, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden [..., H] of `forward` -> logits [..., draft_vocab_size] over draft ids."""
+        return self.lm_head(self.norm(hidden))
+
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """Hidden [..., H] of `forward` -> features [..., H] of the next drafted token."""
+        return self.norm(hidden) if self.config.norm_output else hidden

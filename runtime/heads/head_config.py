@@ -1,0 +1,227 @@
+"""From a checkpoint's config to the canonical one: fields of every layout, and what its tensors show beside them.
+
+What is stated and what is there must agree; what is neither has the default of the tool that wrote the file.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import LlamaConfig, Qwen3Config
+
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.conventions import candidates, default_taps, is_valid, stated
+from wingbeat.runtime.heads.eagle1 import Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
+from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA, DecoderHeadConfig
+from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of a checkpoint's tensors, by their names in the file."""
+
+_BODIES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
+
+
+def head_config(
+    raw: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int, convention: HeadConvention
+) -> DecoderHeadConfig:
+    """The canonical config of a head read in one way; `rope_theta` of the convention is left to the head.
+
+    Raises:
+        CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
+    """
+    body = _body(raw, layout, shapes)
+    _check_body(body)
+    wide = raw.get("target_hidden_size") or target_hidden_size
+    if wide != target_hidden_size:
+        raise CheckpointError(f"target_hidden_size={wide} differs from the target's {target_hidden_size}")
+    _check_fusion(layout, shapes, len(convention.tap_layers), target_hidden_size)
+    try:
+        if layout.family is Family.EAGLE1:
+            return Eagle1HeadConfig(
+                **_decoder_fields(raw, body, layout, shapes, target_hidden_size), tap_layers=convention.tap_layers
+            )
+        return EagleHeadConfig(
+            **_decoder_fields(raw, body, layout, shapes, target_hidden_size),
+            tap_layers=convention.tap_layers,
+            norm_output=convention.norm_output,
+            norm_before_residual=convention.norm_before_residual,
+            fc_norm=bool(raw.get("fc_norm")) or "fc_norm.0.weight" in shapes,
+            norm_before_fc=bool(raw.get("norm_before_fc")) or "input_norm.weight" in shapes,
+        )
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+
+
+def conventions(
+    raw: Mapping[str, Any], layout: Layout, shapes: Shapes, num_layers: int, target_hidden_size: int
+) -> tuple[HeadConvention, ...]:
+    """Readings of a head that its files leave open, the likeliest first.
+
+    Raises:
+        CheckpointError: its layers are not those of a target of `num_layers` layers, or it does not say which they are.
+    """
+    if layout.family is Family.EAGLE1:
+        return (HeadConvention((num_layers,)),)
+    try:
+        given = stated(raw)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+    if given is not None:
+        if not is_valid(given.tap_layers, num_layers):
+            raise CheckpointError(f"taps enter layers {given.tap_layers}, not ascending in 0..{num_layers - 1}")
+        return (given,)
+    ids, ids_name_outputs = aux_layer_ids(raw)
+    if ids is None:
+        try:
+            _check_fusion(layout, shapes, len(default_taps(num_layers)), target_hidden_size)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"config.json has no eagle_aux_hidden_state_layer_ids, and by default {error}"
+            ) from error
+    found = candidates(
+        num_layers,
+        ids,
+        ids_name_outputs,
+        norm_output=_norm_output(raw, layout),
+        norm_before_residual=_norm_before_residual(raw, layout),
+        rope_theta=_rope_theta(raw, layout, _body(raw, layout, shapes)),
+    )
+    if not found:
+        named = "the default layers of a head without eagle_aux_hidden_state_layer_ids"
+        if ids is not None:
+            named = f"eagle_aux_hidden_state_layer_ids={ids}"
+        raise CheckpointError(f"{named}: not the ascending ids of layers in 0..{num_layers - 1}")
+    return found
+
+
+def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
+    """The ids of the tapped layers, and whether they name the layers' outputs; None where the config has none.
+
+    Tools that nest them in `eagle_config` count outputs, those that write them at the top count inputs.
+    """
+    nested = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if nested is not None:
+        return nested, True
+    return raw.get("eagle_aux_hidden_state_layer_ids"), False
+
+
+def is_text_rope(raw: Mapping[str, Any]) -> bool:
+    """Whether positions of three axes are read as those of text, whose three are one."""
+    body = raw.get("transformer_layer_config") or raw
+    rope = body.get("rope_parameters") or body.get("rope_scaling") or {}
+    return any(field in rope for field in _MROPE_FIELDS)
+
+
+def _norm_output(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
+    given = bool(raw.get("norm_output"))
+    return (True, False) if given and layout.norm_output_changed else (given,)
+
+
+def _norm_before_residual(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
+    given = raw.get("norm_before_residual")
+    return (False, True) if given is None and layout.may_norm_before_residual else (bool(given),)
+
+
+def _rope_theta(raw: Mapping[str, Any], layout: Layout, body: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Bases of plain RoPE worth trying; None is the config's."""
+    rope = _rope_parameters(body)
+    plain = rope["rope_type"] == "default" and not is_text_rope(raw)
+    # EAGLE-3.1 came to trainers after they had learnt to read the base.
+    is_new = "fc_norm" in raw or "norm_output" in raw
+    if layout.rope_theta is Theta.READ or not plain or rope["rope_theta"] == DEFAULT_ROPE_THETA or is_new:
+        return (None,)
+    return (DEFAULT_ROPE_THETA, None) if layout.rope_theta is Theta.IGNORED else (None, DEFAULT_ROPE_THETA)
+
+
+def _check_fusion(layout: Layout, shapes: Shapes, num_taps: int, target_hidden_size: int) -> None:
+    """`fc` is as wide as what it reads: the target's hidden states of every tap, or a token and one of them."""
+    rows = shapes.get("fc.weight", ())
+    expected = num_taps * target_hidden_size * (2 if layout.family is Family.EAGLE1 else 1)
+    if len(rows) == 2 and rows[1] != expected:
+        what = "a token and a hidden state" if layout.family is Family.EAGLE1 else f"{num_taps} taps"
+        raise CheckpointError(
+            f"fc.weight reads {rows[1]} values: {what} of a target with hidden_size={target_hidden_size} are {expected}"
+        )
+
+
+def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str, Any]:
+    """The fields of the decoder layer."""
+    if not layout.nested_config:
+        return raw
+    nested = dict(raw.get("transformer_layer_config") or {})
+    default = "qwen3" if f"{layout.layer}self_attn.q_norm.weight" in shapes else "llama"
+    kind = nested.setdefault("model_type", default)
+    if kind not in _BODIES:
+        raise UnsupportedCheckpointError(
+            f"transformer_layer_config.model_type={kind!r} is not supported: {' and '.join(_BODIES)} are"
+        )
+    # The tool leaves out what equals the class's default.
+    return _BODIES[kind](**nested).to_dict()
+
+
+def _check_body(body: Mapping[str, Any]) -> None:
+    rope = body.get("rope_parameters") or {}
+    partial = body.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
+    sliding = [kind for kind in (body.get("layer_types") or [])[:1] if kind != "full_attention"]
+    for field, value, supported in (
+        ("hidden_act", body.get("hidden_act", "silu"), "silu"),
+        ("mlp_bias", bool(body.get("mlp_bias")), False),
+        ("partial_rotary_factor", partial, 1.0),
+        ("layer_types", sliding, []),
+        ("rope_parameters", "by layer type" if "full_attention" in rope else "one", "one"),
+    ):
+        if value != supported:
+            raise UnsupportedCheckpointError(f"{field}={value!r} is not supported: {supported!r} is")
+
+
+def _decoder_fields(
+    raw: Mapping[str, Any], body: Mapping[str, Any], layout: Layout, shapes: Shapes, target_hidden_size: int
+) -> dict[str, Any]:
+    heads, hidden = _size(body, "num_attention_heads"), _size(body, "hidden_size")
+    attention = f"{layout.layer}self_attn."
+    states_bias = bool(body.get("attention_bias"))
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": _size(body, "intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": body.get("num_key_value_heads") or heads,
+        "head_dim": body.get("head_dim") or hidden // heads,
+        "target_hidden_size": target_hidden_size,
+        "vocab_size": _size(body, "vocab_size"),
+        "draft_vocab_size": raw.get("draft_vocab_size") or _size(body, "vocab_size"),
+        "rms_norm_eps": body.get("rms_norm_eps") or 1e-6,
+        "rope_parameters": _rope_parameters(body),
+        # EAGLE-1 heads for Vicuna-33B name it otherwise.
+        "max_position_embeddings": body.get("max_position_embeddings") or body.get("max_sequence_length") or 2048,
+        "attention_bias": states_bias or bool(body.get("qkv_bias")) or f"{attention}q_proj.bias" in shapes,
+        "output_bias": (states_bias and layout.bias_on_output) or f"{attention}o_proj.bias" in shapes,
+        "qk_norm": (layout.nested_config and body["model_type"] == "qwen3") or f"{attention}q_norm.weight" in shapes,
+        "fc_bias": (layout.family is Family.EAGLE1 and bool(raw.get("bias"))) or "fc.bias" in shapes,
+    }
+
+
+def _size(body: Mapping[str, Any], field: str) -> int:
+    value = body.get(field)
+    if value is None:
+        raise CheckpointError(f"config.json has no field {field!r}")
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {field}={value!r} is no positive number")
+    return value
+
+
+def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the fourth and the fifth major version of transformers alike; m-RoPE becomes that of text.
+
+    Three position axes that are equal, as those of text are, turn every frequency by the same position.
+    """
+    rope = dict(body.get("rope_parameters") or body.get("rope_scaling") or {})
+    kind = rope.pop("type", None)
+    kind = rope.get("rope_type") or kind or "default"
+    rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}
+    rope["rope_type"] = "default" if kind == "mrope" else kind
+    rope.setdefault("rope_theta", body.get("rope_theta") or DEFAULT_ROPE_THETA)
+    return rope

@@ -1,0 +1,177 @@
+"""The decoder layer that every EAGLE head is built around: projections, RoPE and MLP of a Llama or Qwen layer.
+
+Knows the forward mathematics; knows neither checkpoints nor KV caches: the caller's `attend` stores keys and values and
+decides what each query may see.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
+
+DEFAULT_ROPE_THETA = 10000.0
+"""Base of the rotary frequencies where a config names none."""
+_STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class DecoderHeadConfig:
+    """Shapes and conventions of a head, independent of the checkpoint format they were read from.
+
+    Raises:
+        ValueError: head counts that do not divide, or a RoPE type whose frequencies change with the context.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    target_hidden_size: int
+    tap_layers: tuple[int, ...]
+    """Layers of the target whose *input* is tapped, ascending; the number of layers stands for the output of the final
+    norm."""
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float = 1e-6
+    rope_parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+    )
+    max_position_embeddings: int = 2048
+    attention_bias: bool = False
+    """Of q, k and v."""
+    output_bias: bool = False
+    """Of the projection behind attention."""
+    qk_norm: bool = False
+    """Queries and keys are normed by head, as in Qwen3."""
+    fc_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if not 0 < self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} is not in 1..{self.vocab_size}")
+        rope_type = self.rope_parameters.get("rope_type", "default")
+        if rope_type not in _STATIC_ROPE_TYPES:
+            raise ValueError(f"rope_type={rope_type!r} is not one of {', '.join(_STATIC_ROPE_TYPES)}")
+
+    @property
+    def num_taps(self) -> int:
+        """Tapped layers."""
+        return len(self.tap_layers)
+
+
+class DecoderHead(DraftHead):
+    """A head around one decoder layer.
+
+    The projections of q, k and v are one matrix, those of gate and up another: on small batches the time of a step is
+    the number of its operations.
+
+    Args:
+        attention_width: width of the input of q, k and v.
+    """
+
+    signed_inv_freq: Tensor
+
+    def __init__(self, config: DecoderHeadConfig, attention_width: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        self.hidden_size = hidden
+        self.num_key_value_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self.taps_size = config.num_taps * config.target_hidden_size
+        self.max_position_embeddings = config.max_position_embeddings
+        self._rotated_heads = heads + config.num_key_value_heads
+        self._qkv_heads = self._rotated_heads + config.num_key_value_heads
+        self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
+        self.qkv_proj = nn.Linear(attention_width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = nn.Linear(heads * config.head_dim, hidden, bias=config.output_bias)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
+        self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
+        self._rope_scale = 1.0
+        self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
+        self._theta_read: float | None = None
+        self.reset_rope(self.signed_inv_freq.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `DraftHead.dtype`."""
+        return self.post_attention_layernorm.weight.dtype
+
+    def rotary(self, position_ids: Tensor) -> Rotary:
+        """See `DraftHead.rotary`."""
+        # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
+        angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
+        return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)
+
+    def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
+        """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
+        heads = self.config.num_attention_heads
+        qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
+        query_key = qkv[..., : self._rotated_heads, :]
+        if self.q_norm is not None and self.k_norm is not None:
+            normed = (self.q_norm(query_key[..., :heads, :]), self.k_norm(query_key[..., heads:, :]))
+            query_key = torch.cat(normed, dim=-2)
+        query_key = _rotate(query_key, *rotary)
+        query, key, value = query_key[..., :heads, :], query_key[..., heads:, :], qkv[..., self._rotated_heads :, :]
+        if rows is not None:
+            query, residual = query[rows], residual[rows]
+        mixed = attend(query, key, value)
+        hidden = residual + self.o_proj(mixed.flatten(-2))
+        gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
+        return hidden + self.down_proj(functional.silu(gate) * up)
+
+    def _set_rope_theta(self, theta: float | None) -> None:
+        """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
+        self._theta_read = theta
+        rope = {**self.config.rope_parameters, "rope_theta": self._config_theta if theta is None else theta}
+        self.config = replace(self.config, rope_parameters=rope)
+        self._buffers = dict(self._buffers)
+        self.reset_rope(self.signed_inv_freq.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # A change of dtype must not round the frequencies: at position 10,000 bfloat16 is off by whole turns.
+        self.reset_rope(self.signed_inv_freq.device)
+        return self
+
+    def reset_rope(self, device: str | torch.device) -> None:
+        """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""
+        config = self.config
+        with torch.device("cpu"):
+            rotary = LlamaRotaryEmbedding(
+                LlamaConfig(
+                    hidden_size=config.hidden_size,
+                    num_attention_heads=config.num_attention_heads,
+                    head_dim=config.head_dim,
+                    max_position_embeddings=config.max_position_embeddings,
+                    rope_parameters=dict(config.rope_parameters),
+                )
+            )
+            frequencies = rotary.inv_freq.float()
+            signed = torch.cat([-frequencies, frequencies])
+        self._rope_scale = float(rotary.attention_scaling)
+        self.signed_inv_freq = signed.to(device)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    swapped = torch.cat([heads[..., half:], heads[..., :half]], dim=-1)
+    return heads * cos.to(heads.dtype) + swapped * sin.to(heads.dtype)

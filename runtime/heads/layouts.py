@@ -1,0 +1,190 @@
+"""Which tool wrote a head: the layouts that can be read, their tensors' names, and the families that are refused.
+
+A layout is recognised by its tensors first and by its config where two tools use the same names.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.layer import DecoderHeadConfig
+
+
+class UnsupportedCheckpointError(CheckpointError):
+    """A family of drafters that is known and not supported; the message names it."""
+
+
+class Family(StrEnum):
+    """Mathematics of a head."""
+
+    EAGLE1 = "EAGLE-1"
+    """EAGLE-2 drafts trees with the same weights."""
+    EAGLE3 = "EAGLE-3"
+    """EAGLE-3.1 is the same with other norms."""
+
+
+class Theta(StrEnum):
+    """What a tool's trainer makes of `rope_theta`, the base of plain RoPE."""
+
+    READ = "read"
+    SOMETIMES_IGNORED = "sometimes ignored"
+    """Some versions train with the default base whatever the config says."""
+    IGNORED = "ignored"
+    """All versions known do."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of tensors and habits of one tool."""
+
+    name: str
+    family: Family
+    layer: str
+    """Prefix of the decoder layer's tensors."""
+    nested_config: bool = False
+    """The decoder layer has a config of its own inside the head's."""
+    ignored: tuple[str, ...] = ()
+    """Tensors that are copies of the verifier's and no part of the head."""
+    may_norm_before_residual: bool = False
+    """The tool trains heads either way, so that a config without the field leaves it open."""
+    bias_on_output: bool = False
+    """`attention_bias` covers the projection behind attention too, as in transformers' Llama."""
+    norm_output_changed: bool = False
+    """The tool's `norm_output: true` once meant the final norm before the logits, as every EAGLE-3 head has it."""
+    rope_theta: Theta = Theta.READ
+
+
+SAFEAILAB_1 = Layout("SafeAILab", Family.EAGLE1, "layers.0.")
+SAFEAILAB = Layout("SafeAILab", Family.EAGLE3, "midlayer.", rope_theta=Theta.SOMETIMES_IGNORED)
+SPECFORGE = Layout(
+    "SpecForge", Family.EAGLE3, "midlayer.", norm_output_changed=True, rope_theta=Theta.SOMETIMES_IGNORED
+)
+ANGELSLIM = Layout("AngelSlim", Family.EAGLE3, "midlayer.", rope_theta=Theta.IGNORED)
+SPECULATORS = Layout(
+    "speculators",
+    Family.EAGLE3,
+    "layers.0.",
+    nested_config=True,
+    ignored=("verifier_norm.weight", "verifier_lm_head.weight"),
+    may_norm_before_residual=True,
+    bias_on_output=True,
+)
+MODELOPT = Layout("ModelOpt", Family.EAGLE3, "layers.0.", bias_on_output=True)
+
+LAYOUTS = (SAFEAILAB_1, SAFEAILAB, SPECFORGE, ANGELSLIM, SPECULATORS, MODELOPT)
+
+_IN_LAYER = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+_IN_ATTENTION = ("q_norm", "k_norm", "o_proj")
+
+
+def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
+    """The layout of a checkpoint, from its config and the names of its tensors.
+
+    Raises:
+        UnsupportedCheckpointError: a known family that is not supported.
+        CheckpointError: nothing here looks like a head.
+    """
+    names = tuple(names)
+    family = other_family(raw, names)
+    if family is not None:
+        raise UnsupportedCheckpointError(
+            f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with one Llama or Qwen3 layer are"
+        )
+    architectures = " ".join(raw.get("architectures") or [])
+    if any(name.startswith("midlayer.") for name in names):
+        if "Eagle3LlamaForCausalLM" in architectures:
+            return ANGELSLIM
+        written_by_specforge = "LlamaForCausalLMEagle3" in architectures or "eagle_config" in raw
+        return SPECFORGE if written_by_specforge else SAFEAILAB
+    if not any(name.startswith("layers.0.") for name in names):
+        raise CheckpointError("no EAGLE head: there are neither midlayer.* nor layers.0.* tensors")
+    if not _is_eagle3(names):
+        return SAFEAILAB_1
+    return SPECULATORS if _speculators_type(raw) or "transformer_layer_config" in raw else MODELOPT
+
+
+def holds_head(raw: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a folder is a head, supported or not, rather than a whole language model."""
+    names = tuple(names)
+    if other_family(raw, names) is not None:
+        return True
+    return any(name.startswith(("midlayer.", "layers.0.")) for name in names)
+
+
+def _is_eagle3(names: Iterable[str]) -> bool:
+    return any(name in ("norm.weight", "d2t") or name.endswith(".hidden_norm.weight") for name in names)
+
+
+def _speculators_type(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("speculators_model_type") or "").lower()
+
+
+_BY_ARCHITECTURE = {
+    "eagle4": "EAGLE-4",
+    "eagle3deepseek": "an EAGLE-3 head with MLA attention",
+    "peagle": "P-EAGLE",
+    "domino": "Domino",
+    "dspark": "DSpark",
+    "dflare": "DFlare",
+    "dflash": "DFlash",
+    "medusa": "Medusa",
+    "hydra": "Hydra",
+}
+_BY_SPECULATORS_TYPE = {"peagle": "P-EAGLE", "p_eagle": "P-EAGLE", "p-eagle": "P-EAGLE", "dflash": "DFlash"}
+
+
+def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The name of a family that cannot be loaded as a head; None where nothing says so."""
+    names, eagle_config = tuple(names), raw.get("eagle_config") or {}
+    architecture = "".join(raw.get("architectures") or []).lower()
+    for sign, family in _BY_ARCHITECTURE.items():
+        if sign in architecture:
+            return family
+    kind = _speculators_type(raw)
+    if kind and kind != "eagle3":
+        return _BY_SPECULATORS_TYPE.get(kind, f"the speculators kind {kind!r}")
+
+    def any_name(test: Callable[[str], bool]) -> bool:
+        return any(test(name) for name in names)
+
+    head_like = _is_eagle3(names) or any_name(lambda name: name == "fc.weight")
+    signs = {
+        "EAGLE-4": any_name(lambda name: name.startswith("efficient_lm_head")),
+        "DFlash": "dflash_config" in raw,
+        "Medusa": "medusa_num_heads" in raw,
+        "P-EAGLE": (eagle_config.get("parallel_draft_step") or 1) > 1,
+        "an EAGLE-3 head with MLA attention": head_like and ("kv_lora_rank" in raw or any_name(_is_latent)),
+        "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
+        "a head of several decoder layers": head_like and any_name(lambda name: name.startswith("layers.1.")),
+        "a quantised head": head_like and any_name(lambda name: name.endswith(("_scale", "_scale_inv", ".qweight"))),
+        "ModelOpt's head with eagle_config.use_mtp_layernorm": bool(eagle_config.get("use_mtp_layernorm")),
+        "an EAGLE-3 head over one hidden state (eagle_config.use_aux_hidden_state: false)": (
+            _is_eagle3(names) and eagle_config.get("use_aux_hidden_state") is False
+        ),
+    }
+    return next((family for family, seen in signs.items() if seen), None)
+
+
+def _is_latent(name: str) -> bool:
+    return ".kv_a_proj" in name or ".q_a_proj" in name
+
+
+def file_tensors(layout: Layout, config: DecoderHeadConfig, canonical: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor of a head -> the tensors of the file that it is made of, by the names of the layout, in order."""
+    module, _, kind = canonical.rpartition(".")
+    if module == "qkv_proj":
+        key_value = config.num_key_value_heads * config.head_dim
+        parts = tensor.split([config.num_attention_heads * config.head_dim, key_value, key_value])
+        return {f"{layout.layer}self_attn.{n}_proj.{kind}": part for n, part in zip("qkv", parts, strict=True)}
+    if module == "gate_up_proj":
+        gate, up = tensor.chunk(2)
+        return {f"{layout.layer}mlp.gate_proj.{kind}": gate, f"{layout.layer}mlp.up_proj.{kind}": up}
+    if module == "down_proj":
+        return {f"{layout.layer}mlp.{canonical}": tensor}
+    if module in _IN_ATTENTION:
+        return {f"{layout.layer}self_attn.{canonical}": tensor}
+    return {f"{layout.layer}{canonical}" if module in _IN_LAYER else canonical: tensor}

@@ -1,0 +1,312 @@
+"""Checkpoints of EAGLE heads: every readable layout becomes one canonical head, or an error that names what is wrong.
+
+Nothing is guessed in silence: unknown, missing and mis-shaped tensors are errors, and one log line states how the head
+is read. `layouts` knows whose files are read, `head_config` and `conventions` what their fields mean.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.files import (
+    CheckpointError,
+    find_folder,
+    read_config,
+    read_named,
+    read_shapes,
+    read_tensors,
+)
+from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
+from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+from wingbeat.runtime.heads.layouts import (
+    Family,
+    Layout,
+    UnsupportedCheckpointError,
+    file_tensors,
+    holds_head,
+    recognise,
+)
+from wingbeat.runtime.heads.save import save_eagle_head
+
+__all__ = [
+    "CheckpointError",
+    "HeadCheckpoint",
+    "UnsupportedCheckpointError",
+    "check_head",
+    "head_conventions",
+    "is_head_folder",
+    "load_eagle_head",
+    "read_checkpoint",
+    "save_eagle_head",
+]
+
+logger = logging.getLogger(__name__)
+
+Lent = Tensor | Callable[[], Tensor | None] | None
+"""A tensor of the target, or how to get it where it is needed."""
+
+
+class Target(Protocol):
+    """What is asked of a verifier's description."""
+
+    num_layers: int
+    hidden_size: int
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """What a folder holds, without the values of its tensors."""
+
+    folder: Path
+    layout: Layout
+    raw: Mapping[str, Any]
+    """config.json"""
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def conventions(self, num_layers: int, target_hidden_size: int) -> tuple[HeadConvention, ...]:
+        """How it may be read for a target of that shape, the likeliest first.
+
+        Raises:
+            CheckpointError: its taps are not layers of that target.
+        """
+        return conventions(self.raw, self.layout, self.shapes, num_layers, target_hidden_size)
+
+    def config(self, target_hidden_size: int, convention: HeadConvention) -> DecoderHeadConfig:
+        """Its canonical config for one reading.
+
+        Raises:
+            CheckpointError: a field is missing, not supported, or does not fit the target.
+        """
+        return head_config(self.raw, self.layout, self.shapes, target_hidden_size, convention)
+
+
+def read_checkpoint(path: str | Path) -> HeadCheckpoint:
+    """Look into a folder or a hub name.
+
+    Raises:
+        CheckpointError: it is unreadable, or no head.
+        UnsupportedCheckpointError: a known family that is not supported.
+    """
+    folder = find_folder(path)
+    raw, shapes = read_config(folder), read_shapes(folder)
+    layout = recognise(raw, shapes)
+    return HeadCheckpoint(folder, layout, raw, {name: shapes[name] for name in shapes if name not in layout.ignored})
+
+
+def is_head_folder(path: str | Path) -> bool:
+    """Whether a folder is a draft head, supported or not, rather than a whole language model.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    folder = find_folder(path)
+    return holds_head(read_config(folder), read_shapes(folder))
+
+
+def head_conventions(path: str | Path, target: Target) -> tuple[HeadConvention, ...]:
+    """Readings of a head that its files leave open, the likeliest first; one where nothing is ambiguous.
+
+    Raises:
+        CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
+    """
+    return read_checkpoint(path).conventions(target.num_layers, target.hidden_size)
+
+
+def load_eagle_head(
+    path: str | Path,
+    *,
+    target_hidden_size: int,
+    target_num_layers: int,
+    target_vocab_size: int,
+    target_embedding: Lent = None,
+    target_lm_head: Lent = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    convention: HeadConvention | None = None,
+) -> EagleHead | Eagle1Head:
+    """Read a head of any supported layout, in evaluation mode, from a folder or a hub name.
+
+    Args:
+        target_embedding: [target_vocab_size, target_hidden_size], used (not copied) when the file has no embedding.
+        target_lm_head: [target_vocab_size, hidden_size], used when the file has no lm_head and drafts every token.
+        convention: how to read it where the files leave that open, one of `head_conventions`; None takes the first.
+
+    Raises:
+        CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
+    """
+    checkpoint = read_checkpoint(path)
+    readings = checkpoint.conventions(target_num_layers, target_hidden_size)
+    convention = convention or readings[0]
+    config = checkpoint.config(target_hidden_size, convention)
+    tensors = read_tensors(checkpoint.folder)
+    head, state, token_ids, borrowed = _fit(
+        checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
+    )
+    # `assign` keeps a borrowed embedding shared with the target.
+    head.load_state_dict(
+        {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
+    )
+    head.reset_rope(device)
+    head = head.to(device).eval().requires_grad_(False).with_convention(convention)
+    _log(path, checkpoint, head, len(readings), borrowed)
+    return head
+
+
+def check_head(
+    path: str | Path,
+    *,
+    target_hidden_size: int,
+    target_num_layers: int,
+    target_vocab_size: int,
+    lends_embedding: bool = True,
+    lends_lm_head: bool = True,
+) -> HeadConvention:
+    """Everything that `load_eagle_head` checks, from the names and shapes of the tensors; the likeliest reading.
+
+    Args:
+        lends_embedding: whether the target has an embedding [target_vocab_size, target_hidden_size] to lend.
+        lends_lm_head: whether it has an output matrix of that shape.
+
+    Raises:
+        CheckpointError: as `load_eagle_head`.
+    """
+    checkpoint = read_checkpoint(path)
+    convention = checkpoint.conventions(target_num_layers, target_hidden_size)[0]
+    config = checkpoint.config(target_hidden_size, convention)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
+    tensors |= read_named(checkpoint.folder, ("d2t", "t2d"))
+    lent = torch.empty(target_vocab_size, target_hidden_size, device="meta")
+    _fit(
+        checkpoint,
+        config,
+        tensors,
+        target_vocab_size,
+        lent if lends_embedding else None,
+        lent if lends_lm_head else None,
+    )
+    return convention
+
+
+def _fit(
+    checkpoint: HeadCheckpoint,
+    config: DecoderHeadConfig,
+    found: Mapping[str, Tensor],
+    target_vocab_size: int,
+    target_embedding: Lent,
+    target_lm_head: Lent,
+) -> tuple[EagleHead | Eagle1Head, dict[str, Tensor], Tensor, list[str]]:
+    """A head on the meta device, its state, its token map, and the names of what the target lends."""
+    if config.vocab_size != target_vocab_size:
+        raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
+    with torch.device("meta"):
+        head = _new_head(config)
+    tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
+    token_ids = _draft_token_ids(tensors, config)
+    lent = {"embed_tokens.weight": target_embedding}
+    if config.draft_vocab_size == config.vocab_size:
+        lent["lm_head.weight"] = target_lm_head
+    borrowed = _borrow(tensors, lent)
+    return head, _canonical(tensors, head, checkpoint.layout), token_ids, borrowed
+
+
+def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
+    if isinstance(config, Eagle1HeadConfig):
+        return Eagle1Head(config)
+    assert isinstance(config, EagleHeadConfig)
+    return EagleHead(config)
+
+
+def _log(
+    path: str | Path, checkpoint: HeadCheckpoint, head: EagleHead | Eagle1Head, num_readings: int, borrowed: list[str]
+) -> None:
+    config, convention, rope = head.config, head.convention, head.config.rope_parameters
+    ids, _ = aux_layer_ids(checkpoint.raw)
+    origin = "from the config" if ids is not None else "by default: the config has none"
+    if checkpoint.layout.family is Family.EAGLE1:
+        origin = "the final norm's output"
+    logger.info(
+        "drafter %s: %s in %s layout, taps enter layers %s (%s), draft vocabulary %d of %d, norm_output=%s, "
+        "norm_before_residual=%s, RoPE %s of base %g%s, %s, from the target: %s",
+        path,
+        checkpoint.layout.family,
+        checkpoint.layout.name,
+        list(convention.tap_layers),
+        origin,
+        config.draft_vocab_size,
+        config.vocab_size,
+        convention.norm_output,
+        convention.norm_before_residual,
+        rope["rope_type"],
+        rope["rope_theta"],
+        " (m-RoPE as for text)" if is_text_rope(checkpoint.raw) else "",
+        "one reading" if num_readings == 1 else f"one of {num_readings} readings",
+        ", ".join(borrowed) or "nothing",
+    )
+
+
+def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> Tensor:
+    """Take d2t and t2d out of the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
+    size = config.draft_vocab_size
+    offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if offsets is None:
+        if size != config.vocab_size:
+            raise CheckpointError(f"missing tensor d2t: draft_vocab_size={size} of vocab_size={config.vocab_size}")
+        offsets = torch.zeros(size, dtype=torch.int64)
+    _check_shape("d2t", offsets, (size,))
+    token_ids = offsets.long() + torch.arange(size)
+    if bool(((token_ids < 0) | (token_ids >= config.vocab_size)).any()):
+        raise CheckpointError(f"d2t leads outside the target's vocabulary of {config.vocab_size}")
+    if len(token_ids.unique()) != size:
+        raise CheckpointError("d2t leads two draft ids to the same target id")
+    # Over the whole vocabulary some tools leave the mask unset: it says nothing there.
+    if mask is not None and size != config.vocab_size:
+        _check_shape("t2d", mask, (config.vocab_size,))
+        if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
+            raise CheckpointError("t2d marks other target ids than d2t leads to")
+    return token_ids
+
+
+def _borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
+    """Fill in what the file leaves to the target; the names of what was taken."""
+    borrowed = []
+    for name, source in lent.items():
+        if name in tensors:
+            continue
+        tensor = source() if callable(source) else source
+        if tensor is not None:
+            tensors[name] = tensor.detach()
+            borrowed.append(name)
+    return borrowed
+
+
+def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) -> dict[str, Tensor]:
+    """File tensors -> the head's state, without the token map. Every tensor must be used, every shape must fit."""
+    state = {}
+    unused = set(tensors)
+    for canonical, expected in head.state_dict().items():
+        if canonical == "draft_token_ids":
+            continue
+        parts = []
+        for name, part in file_tensors(layout, head.config, canonical, expected).items():
+            if name not in tensors:
+                raise CheckpointError(f"missing tensor {name}")
+            _check_shape(name, tensors[name], tuple(part.shape))
+            unused.discard(name)
+            parts.append(tensors[name])
+        state[canonical] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if unused:
+        raise CheckpointError(f"unexpected tensor {', '.join(sorted(unused))}")
+    return state
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != expected:
+        raise CheckpointError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {expected}")

@@ -1,0 +1,143 @@
+"""Multi-token-prediction modules: a fused input, one decoder layer of the verifier's own class, an output norm.
+
+Module k at row i: h = eh_proj(cat[enorm(embed(token i + 1 + k)), hnorm(h')]), the embedding first, where h' is the
+verifier's hidden state after its final norm (k = 0) or module k - 1's result at row i; then the layer, then
+shared_head.norm, whose result is both what the output matrix reads and what the next module is given. Rows have the
+position of their token. Source: DeepSeek-V3, arXiv:2412.19437, section 2.2; the order and the norms are those of the
+published weights, as transformers and SGLang run them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.verifier.linear_layout import lay_out_linears
+from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
+
+
+class MtpModule(nn.Module):
+    """One module; its attention is that of layer `index` of the batch's caches.
+
+    Args:
+        model: of the verifier's class, for its layer and norm; its weights are not read and may lie on the meta device.
+    """
+
+    embedding: Tensor
+    head: Tensor
+
+    def __init__(self, model: PreTrainedModel, index: int) -> None:
+        super().__init__()
+        like = model.get_decoder().layers[-1]
+        config = model.config.get_text_config()
+        norm = type(like.input_layernorm)
+        self.enorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hnorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        # The kind of a layer follows from its number: modules are like the last one.
+        self.block = type(like)(config, config.num_hidden_layers - 1)
+        for part in self.block.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = index
+        self.norm = norm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, rotary: tuple[Tensor, Tensor], **attention: object
+    ) -> Tensor:
+        """The normed output [num_tokens, hidden_size].
+
+        Args:
+            token_ids: int64 [num_tokens]; `positions` likewise, for layers that look at them.
+            hidden: [num_tokens, hidden_size], the input h' of each row.
+            rotary: cosines and sines of the positions, [1, num_tokens, rotary_dim].
+            attention: keywords for the attention function.
+        """
+        inputs = torch.cat([self.enorm(F.embedding(token_ids, self.embedding)), self.hnorm(hidden)], dim=-1)
+        out = self.block(
+            self.eh_proj(inputs)[None],
+            position_ids=positions[None],
+            position_embeddings=rotary,
+            use_cache=False,
+            **({"attention_mask": None} | attention),
+        )
+        return self.norm(out[0])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Output [..., hidden_size] of `forward` -> logits [..., vocab_size]."""
+        return F.linear(hidden, self.head)
+
+
+class MtpModules(nn.Module):
+    """All modules of a checkpoint, with the rotary embedding they share.
+
+    Args:
+        model: as for `MtpModule`; its configuration object is shared, and with it the attention function.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_modules: int) -> None:
+        super().__init__()
+        self.config = model.config.get_text_config()
+        rotary = getattr(model.get_decoder(), "rotary_emb", None)
+        if rotary is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no rotary embedding: its MTP modules are unknown")
+        self.items = nn.ModuleList([MtpModule(model, index) for index in range(num_modules)])
+        with torch.device("cpu"):
+            self.rotary = type(rotary)(self.config)
+        self.layers: list[LayerAttention] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.items[0].eh_proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and KV."""
+        return self.items[0].eh_proj.weight.dtype
+
+    def run(
+        self, index: int, token_ids: Tensor, hidden: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """One module over a flattened batch; see `MtpModule.forward`."""
+        rotary = self.rotary(hidden[None], positions[None])
+        return self.items[index](token_ids, hidden, positions, rotary, **{METADATA_KEYWORD: metadata})
+
+    @torch.inference_mode()
+    def prepare(self) -> "MtpModules":
+        """Probe every module's attention, compare with transformers' eager path, and switch to ours.
+
+        Raises:
+            UnsupportedModelError: a layer never calls the attention function, or the two disagree.
+        """
+        self.eval().requires_grad_(False)
+        lay_out_linears(self)
+        recorder = Recorder()
+        for index, module in enumerate(self.items):
+            probed, expected = (self._probe(module, name, recorder) for name in (PROBE_NAME, "eager"))
+            error = (probed - expected).abs().max().item()
+            tolerance = (1e-3 if self.dtype == torch.float32 else 5e-2) * max(expected.abs().max().item(), 1.0)
+            if index not in recorder.layers or not error <= tolerance:
+                raise UnsupportedModelError(
+                    f"MTP module {index} ({type(module.block).__name__}) attends in a way of its own: its output "
+                    f"differs by {error:.2e} from transformers' eager attention"
+                )
+        self.layers = [recorder.layers[index] for index in range(len(self.items))]
+        self.config._attn_implementation = ATTENTION_NAME
+        return self
+
+    def _probe(self, module: MtpModule, attention: str, recorder: Recorder) -> Tensor:
+        """Three tokens through a module with the attention function of that name."""
+        self.config._attn_implementation = attention
+        token_ids, positions = torch.tensor([[1, 2, 3], [0, 1, 2]], device=self.device).unbind()
+        hidden = self._sample_hidden()
+        rotary = self.rotary(hidden[None], positions[None])
+        mask = torch.full((1, 1, 3, 3), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device).triu(1)
+        return module(token_ids, hidden, positions, rotary, attention_mask=mask, **{PROBE_KEYWORD: recorder})
+
+    def _sample_hidden(self) -> Tensor:
+        """Three hidden states that differ, without a source of randomness."""
+        size = 3 * self.config.hidden_size
+        return torch.arange(size, device=self.device, dtype=torch.float32).sin().view(3, -1).to(self.dtype)

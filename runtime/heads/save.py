@@ -1,0 +1,160 @@
+"""Heads as checkpoints that this project and other engines load: SpecForge's, speculators' and SafeAILab's layouts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from wingbeat.runtime.heads.conventions import state
+from wingbeat.runtime.heads.eagle1 import Eagle1Head
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.files import SAFETENSORS
+from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+from wingbeat.runtime.heads.layouts import SAFEAILAB_1, SPECFORGE, SPECULATORS, Layout, file_tensors
+
+_SHAPE_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_SHAPE_FIELDS += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "attention_bias")
+_CHAIN_TOKENS = 5
+
+WRITABLE = {"specforge": SPECFORGE, "speculators": SPECULATORS, "safeailab": SAFEAILAB_1}
+"""Layouts by the names a user gives."""
+
+
+def save_eagle_head(
+    head: EagleHead | Eagle1Head,
+    path: str | Path,
+    *,
+    layout: str | None = None,
+    with_embedding: bool = True,
+    verifier: str | None = None,
+) -> None:
+    """Write config.json and model.safetensors (bfloat16).
+
+    Args:
+        layout: "specforge" or "speculators" for EAGLE-3, "safeailab" for EAGLE-1; None takes the family's first.
+        with_embedding: False leaves `embed_tokens` out; a loader then takes the target's.
+        verifier: folder or hub name of the target, which speculators' layout names.
+
+    Raises:
+        ValueError: the layout cannot hold this head; the message names what it lacks.
+    """
+    chosen = _layout_for(head, layout)
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, raw = _tensors(head, chosen, with_embedding), _raw_config(head, chosen, verifier)
+    writers: dict[str, Callable[[Path], object]] = {
+        SAFETENSORS: lambda file: save_file(tensors, file, metadata={"format": "pt"}),
+        "config.json": lambda file: file.write_text(json.dumps(raw, indent=2) + "\n"),
+    }
+    for name, write in writers.items():
+        temporary = folder / f"{name}.tmp"
+        write(temporary)
+        temporary.replace(folder / name)
+
+
+def _layout_for(head: EagleHead | Eagle1Head, name: str | None) -> Layout:
+    fitting = ("safeailab",) if isinstance(head, Eagle1Head) else ("specforge", "speculators")
+    name = name or fitting[0]
+    if name not in fitting:
+        family = "EAGLE-1" if isinstance(head, Eagle1Head) else "EAGLE-3"
+        raise ValueError(f"layout={name!r} cannot hold an {family} head: {' or '.join(fitting)} can")
+    config = head.config
+    lacks = {
+        "specforge": ("qk_norm", "norm_before_fc", "attention_bias", "norm_before_residual", "fc_bias"),
+        "speculators": ("fc_bias",),
+        "safeailab": ("qk_norm", "output_bias"),
+    }[name]
+    wrong = [field for field in lacks if getattr(config, field, False)]
+    if name == "speculators" and config.output_bias != config.attention_bias:
+        wrong.append("output_bias")
+    if wrong:
+        raise ValueError(f"layout={name!r} has no {', '.join(wrong)}: other engines would read the head wrong")
+    return WRITABLE[name]
+
+
+def _tensors(head: DecoderHead, layout: Layout, with_embedding: bool) -> dict[str, Tensor]:
+    config = head.config
+    left_out = {"draft_token_ids"} | (set() if with_embedding else {"embed_tokens.weight"})
+    if layout is SAFEAILAB_1:
+        left_out.add("lm_head.weight")
+    tensors = {
+        name: part.detach().to("cpu", torch.bfloat16).contiguous()
+        for canonical, tensor in head.state_dict().items()
+        if canonical not in left_out
+        for name, part in file_tensors(layout, config, canonical, tensor).items()
+    }
+    token_ids = head.draft_token_ids.cpu()
+    # speculators has no token map where every token is drafted.
+    needs_map = layout is SPECFORGE or not torch.equal(token_ids, torch.arange(config.vocab_size))
+    if layout is not SAFEAILAB_1 and needs_map:
+        tensors["d2t"] = token_ids - torch.arange(config.draft_vocab_size)
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill_(0, token_ids, True)
+    return tensors
+
+
+def _raw_config(head: EagleHead | Eagle1Head, layout: Layout, verifier: str | None) -> dict[str, Any]:
+    if isinstance(head, Eagle1Head):
+        return _decoder(head.config, "llama") | {"architectures": ["LlamaForCausalLM"], "bias": head.config.fc_bias}
+    written = _speculators(head.config, verifier) if layout is SPECULATORS else _specforge(head.config)
+    # The base is written as it is read: for readers of the file it is the config's.
+    return written | state(head.convention._replace(rope_theta=None))
+
+
+def _decoder(config: DecoderHeadConfig, model_type: str) -> dict[str, Any]:
+    rope = dict(config.rope_parameters)
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return {
+        "model_type": model_type,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        **{name: getattr(config, name) for name in _SHAPE_FIELDS},
+        # Both spellings: readers on the fourth major version of transformers know the second one alone.
+        "rope_parameters": rope,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+    }
+
+
+def _specforge(config: EagleHeadConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **_decoder(config, "llama"),
+        "dtype": "bfloat16",
+        "target_hidden_size": config.target_hidden_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "norm_output": config.norm_output,
+        "fc_norm": config.fc_norm,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.tap_layers],
+        },
+    }
+
+
+def _speculators(config: EagleHeadConfig, verifier: str | None) -> dict[str, Any]:
+    kind = "qwen3" if config.qk_norm else "llama"
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "transformer_layer_config": _decoder(config, kind),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": list(config.tap_layers),
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _CHAIN_TOKENS}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+    }

@@ -1,0 +1,1 @@
+"""Blocks and the pool of keys and values."""

@@ -1,0 +1,1 @@
+"""What crosses between verifier and drafter."""

@@ -1,0 +1,189 @@
+"""Tensors that cross a boundary: between engine and model, and between verifier and drafter.
+
+Dimension words: num_slots rows of persistent state, num_nodes tree nodes per sequence (root included), max_path
+tokens one round can emit, taps_size = taps x verifier hidden size.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NUM_BINS = 16
+"""Bins of drafters' confidence by which acceptance is counted."""
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """Shapes of every buffer between a verifier and its drafter; fixed for the channel's life."""
+
+    num_slots: int
+    num_nodes: int
+    max_path: int
+    max_prefill_tokens: int
+    taps_size: int
+    """0 where the drafter needs no hidden states."""
+    max_model_len: int
+    max_blocks_per_seq: int
+    block_size: int
+    num_blocks: int
+    """Of the verifier's KV pool: the drafter's KV lives under the same block ids."""
+    taps_dtype: torch.dtype = torch.float32
+    keeps_context: bool = True
+    """Whether the drafter keeps state per committed position, so that it is told of every one; see `DrafterNeeds`."""
+
+
+class TokenTree(NamedTuple):
+    """Draft trees of several sequences; a chain is a tree. Node 0 is the root, the last committed token."""
+
+    token_ids: Tensor
+    """int64 [num_reqs, num_nodes]"""
+    parents: Tensor
+    """int64 [num_reqs, num_nodes]: smaller than the node's own index; -1 for the root."""
+    depths: Tensor
+    """int64 [num_reqs, num_nodes]; 0 for the root."""
+    scores: Tensor
+    """float32 [num_reqs, num_nodes]: cumulative log-probability of the path."""
+    num_valid: Tensor
+    """int64 [num_reqs]: nodes that count, root included; 1 is a bare root."""
+
+
+class AcceptedPaths(NamedTuple):
+    """What a round decided for its decodes, on the device; rows are in the order of `SchedulerOutput.decodes`."""
+
+    slots: Tensor
+    """int64 [num_decodes]"""
+    positions: Tensor
+    """int64 [num_decodes]: position of each root."""
+    token_ids: Tensor
+    """int64 [num_decodes, max_path]: accepted tokens, then the bonus token; the rest is zero."""
+    num_tokens: Tensor
+    """int64 [num_decodes]: tokens emitted, 1..max_path."""
+    num_valid: Tensor
+    """int64 [num_decodes]: nodes that were verified, root included."""
+    nodes: Tensor
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+    taps: Tensor | None
+    """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
+    evidence: Tensor | None = None
+    """int64 [num_decodes, num_nodes]: see `runtime.verifier.pruning`; None where trees were not pruned there."""
+
+
+class Outcome(NamedTuple):
+    """Verifier -> drafter, once per round: what was decided, and the hidden states to draft from.
+
+    Decode row r is a running sequence whose root and accepted path were computed this round; chunk c is a piece of
+    prompt (or of context replayed for a drafter that lacks it). A pair (taps at position i, token i + 1) feeds EAGLE.
+    """
+
+    header: Tensor
+    """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow, a bound of the longest sequence (0
+    where its host cannot tell), number of the growth rule (0 where there is none); the rest is zero."""
+    decode_slots: Tensor
+    """int64 [num_slots], the first num_decodes rows count."""
+    decode_positions: Tensor
+    """int64 [num_slots]: position of row r's root, the first one computed."""
+    decode_num_tokens: Tensor
+    """int64 [num_slots]: tokens emitted = positions computed, 1..max_path."""
+    decode_token_ids: Tensor
+    """int64 [num_slots, max_path]: emitted tokens; [r, j] follows position decode_positions[r] + j."""
+    decode_taps: Tensor
+    """[num_slots, max_path, taps_size] at those positions."""
+    chunk_slots: Tensor
+    """int64 [num_slots], the first num_chunks rows count."""
+    chunk_positions: Tensor
+    """int64 [num_slots]: first position of the chunk."""
+    chunk_lens: Tensor
+    """int64 [num_slots]; chunks lie back to back in the two tensors below."""
+    chunk_next_token_ids: Tensor
+    """int64 [max_prefill_tokens]: the token after each position."""
+    chunk_taps: Tensor
+    """[max_prefill_tokens, taps_size]"""
+    proposal_slots: Tensor
+    """int64 [num_slots], the first num_proposals want a tree next."""
+    epochs: Tensor
+    """int64 [num_slots] by slot: bumped whenever a slot gets another sequence or loses its state."""
+    committed_lens: Tensor
+    """int64 [num_slots] by slot: tokens decided; the last one is the next root and is not computed yet."""
+    block_tables: Tensor
+    """int64 [num_slots, max_blocks_per_seq] by slot; only rows of decodes, chunks and proposals are fresh."""
+    temperatures: Tensor
+    """float32 [num_slots] by slot; 0 is greedy."""
+    seeds: Tensor
+    """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
+    min_reach: Tensor
+    """float32 [max_path]: `speculation.growth_rule.RuleTables`, as the next four; written with a new number."""
+    node_price: Tensor
+    """float32 [max_path]"""
+    acceptance_table: Tensor
+    """float32 [2, NUM_BINS]"""
+    depth_factors: Tensor
+    """float32 [max_path]"""
+    request_factors: Tensor
+    """float32 [num_slots] by slot"""
+
+
+class TreeReply(NamedTuple):
+    """Drafter -> verifier, once per round: one token tree per proposal, in the sequence's slot row."""
+
+    header: Tensor
+    """int64 [8]: round it answers, drafter incarnation; the rest is zero."""
+    epochs: Tensor
+    """int64 [num_slots]: the epoch each tree was grown for."""
+    committed_lens: Tensor
+    """int64 [num_slots]: the committed length each tree was grown from; a tree that does not match is dropped."""
+    token_ids: Tensor
+    """int64 [num_slots, num_nodes]; node 0 is the root, the last committed token."""
+    parents: Tensor
+    """int64 [num_slots, num_nodes]: smaller than the node's own index; -1 for the root."""
+    depths: Tensor
+    """int64 [num_slots, num_nodes]; 0 for the root."""
+    scores: Tensor
+    """float32 [num_slots, num_nodes]: cumulative log-probability of the path."""
+    num_valid: Tensor
+    """int64 [num_slots]: nodes that count, root included; 1 is a bare root."""
+
+
+def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each `Outcome` field, in field order."""
+    slots, long = (spec.num_slots,), torch.int64
+    return {
+        "header": ((8,), long),
+        "decode_slots": (slots, long),
+        "decode_positions": (slots, long),
+        "decode_num_tokens": (slots, long),
+        "decode_token_ids": ((spec.num_slots, spec.max_path), long),
+        "decode_taps": ((spec.num_slots, spec.max_path, spec.taps_size), spec.taps_dtype),
+        "chunk_slots": (slots, long),
+        "chunk_positions": (slots, long),
+        "chunk_lens": (slots, long),
+        "chunk_next_token_ids": ((spec.max_prefill_tokens,), long),
+        "chunk_taps": ((spec.max_prefill_tokens, spec.taps_size), spec.taps_dtype),
+        "proposal_slots": (slots, long),
+        "epochs": (slots, long),
+        "committed_lens": (slots, long),
+        "block_tables": ((spec.num_slots, spec.max_blocks_per_seq), long),
+        "temperatures": (slots, torch.float32),
+        "seeds": (slots, long),
+        "min_reach": ((spec.max_path,), torch.float32),
+        "node_price": ((spec.max_path,), torch.float32),
+        "acceptance_table": ((2, NUM_BINS), torch.float32),
+        "depth_factors": ((spec.max_path,), torch.float32),
+        "request_factors": (slots, torch.float32),
+    }
+
+
+def reply_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each `TreeReply` field, in field order."""
+    slots, nodes, long = (spec.num_slots,), (spec.num_slots, spec.num_nodes), torch.int64
+    return {
+        "header": ((8,), long),
+        "epochs": (slots, long),
+        "committed_lens": (slots, long),
+        "token_ids": (nodes, long),
+        "parents": (nodes, long),
+        "depths": (nodes, long),
+        "scores": (nodes, torch.float32),
+        "num_valid": (slots, long),
+    }

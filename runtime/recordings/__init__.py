@@ -1,0 +1,1 @@
+"""Tokens and hidden states on disk."""

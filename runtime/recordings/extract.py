@@ -1,0 +1,246 @@
+"""Run a verifier over text and keep what a drafter learns from: the work behind `wingbeat extract`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoTokenizer
+
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.recordings.corpus import encode_documents, split_files, stdlib_root
+from wingbeat.runtime.recordings.format import DTYPES, CaptureIndex, CaptureSpec, FloatName, Record
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.own_text import continue_texts, read_texts
+from wingbeat.runtime.recordings.recording_sources import (
+    CorpusSource,
+    PromptSource,
+    Sampling,
+    Source,
+    Start,
+    read_prompts,
+)
+from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+from wingbeat.runtime.tokenizer import Tokenizer
+
+_MIN_ANSWER = 16
+"""Tokens an answer must have room for, or its prompt is left out."""
+_TEXT_SETTINGS = (
+    "sequence_length",
+    "own_share",
+    "greedy_fraction",
+    "temperature",
+    "batch_size",
+    "shard_bytes",
+    "dtype",
+    "seed",
+)
+"""What decides the shards' content, beside what `CaptureSpec` has fields for."""
+
+
+class ExtractConfig(BaseModel):
+    """Settings of `extract`.
+
+    Raises:
+        pydantic.ValidationError: a field is out of range, or names no folder, file or available device.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Path | None = Field(None, description="Folder of the verifier's checkpoint; without it the demo's.")
+    output: Path = Field(description="Folder of the capture; one that is there is continued.")
+    corpus: Path = Field(
+        default_factory=stdlib_root,
+        description="Folder of text files; the default is this interpreter's standard library.",
+    )
+    suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
+    prompts: Path | None = Field(
+        None, description='JSON Lines file of {"prompt": text} or {"messages": [...]} to answer, in place of a corpus.'
+    )
+    sequences: int = Field(4096, gt=0, description="Sequences to capture; with prompts, at most.")
+    sequence_length: int = Field(256, gt=8, description="Tokens per sequence; with prompts, at most.")
+    own_share: float = Field(
+        0.75, ge=0, le=1, description="Share of the corpus sequences that the verifier writes itself after a beginning."
+    )
+    greedy_fraction: float = Field(0.75, ge=0, le=1, description="Share of the verifier's text written greedily.")
+    temperature: float = Field(0.8, gt=0, le=100, description="Temperature of the rest.")
+    tap_layers: tuple[int, ...] | None = Field(
+        None,
+        description="Layers whose input is tapped, the number of layers standing for the final norm's output; by "
+        "default (2, n // 2, n - 3), spread out for shallow models.",
+    )
+    top_k: int = Field(32, ge=0, description="Logits kept per token; 0 keeps none.")
+    taps_dtype: FloatName = Field("bfloat16", description="Of the stored hidden states.")
+    dtype: FloatName = Field("float32", description="Of the verifier's arithmetic, and of the stored logits.")
+    batch_size: int = Field(64, gt=0, description="Sequences the verifier continues at once.")
+    shard_bytes: int = Field(128 * 2**20, gt=0, description="Size of a shard, about: what a kill can lose.")
+    max_bytes: int = Field(20 * 10**9, gt=0, description="Of all shards: the run stops before it would exceed them.")
+    seed: int = Field(0, ge=0, description="Of the data order and of sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the verifier runs.")
+    threads: int = Field(0, ge=0, description="Torch CPU threads; 0 leaves torch's own choice.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.model is not None and not (self.model / "config.json").is_file():
+            raise ValueError(f"model={str(self.model)!r} is not a folder with a config.json")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
+        if self.prompts is not None and not self.prompts.is_file():
+            raise ValueError(f"prompts={str(self.prompts)!r} is not a file")
+        if self.prompts is not None and self.sequence_length <= _MIN_ANSWER:
+            raise ValueError(f"sequence_length={self.sequence_length} leaves no answer {_MIN_ANSWER} tokens")
+        if self.prompts is None and not self.corpus.is_dir():
+            raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device='cuda', but torch sees no CUDA device")
+        return self
+
+    def model_folder(self) -> Path:
+        """The verifier's checkpoint.
+
+        Raises:
+            FileNotFoundError: the demo is asked for and not there.
+        """
+        return self.model or demo_pair().verifier
+
+
+class ExtractResult(NamedTuple):
+    """A run's end."""
+
+    index: CaptureIndex
+    stopped: str | None
+    """Why it ended before all was captured; None where all is."""
+    num_prompts_left_out: int
+
+
+def extract(config: ExtractConfig) -> ExtractResult:
+    """Capture what is missing of `config.sequences`. A run that was killed is continued with the same shards.
+
+    Raises:
+        FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, are not there.
+        ValueError: model, text or settings do not fit each other, or the folder holds another capture.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = config.model_folder()
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    verifier = FrozenVerifier(str(folder), config.tap_layers, device, DTYPES[config.dtype])
+    source = _source(config, folder)
+    _check_fits(config, verifier)
+    spec = CaptureSpec(
+        verifier=folder.resolve().name,
+        fingerprint=checkpoint_fingerprint(folder),
+        tap_layers=verifier.tap_layers,
+        hidden_size=verifier.hidden_size,
+        num_layers=verifier.num_layers,
+        vocab_size=verifier.embedding.shape[0],
+        taps_dtype=config.taps_dtype,
+        top_k=config.top_k,
+        logits_dtype=config.dtype,
+        settings=config.model_dump(mode="json", include=set(_TEXT_SETTINGS))
+        | {"source": "prompts" if config.prompts else "corpus", "text_digest": source.digest},
+    )
+    writer = CaptureWriter(config.output, spec, config.max_bytes)
+    total = min(config.sequences, source.num_starts or config.sequences)
+    stopped = None
+    with _progress_bar() as bar:
+        task = bar.add_task("extract", total=total, completed=writer.num_sequences)
+        try:
+            _fill(config, verifier, source, writer, total, lambda count: bar.advance(task, count))
+            writer.finish()
+        except CaptureFull as full:
+            stopped = str(full)
+    return ExtractResult(writer.index, stopped, getattr(source, "num_left_out", 0))
+
+
+def _fill(
+    config: ExtractConfig,
+    verifier: FrozenVerifier,
+    source: Source,
+    writer: CaptureWriter,
+    total: int,
+    on_sequences: Callable[[int], None],
+) -> None:
+    """Write shards until there are `total` sequences.
+
+    A shard begins where the ones before it end and is computed from its sequences' numbers alone, so it does not matter
+    in which run it was written.
+
+    Raises:
+        CaptureFull: the next shard does not fit.
+    """
+    per_shard = max(1, config.shard_bytes // (writer.index.spec.bytes_per_token * config.sequence_length))
+    if per_shard > config.batch_size:
+        per_shard -= per_shard % config.batch_size
+    while writer.num_sequences < total:
+        begin = writer.num_sequences
+        starts = [source.start(number) for number in range(begin, min(total, begin + per_shard))]
+        # Before anything is computed; answers of unknown length are looked at again when they are there.
+        given = sum(len(start.token_ids) if source.stops else start.length for start in starts)
+        writer.check_room(given, len(starts))
+        for record in _capture(config, verifier, starts, source.stops, on_sequences):
+            writer.add(record)
+        writer.flush()
+
+
+def _capture(
+    config: ExtractConfig,
+    verifier: FrozenVerifier,
+    starts: list[Start],
+    stops: bool,
+    on_sequences: Callable[[int], None],
+) -> list[Record]:
+    """The sequences of one shard, in their order; computed in batches of like lengths."""
+    eos_token_ids = _eos_token_ids(verifier) if stops else frozenset()
+    by_length = sorted(range(len(starts)), key=lambda number: (len(starts[number].token_ids), number))
+    records: dict[int, Record] = {}
+    for first in range(0, len(starts), config.batch_size):
+        numbers = by_length[first : first + config.batch_size]
+        batch = [starts[number] for number in numbers]
+        texts = continue_texts(verifier, batch, eos_token_ids)
+        seen = read_texts(verifier, texts, config.top_k, DTYPES[config.taps_dtype], DTYPES[config.dtype])
+        for number, start, text, one in zip(numbers, batch, texts, seen, strict=True):
+            learnt = torch.arange(len(text)) >= start.num_unlearnt
+            records[number] = Record(text.int(), one.taps, learnt, 0, one.top_ids, one.top_logits, one.logsumexp)
+        on_sequences(len(numbers))
+    return [records[number] for number in range(len(starts))]
+
+
+def _source(config: ExtractConfig, folder: Path) -> Source:
+    sampling = Sampling(config.greedy_fraction, config.temperature, config.seed)
+    if config.prompts is not None:
+        prompts = read_prompts(config.prompts, Tokenizer.load(folder))
+        return PromptSource(prompts, config.sequence_length, _MIN_ANSWER, sampling)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # The files held out of every training run are held out here as well.
+    documents = encode_documents(tokenizer, split_files(config.corpus, config.suffixes).train)
+    return CorpusSource(documents, config.sequence_length, config.own_share, sampling)
+
+
+def _check_fits(config: ExtractConfig, verifier: FrozenVerifier) -> None:
+    text_config = verifier.model.config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if positions is not None and config.sequence_length > positions:
+        raise ValueError(f"sequence_length={config.sequence_length}: the verifier has {positions} positions")
+    if config.top_k > verifier.embedding.shape[0]:
+        raise ValueError(f"top_k={config.top_k}: the verifier has {verifier.embedding.shape[0]} tokens")
+
+
+def _eos_token_ids(verifier: FrozenVerifier) -> frozenset[int]:
+    generation = verifier.model.generation_config
+    eos = generation.eos_token_id if generation is not None else None
+    eos = verifier.model.config.get_text_config().eos_token_id if eos is None else eos
+    return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def _progress_bar() -> Progress:
+    return Progress(
+        TextColumn("[progress.description]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )

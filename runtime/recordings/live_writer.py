@@ -1,0 +1,179 @@
+"""The thread that writes captured sequences to disk, within bounds of memory and of disk."""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from wingbeat.runtime.recordings.format import CaptureSpec, Record
+from wingbeat.runtime.recordings.live import FinishedSequence
+from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+
+logger = logging.getLogger(__name__)
+MEMORY_BYTES = 256 * 2**20
+"""Of sequences that are growing or wait to be written; more are dropped."""
+SHARD_BYTES = 32 * 2**20
+FLUSH_S = 300.0
+"""Sequences wait no longer for a shard to fill."""
+_NICENESS = 10
+
+
+@dataclass
+class CaptureStats:
+    """What came of the sampled requests so far."""
+
+    num_sequences: int = 0
+    """In shards."""
+    num_tokens: int = 0
+    num_dropped: int = 0
+    """For want of memory, or because the capture was full or could not be written."""
+    stopped: str | None = None
+    """Why nothing is captured any more."""
+
+
+class LiveWriter:
+    """Writes finished sequences; all methods may be called from any thread.
+
+    Args:
+        folder: of this engine's capture; made when there is something to write.
+        root: folder of all engines' captures, whose shards together count against `max_bytes`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        root: Path,
+        spec: CaptureSpec,
+        max_bytes: int,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        shard_bytes: int = SHARD_BYTES,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        self.stats = CaptureStats()
+        self.spec = spec
+        self._folder = folder
+        self._root = root
+        self._max_bytes = max_bytes
+        self._memory_bytes = memory_bytes
+        self._shard_bytes = shard_bytes
+        self._flush_s = flush_s
+        self._writer: CaptureWriter | None = None
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._used_bytes = 0
+        self._queue: queue.SimpleQueue[FinishedSequence | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="wingbeat-capture", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """False once nothing will be written any more."""
+        return self.stats.stopped is None
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Take memory for rows that are about to be copied; False where there is none left, or nothing is written."""
+        with self._lock:
+            if self.stats.stopped is not None or self._used_bytes + num_bytes > self._memory_bytes:
+                return False
+            self._used_bytes += num_bytes
+            return True
+
+    def give_back(self, num_bytes: int, dropped: bool) -> None:
+        """Return memory of a sequence that is not put; `dropped` counts it as lost."""
+        with self._lock:
+            self._used_bytes -= num_bytes
+            self.stats.num_dropped += dropped
+
+    def put(self, sequence: FinishedSequence) -> None:
+        """Hand over a sequence with its memory."""
+        self._queue.put(sequence)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what waits, and end the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        if hasattr(os, "setpriority"):  # on Linux, of the calling thread alone
+            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        flush_at: float | None = None
+        while True:
+            try:
+                wait_s = None if flush_at is None else max(0.0, flush_at - time.monotonic())
+                sequence = self._queue.get(timeout=wait_s)
+            except queue.Empty:
+                self._flush()
+                flush_at = None
+                continue
+            if sequence is None:
+                self._flush()
+                return
+            self._add(sequence)
+            if self._writer is not None and self._writer.pending_bytes >= self._shard_bytes:
+                self._flush()
+                flush_at = None
+            elif flush_at is None:
+                flush_at = time.monotonic() + self._flush_s
+
+    def _add(self, sequence: FinishedSequence) -> None:
+        if self.stats.stopped is not None:
+            self.give_back(sequence.num_bytes, dropped=True)
+            return
+        try:
+            if self._writer is None:
+                self._writer = CaptureWriter(self._folder, self.spec, self._max_bytes)
+            self._writer.add(_record(sequence))
+            self._waiting += sequence.num_bytes
+        except (OSError, ValueError) as error:
+            self.give_back(sequence.num_bytes, dropped=True)
+            self._stop(f"{type(error).__name__}: {error}")
+
+    def _flush(self) -> None:
+        """Write a shard of what waits; what cannot be written is dropped, and ends the capture."""
+        writer, waiting = self._writer, self._waiting
+        self._waiting = 0
+        if writer is None or not waiting:
+            return
+        before = writer.index
+        lost = writer.num_pending
+        try:
+            writer.flush(used_bytes=_bytes_below(self._root))
+            lost = 0
+        except (CaptureFull, OSError) as error:
+            self._stop(str(error))
+        with self._lock:
+            self._used_bytes -= waiting
+            self.stats.num_dropped += lost
+            self.stats.num_sequences += writer.index.num_sequences - before.num_sequences
+            self.stats.num_tokens += writer.index.num_tokens - before.num_tokens
+
+    def _stop(self, reason: str) -> None:
+        logger.warning("Live traffic is no longer captured: %s", reason)
+        self.stats.stopped = reason
+
+
+def _bytes_below(root: Path) -> int:
+    """Of the shards of all captures in a folder, with those that a killed process left half written."""
+    total = 0
+    for path in root.glob("*/shard-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has just renamed it
+            total += path.stat().st_size
+    return total
+
+
+def _record(sequence: FinishedSequence) -> Record:
+    num_tokens = len(sequence.token_ids)
+    learnt = torch.arange(num_tokens) + sequence.position >= sequence.num_prompt_tokens
+    return Record(
+        token_ids=torch.tensor(sequence.token_ids, dtype=torch.int32),
+        taps=torch.cat(sequence.taps)[:num_tokens],
+        loss_mask=learnt,
+        position=sequence.position,
+    )

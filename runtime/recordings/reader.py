@@ -1,0 +1,199 @@
+"""Captures as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from wingbeat.runtime.recordings.format import INDEX_FILE, CaptureError, CaptureSpec, Record, read_index
+
+
+class CaptureBatch(NamedTuple):
+    """Windows of captured sequences, on the CPU. Windows of sequences that are shorter are padded with zeros."""
+
+    token_ids: Tensor
+    """int64 [batch, length]"""
+    taps: Tensor
+    """[batch, length, taps_size], in the capture's dtype: row i was tapped where the verifier read token i."""
+    loss_mask: Tensor
+    """bool [batch, length]: whether predicting token i is to be learnt; False in prompts and padding."""
+    lengths: Tensor
+    """int64 [batch]: tokens of the window; what follows is padding."""
+    positions: Tensor
+    """int64 [batch]: of the window's first token in its text."""
+    target_top_ids: Tensor | None
+    """int64 [batch, length, top_k]: the verifier's likeliest tokens after token i; None where it kept no logits."""
+    target_top_logits: Tensor | None
+    """float32 [batch, length, top_k]"""
+    logsumexp: Tensor | None
+    """float32 [batch, length] over the whole vocabulary: exp(top_logits - logsumexp) are exact probabilities, and what
+    is left of 1 is spread over all other tokens. In padding, top_logits are 0 and this is infinite: no probability."""
+
+
+class _Windows(NamedTuple):
+    """Where the windows of an epoch lie, in the order they are read: int64 [num_windows]."""
+
+    sequences: np.ndarray
+    begins: np.ndarray
+    """First token within the sequence."""
+
+
+class CaptureReader:
+    """A capture's folder, or a folder of such folders (one per server that wrote live traffic), as one data set.
+
+    Raises:
+        CaptureError: there is no capture, it is damaged, it is empty, or several do not belong together.
+    """
+
+    def __init__(self, folder: str | Path, seed: int = 0) -> None:
+        folders = _capture_folders(Path(folder))
+        indices = [read_index(one) for one in folders]
+        self.spec: CaptureSpec = indices[0].spec
+        for one, index in zip(folders[1:], indices[1:], strict=True):
+            _check_together(folders[0], self.spec, one, index.spec)
+        self.seed = seed
+        self._files = [one / shard.file for one, index in zip(folders, indices, strict=True) for shard in index.shards]
+        if not self._files:
+            raise CaptureError(f"{folder} holds no sequences yet")
+        self._open: dict[int, Any] = {}
+        offsets, positions = [], []
+        for number in range(len(self._files)):
+            shard = self._shard(number)
+            offsets.append(shard.get_tensor("offsets").numpy())
+            positions.append(shard.get_tensor("positions").numpy())
+        self._shard_of = np.repeat(np.arange(len(offsets)), [len(one) - 1 for one in offsets])
+        self._begins = np.concatenate([one[:-1] for one in offsets])
+        self._lengths = np.concatenate([np.diff(one) for one in offsets])
+        self._positions = np.concatenate(positions)
+        self._epoch: tuple[tuple[int, int], _Windows] | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """In all shards."""
+        return len(self._lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """In all shards."""
+        return int(self._lengths.sum())
+
+    def num_windows(self, length: int) -> int:
+        """Windows of `length` tokens in one epoch."""
+        return int(np.maximum(1, self._lengths // length).sum())
+
+    def batch(self, step: int, batch_size: int, length: int) -> CaptureBatch:
+        """Windows number `step * batch_size` and following: a pure function of (capture, seed, arguments).
+
+        Each epoch cuts every sequence from a random offset on, and shuffles the windows of all sequences. A sequence
+        shorter than `length` is one window.
+        """
+        per_epoch = self.num_windows(length)
+        rows = []
+        for number in range(step * batch_size, (step + 1) * batch_size):
+            windows = self._epoch_windows(number // per_epoch, length)
+            rows.append((int(windows.sequences[number % per_epoch]), int(windows.begins[number % per_epoch])))
+        return self._read(rows, length)
+
+    def token_counts(self) -> Tensor:
+        """How often each token occurs -> int64 [vocab_size]."""
+        counts = torch.zeros(self.spec.vocab_size, dtype=torch.int64)
+        for number in range(len(self._files)):
+            token_ids = self._shard(number).get_tensor("token_ids")
+            counts += torch.bincount(token_ids, minlength=self.spec.vocab_size)
+        return counts
+
+    def records(self) -> Iterator[Record]:
+        """Every sequence as it was captured, in order."""
+        for sequence in range(self.num_sequences):
+            parts = self._slices(sequence, 0, int(self._lengths[sequence]))
+            yield Record(**parts, position=int(self._positions[sequence]))
+
+    def check_verifier(self, fingerprint: str) -> None:
+        """Raise CaptureError where the capture is not of this verifier: its taps would teach another model's drafter.
+
+        Args:
+            fingerprint: `wingbeat.runtime.heads.fingerprint.checkpoint_fingerprint` of the verifier's folder.
+        """
+        if fingerprint != self.spec.fingerprint:
+            raise CaptureError(
+                f"the capture is of verifier {self.spec.verifier} ({self.spec.fingerprint}), not of this one "
+                f"({fingerprint})"
+            )
+
+    def _read(self, rows: list[tuple[int, int]], length: int) -> CaptureBatch:
+        spec, shape = self.spec, (len(rows), length)
+        parts = [self._slices(sequence, begin, begin + length) for sequence, begin in rows]
+        lengths = [len(part["token_ids"]) for part in parts]
+
+        def padded(name: str, dtype: torch.dtype, *width: int, fill: float = 0) -> Tensor:
+            full = torch.full(shape + width, fill, dtype=dtype)
+            for row, part in enumerate(parts):
+                full[row, : lengths[row]] = part[name]
+            return full
+
+        has_logits = spec.top_k > 0
+        return CaptureBatch(
+            token_ids=padded("token_ids", torch.int64),
+            taps=padded("taps", parts[0]["taps"].dtype, spec.taps_size),
+            loss_mask=padded("loss_mask", torch.bool, fill=False),
+            lengths=torch.tensor(lengths),
+            positions=torch.tensor([int(self._positions[sequence]) + begin for sequence, begin in rows]),
+            target_top_ids=padded("top_ids", torch.int64, spec.top_k) if has_logits else None,
+            target_top_logits=padded("top_logits", torch.float32, spec.top_k) if has_logits else None,
+            logsumexp=padded("logsumexp", torch.float32, fill=float("inf")) if has_logits else None,
+        )
+
+    def _slices(self, sequence: int, begin: int, end: int) -> dict[str, Tensor]:
+        """Rows of one sequence, by tensor name; fewer where it ends earlier."""
+        shard, first = self._shard(int(self._shard_of[sequence])), int(self._begins[sequence])
+        rows = slice(first + begin, first + min(end, int(self._lengths[sequence])))
+        names = ["token_ids", "taps", "loss_mask"]
+        if self.spec.top_k:
+            names += ["top_ids", "top_logits", "logsumexp"]
+        return {name: shard.get_slice(name)[rows] for name in names}
+
+    def _shard(self, number: int) -> Any:
+        """An open shard: mapped into memory, not read."""
+        if number not in self._open:
+            try:
+                self._open[number] = safe_open(self._files[number], framework="pt")
+            except Exception as error:  # the library has an exception class of its own, which is no OSError
+                raise CaptureError(f"{self._files[number]} cannot be read: {error}") from error
+        return self._open[number]
+
+    def _epoch_windows(self, epoch: int, length: int) -> _Windows:
+        if self._epoch is None or self._epoch[0] != (epoch, length):
+            self._epoch = ((epoch, length), self._cut(epoch, length))
+        return self._epoch[1]
+
+    def _cut(self, epoch: int, length: int) -> _Windows:
+        rng = np.random.default_rng((self.seed, epoch, length))
+        counts = np.maximum(1, self._lengths // length)
+        slack = np.maximum(0, self._lengths - counts * length)
+        offsets = rng.integers(0, slack + 1)
+        sequences = np.repeat(np.arange(len(counts)), counts)
+        firsts = np.repeat(counts.cumsum() - counts, counts)
+        begins = offsets[sequences] + (np.arange(len(sequences)) - firsts) * length
+        order = rng.permutation(len(sequences))
+        return _Windows(sequences[order], begins[order])
+
+
+def _capture_folders(folder: Path) -> list[Path]:
+    if (folder / INDEX_FILE).is_file():
+        return [folder]
+    below = sorted(path.parent for path in folder.glob(f"*/{INDEX_FILE}"))
+    if not below:
+        raise CaptureError(f"{folder} holds no capture: there is no {INDEX_FILE} in it or one level below")
+    return below
+
+
+def _check_together(first: Path, spec: CaptureSpec, other: Path, other_spec: CaptureSpec) -> None:
+    for name in CaptureSpec.model_fields:
+        if name not in ("verifier", "settings") and getattr(spec, name) != getattr(other_spec, name):
+            raise CaptureError(
+                f"{other} does not belong to {first}: {name} is {getattr(other_spec, name)}, not {getattr(spec, name)}"
+            )

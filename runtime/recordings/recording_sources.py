@@ -1,0 +1,172 @@
+"""What captured sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.recordings.corpus import WindowSampler
+from wingbeat.runtime.tokenizer import Tokenizer
+
+_PREFIX_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Of a sequence: how much of it the corpus gives where the verifier writes the rest. Few values, so that many rows of a
+batch are equally long."""
+
+
+class Sampling(NamedTuple):
+    """How the verifier writes."""
+
+    greedy_fraction: float
+    """Share of its texts written greedily."""
+    temperature: float
+    """Of the rest."""
+    seed: int
+
+
+class Start(NamedTuple):
+    """The beginning of one sequence, and how the verifier is to go on."""
+
+    token_ids: Tensor
+    """int64 [num_given]"""
+    length: int
+    """Tokens to continue to, at most; `num_given` where the text is complete."""
+    temperature: float
+    """0 is greedy."""
+    seed: int
+    """Of its sampling noise."""
+    num_unlearnt: int
+    """Leading tokens whose prediction is not to be learnt."""
+
+
+class Source(Protocol):
+    """Beginnings by number."""
+
+    digest: str
+    """Of the whole text, so that a capture is not continued with another one."""
+    num_starts: int | None
+    """How many there are; None for as many as wanted."""
+    stops: bool
+    """Whether a text ends at an end-of-text token; else what follows it is a new document."""
+
+    def start(self, number: int) -> Start:
+        """Beginning number `number`."""
+        ...
+
+
+class CorpusSource:
+    """Windows of a corpus: some as they are, of some only the beginning.
+
+    Args:
+        documents: int64 [length] each, from `encode_documents`.
+        length: tokens of every sequence.
+        own_share: share of the sequences that the verifier writes itself, after a beginning.
+    """
+
+    num_starts = None
+    stops = False
+
+    def __init__(self, documents: list[Tensor], length: int, own_share: float, sampling: Sampling) -> None:
+        self._windows = WindowSampler(documents, sampling.seed)
+        self._length = length
+        self._own_share = own_share
+        self._sampling = sampling
+        self.digest = _digest(documents)
+
+    def start(self, number: int) -> Start:
+        """Beginning number `number`.
+
+        Raises:
+            ValueError: the corpus is shorter than one sequence.
+        """
+        window = self._windows.batch(number, 1, self._length)[0]
+        rng, temperature, seed = _draws(self._sampling, number)
+        given = self._length
+        if rng.random() < self._own_share:
+            given = max(1, int(self._length * rng.choice(_PREFIX_SHARES)))
+        return Start(window[:given], self._length, temperature, seed, num_unlearnt=0)
+
+
+class PromptSource:
+    """Prompts, in their order, each answered by the verifier up to its end-of-text token.
+
+    Args:
+        prompts: token ids; those that leave no room for an answer of `min_answer` tokens are left out and counted.
+        length: most tokens of prompt and answer.
+
+    Raises:
+        ValueError: no prompt is left.
+    """
+
+    stops = True
+
+    def __init__(self, prompts: Iterable[list[int]], length: int, min_answer: int, sampling: Sampling) -> None:
+        given = list(prompts)
+        self._prompts = [torch.tensor(ids) for ids in given if 0 < len(ids) <= length - min_answer]
+        self.num_left_out = len(given) - len(self._prompts)
+        if not self._prompts:
+            raise ValueError(f"none of {len(given)} prompts leaves room for {min_answer} tokens within {length}")
+        self._length = length
+        self._sampling = sampling
+        self.num_starts = len(self._prompts)
+        self.digest = _digest(self._prompts)
+
+    def start(self, number: int) -> Start:
+        """Beginning number `number`."""
+        prompt = self._prompts[number]
+        _, temperature, seed = _draws(self._sampling, number)
+        return Start(prompt, self._length, temperature, seed, num_unlearnt=len(prompt))
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of a JSON Lines file: `{"prompt": text}` or `{"messages": [{"role", "content"}, ...]}` per line.
+
+    Messages go through the chat template; an assistant's message at the end is dropped, because the verifier writes
+    its own.
+
+    Raises:
+        ValueError: a line is something else, or the template refuses it; names file and line.
+    """
+    prompts = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                prompts.append(_encode(json.loads(line), tokenizer))
+            except (ValueError, KeyError, TypeError) as error:
+                reason = f"no {error} given" if isinstance(error, KeyError) else str(error)
+                raise ValueError(f"{path}, line {number}: {reason}") from error
+    return prompts
+
+
+def _encode(entry: Any, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(entry, dict) and isinstance(entry.get("prompt"), str):
+        return tokenizer.encode(entry["prompt"])
+    if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
+        raise ValueError('must be {"prompt": text} or {"messages": [...]}')
+    messages = [{"role": message["role"], "content": message["content"]} for message in entry["messages"]]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ValueError("messages hold nothing to answer")
+    return tokenizer.encode_chat(messages)
+
+
+def _draws(sampling: Sampling, number: int) -> tuple[np.random.Generator, float, int]:
+    """A sequence's own random numbers, its temperature and its noise seed."""
+    rng = np.random.default_rng((sampling.seed, number))
+    greedy = rng.random() < sampling.greedy_fraction
+    return rng, 0.0 if greedy else sampling.temperature, int(rng.integers(2**62))
+
+
+def _digest(token_ids: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for ids in token_ids:
+        digest.update(len(ids).to_bytes(8, "big"))
+        digest.update(ids.numpy().tobytes())
+    return digest.hexdigest()[:20]

@@ -1,0 +1,171 @@
+"""Sequences into shards: gathered in memory, written when a shard is due, within a bound of bytes on disk."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from wingbeat.runtime.recordings.format import (
+    DTYPES,
+    HEADER_BYTES,
+    INDEX_FILE,
+    TEMPORARY_SUFFIX,
+    CaptureError,
+    CaptureIndex,
+    CaptureSpec,
+    Record,
+    ShardInfo,
+    read_index,
+    shard_name,
+    write_atomically,
+    write_index,
+)
+
+
+class CaptureFull(Exception):
+    """The next shard would not fit; the message says into what."""
+
+
+class CaptureWriter:
+    """Owner of a capture's folder: starts it, or continues the one that is there.
+
+    A shard counts once the index lists it; both are written whole and then renamed, so a kill loses at most the
+    sequences since the last `flush`.
+
+    Args:
+        max_bytes: of all shards together.
+
+    Raises:
+        CaptureError: the folder holds a capture of another verifier or of other settings; names what differs.
+    """
+
+    def __init__(self, folder: Path, spec: CaptureSpec, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._records: list[Record] = []
+        self._pending_tokens = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / INDEX_FILE).exists():
+            self.index = read_index(folder)
+            _check_same(folder, self.index.spec, spec)
+            self._remove_unlisted()
+        else:
+            self.index = CaptureIndex(spec=spec)
+            write_index(folder, self.index)
+
+    @property
+    def num_sequences(self) -> int:
+        """In complete shards."""
+        return self.index.num_sequences
+
+    @property
+    def num_pending(self) -> int:
+        """Sequences that are in no shard yet."""
+        return len(self._records)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of the sequences that are in no shard yet."""
+        return self._pending_tokens * self.index.spec.bytes_per_token
+
+    def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
+        """Raise CaptureFull where a shard of so many tokens would not fit.
+
+        Args:
+            used_bytes: what counts against the bound already; by default this capture's shards.
+        """
+        used = self.index.num_bytes if used_bytes is None else used_bytes
+        needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
+        if used + needed > self.max_bytes:
+            raise CaptureFull(
+                f"{self.folder} holds {used} bytes and the next shard has up to {needed}: max_bytes is {self.max_bytes}"
+            )
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise CaptureFull(f"the disk of {self.folder} has {free} bytes free and the next shard has {needed}")
+
+    def add(self, record: Record) -> None:
+        """Take a sequence into the next shard.
+
+        Raises:
+            ValueError: its tensors have other shapes or dtypes than the capture; names the tensor.
+        """
+        for name, (shape, dtype) in _layout(self.index.spec, len(record.token_ids)).items():
+            tensor = getattr(record, name)
+            if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+                got = "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise ValueError(f"{name} of a captured sequence is {got}, not {dtype} {list(shape)}")
+        if len(record.token_ids) == 0:
+            raise ValueError("a captured sequence has no tokens")
+        self._records.append(record)
+        self._pending_tokens += len(record.token_ids)
+
+    def flush(self, used_bytes: int | None = None) -> None:
+        """Write what was added as one shard, and list it; `used_bytes` as in `check_room`.
+
+        Raises:
+            CaptureFull: it does not fit; the sequences are dropped.
+        """
+        records, self._records = self._records, []
+        num_tokens, self._pending_tokens = self._pending_tokens, 0
+        if not records:
+            return
+        self.check_room(num_tokens, len(records), used_bytes)
+        tensors = {
+            name: torch.cat([getattr(record, name) for record in records]).contiguous()
+            for name in _layout(self.index.spec, 0)
+        }
+        lengths = torch.tensor([0] + [len(record.token_ids) for record in records])
+        tensors["offsets"] = lengths.cumsum(0)
+        tensors["positions"] = torch.tensor([record.position for record in records], dtype=torch.int32)
+        path = self.folder / shard_name(len(self.index.shards))
+        write_atomically(path, lambda temporary: save_file(tensors, temporary))
+        shard = ShardInfo(
+            file=path.name, num_sequences=len(records), num_tokens=num_tokens, num_bytes=path.stat().st_size
+        )
+        self.index = self.index.model_copy(update={"shards": (*self.index.shards, shard), "complete": False})
+        write_index(self.folder, self.index)
+
+    def _remove_unlisted(self) -> None:
+        """What a kill left behind between the writing of a shard and that of the index."""
+        listed = {shard.file for shard in self.index.shards}
+        for path in (*self.folder.glob("shard-*.safetensors"), *self.folder.glob(f"*{TEMPORARY_SUFFIX}")):
+            if path.name not in listed:
+                path.unlink()
+
+    def finish(self) -> None:
+        """Note in the index that all is there."""
+        self.index = self.index.model_copy(update={"complete": True})
+        write_index(self.folder, self.index)
+
+
+def _layout(spec: CaptureSpec, num_tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of the tensors that have a row per token."""
+    layout = {
+        "token_ids": ((num_tokens,), torch.int32),
+        "taps": ((num_tokens, spec.taps_size), DTYPES[spec.taps_dtype]),
+        "loss_mask": ((num_tokens,), torch.bool),
+    }
+    if spec.top_k:
+        layout |= {
+            "top_ids": ((num_tokens, spec.top_k), torch.int32),
+            "top_logits": ((num_tokens, spec.top_k), DTYPES[spec.logits_dtype]),
+            "logsumexp": ((num_tokens,), torch.float32),
+        }
+    return layout
+
+
+def _check_same(folder: Path, there: CaptureSpec, wanted: CaptureSpec) -> None:
+    """Raise CaptureError naming the first difference."""
+    old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
+    # The verifier's name is for people: a copy of the folder is the same verifier.
+    pairs = [(name, old[name], new[name]) for name in new if name not in ("settings", "verifier")]
+    names = sorted(old["settings"].keys() | new["settings"].keys())
+    pairs += [(name, old["settings"].get(name), new["settings"].get(name)) for name in names]
+    for name, before, now in pairs:
+        if before != now:
+            raise CaptureError(
+                f"{folder} holds a capture with {name} {before}, not {now}: continue it with the same settings, "
+                "or write to another folder"
+            )

@@ -1,0 +1,1 @@
+"""Requests, sequences, and which of them run."""

@@ -1,0 +1,337 @@
+"""Which sequences run in a round, and with which blocks: continuous batching, chunked prefill, preemption.
+
+Running sequences decode first; what is left of the token budget goes to prompt chunks. When blocks run out a tree is
+given up before a sequence is, and the youngest sequence is preempted before an older one. Who gets a free
+slot is `runtime.scheduling.admission_order`'s to say.
+
+A round may be scheduled while the one before it is in flight: lengths are then bounds. Blocks and slots are handed on
+at once all the same: rounds run in the order of their launch, so one in flight is done with them before their next
+owner writes, and what it writes lies past every position that is cached.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, IntegrityError
+from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+MAX_UNEXPLAINED = 3
+"""Rounds that may raise, though whatever ran in them passes alone, until that is the engine's own failure."""
+
+
+class Chunk(NamedTuple):
+    """Consecutive positions of one sequence computed in one round."""
+
+    seq: Sequence
+    start: int
+    length: int
+    samples: bool = False
+    """Whether it reaches the end of the sequence, so that its last row yields a token."""
+    replay: bool = False
+    """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
+
+
+class SchedulerOutput(NamedTuple):
+    """One round's work."""
+
+    decodes: list[Sequence]
+    chunks: list[Chunk]
+    admitted: list[Sequence]
+    """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
+    budget_left: int
+    """Prompt tokens that could still be computed this round."""
+
+    def without_dropped(self) -> "SchedulerOutput":
+        """The same without sequences that have lost their slot since."""
+        return self._replace(
+            decodes=[seq for seq in self.decodes if seq.slot >= 0],
+            chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
+            admitted=[seq for seq in self.admitted if seq.slot >= 0],
+        )
+
+
+class Scheduler:
+    """Owner of the waiting and running queues.
+
+    Args:
+        eos_token_ids: tokens that end a request unless it ignores them.
+    """
+
+    def __init__(self, config: EngineConfig, block_manager: BlockManager, eos_token_ids: frozenset[int]) -> None:
+        self.config = config
+        self.block_manager = block_manager
+        self.eos_token_ids = eos_token_ids
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.failures: list[RequestOutput] = []
+        """Last outputs of requests that failed, until they are handed out."""
+        self.num_unexplained = 0
+        """Times that a round raised and everything that ran in it was carried out alone."""
+        self._suspects: dict[Sequence, float] = {}
+        """Sequences of a round that raised, which run one at a time until they have more tokens than this."""
+        self._explained = False
+        self._free_slots = list(reversed(range(config.max_num_seqs)))
+        self._num_epochs = 0
+        self._order = AdmissionOrder()
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
+        """
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens == 0:
+            raise ValueError("prompt is empty: give at least one token")
+        if num_tokens >= self.config.max_model_len:
+            raise ValueError(
+                f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
+            )
+        seq = Sequence(request)
+        seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
+        self.waiting.append(seq)
+
+    def abort(self, request_id: str) -> Sequence | None:
+        """Drop a request and free what it holds; None if it is not here any more."""
+        for queue in (self.running, self.waiting):
+            for seq in queue:
+                if seq.request.request_id == request_id:
+                    self._drop(seq)
+                    return seq
+        return None
+
+    def fail(self, seq: Sequence, error: Exception) -> None:
+        """Drop a request whose processing raised; its last output is in `failures`."""
+        request_id = seq.request.request_id
+        logger.error("Request %s failed", request_id, exc_info=error)
+        self._explained |= seq in self._suspects
+        self._drop(seq)
+        failure = f"request {request_id}: {type(error).__name__}: {error}"
+        self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure))
+
+    def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
+        """`work(*args)` on behalf of one sequence: what it raises ends this one, and None is returned."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.fail(seq, error)
+            return None
+
+    def restart(self) -> None:
+        """After a round that raised: compute what ran again, one sequence at a time until it is past that round.
+
+        Raises:
+            RuntimeError: this cannot be any sequence's doing.
+        """
+        if not self.running:
+            raise RuntimeError("a round raised that no sequence ran in")
+        if self.num_unexplained == MAX_UNEXPLAINED:
+            raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
+        for seq in reversed(self.running):
+            self._suspects[seq] = seq.max_len + self.config.speculation.max_path
+            self._preempt(seq)
+        for seq in self.waiting:
+            self._free(seq)
+
+    def add_first(self, request: Request) -> None:
+        """Queue a request that runs before all others, and alone; everything else must be waiting."""
+        seq = Sequence(request)
+        self._suspects[seq] = math.inf
+        self.waiting.appendleft(seq)
+
+    def schedule(self) -> SchedulerOutput:
+        """Pick the round's work and give it blocks."""
+        decodes = self._schedule_decodes()
+        budget = self.config.max_num_batched_tokens
+        chunks: list[Chunk] = []
+        admitted: list[Sequence] = []
+        for seq in self.running:
+            if seq.num_uncomputed > 1 and budget:
+                chunks.append(_next_chunk(seq, budget))
+                budget -= chunks[-1].length
+        while self.waiting and self._free_slots and budget:
+            seq = self._next()
+            if seq is None or not self.isolated(seq, self._admit, seq):
+                break
+            self._order.take(seq, self.waiting)
+            self.running.append(seq)
+            admitted.append(seq)
+            if seq.num_uncomputed > 1:
+                chunks.append(_next_chunk(seq, budget))
+                budget -= chunks[-1].length
+            else:
+                decodes.append(seq)
+        return SchedulerOutput(decodes, chunks, admitted, budget)
+
+    def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
+        """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.
+
+        Args:
+            with_trees: False where all decodes were bare roots, whatever was asked for.
+        """
+        max_path = self.config.speculation.max_path
+        for seq in plan.decodes:
+            seq.in_flight.append(max_path if with_trees and seq.tree_requested else 1)
+        for chunk in plan.chunks:
+            if chunk.replay:
+                continue
+            chunk.seq.num_computed += chunk.length
+            if chunk.samples:
+                chunk.seq.in_flight.append(1)
+
+    def update(
+        self, decodes: list[tuple[Sequence, list[int]]], chunks: list[tuple[Chunk, list[int]]]
+    ) -> list[RequestOutput]:
+        """Take the tokens the oldest round in flight emitted: grow sequences, cache full blocks, end what is done.
+
+        Rows of sequences that have left, or left and come back, since the launch are the caller's to leave out.
+        """
+        outputs = []
+        for seq, token_ids in decodes:
+            seq.num_computed += len(token_ids)
+            outputs.append(self.isolated(seq, self._emit, seq, token_ids))
+        for chunk, token_ids in chunks:
+            if token_ids:
+                outputs.append(self.isolated(chunk.seq, self._emit, chunk.seq, token_ids))
+            elif not chunk.replay:
+                self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
+        return [output for output in outputs if output is not None]
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
+        slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])
+        if slots != list(range(self.config.max_num_seqs)):
+            raise IntegrityError(f"slots free or held are {slots}, not 0..{self.config.max_num_seqs - 1} once each")
+        self.block_manager.check_integrity([seq.blocks for seq in self.running])
+
+    def _emit(self, seq: Sequence, token_ids: list[int]) -> RequestOutput:
+        del seq.in_flight[0]
+        kept, reason = seq.append(token_ids, self.eos_token_ids, self.config.max_model_len)
+        # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
+        seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
+        self._cache_full_blocks(seq, seq.num_computed)
+        if reason is not None:
+            self._drop(seq)
+            return finished_output(seq, tuple(kept), reason)
+        if self._suspects and len(seq.token_ids) > self._suspects.get(seq, math.inf):
+            self._clear(seq)
+            if self._suspects:
+                self._preempt(seq)
+        return RequestOutput(seq.request.request_id, tuple(kept))
+
+    def _schedule_decodes(self) -> list[Sequence]:
+        decodes: list[Sequence] = []
+        for seq in list(self.running):
+            if seq.slot < 0 or not seq.is_decoding or self._must_settle(seq):
+                continue
+            if self._grow(seq):
+                decodes.append(seq)
+        return [seq for seq in decodes if seq.slot >= 0]
+
+    def _must_settle(self, seq: Sequence) -> bool:
+        """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
+        if not seq.in_flight:
+            return False
+        certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
+        return certain or seq.max_len >= self.config.max_model_len
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Blocks for the root and its tree; gives up the tree, then the youngest sequence, when there are none."""
+        length = seq.max_len
+        if seq.tree_requested:
+            if self._extend(seq, length - 1 + self.config.speculation.num_nodes):
+                return True
+            seq.tree_requested = False
+        while not self._extend(seq, length):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _extend(self, seq: Sequence, num_positions: int) -> bool:
+        missing = -(-num_positions // self.config.block_size) - len(seq.blocks)
+        if missing > self.block_manager.num_free:
+            return False
+        if missing > 0:
+            seq.blocks.extend(self.block_manager.allocate(missing))
+        return True
+
+    def _next(self) -> Sequence | None:
+        """Whose turn it is to be admitted; None while a suspect has to run alone."""
+        if self._suspects:
+            return None if self.running else next(seq for seq in self.waiting if seq in self._suspects)
+        return self._order.choose(self.waiting)
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
+        cached = self.block_manager.match_prefix(seq.token_ids)
+        self.block_manager.acquire(cached)
+        seq.blocks = list(cached)
+        if not self._extend(seq, len(seq.token_ids)):
+            self.block_manager.release(seq.blocks)
+            seq.blocks = []
+            return False
+        seq.num_computed = len(cached) * self.config.block_size
+        if seq.num_output_tokens == 0:
+            seq.num_cached_tokens = seq.num_computed
+        seq.num_hashed_blocks = len(cached)
+        seq.last_hash = self.block_manager.block_hash(cached[-1]) if cached else ROOT_HASH
+        seq.slot = self._free_slots.pop()
+        self._num_epochs += 1
+        seq.epoch = self._num_epochs
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take everything from a running sequence; it is computed again, tokens so far included, when there is room."""
+        self.running.remove(seq)
+        self._free(seq)
+        seq.preempted = True
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
+
+    def _drop(self, seq: Sequence) -> None:
+        """Let go of a sequence for good, wherever it is."""
+        for queue in (self.running, self.waiting):
+            if seq in queue:
+                queue.remove(seq)
+        self._free(seq)
+        self._clear(seq)
+
+    def _clear(self, seq: Sequence) -> None:
+        """A sequence is no suspect any more, if it was one."""
+        if self._suspects.pop(seq, None) is not None and not self._suspects:
+            self.num_unexplained += not self._explained
+            self._explained = False
+
+    def _free(self, seq: Sequence) -> None:
+        if seq.slot >= 0:
+            self._free_slots.append(seq.slot)
+        self.block_manager.release(seq.blocks)
+        seq.reset()
+
+    def _cache_full_blocks(self, seq: Sequence, num_computed: int) -> None:
+        size = self.config.block_size
+        while (seq.num_hashed_blocks + 1) * size <= num_computed:
+            index = seq.num_hashed_blocks
+            tokens = seq.token_ids[index * size : (index + 1) * size]
+            seq.last_hash = self.block_manager.register(seq.blocks[index], seq.last_hash, tokens)
+            seq.num_hashed_blocks += 1
+
+
+def _next_chunk(seq: Sequence, budget: int) -> Chunk:
+    length = min(seq.num_uncomputed, budget)
+    return Chunk(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
+
+
+def finished_output(seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason) -> RequestOutput:
+    """The last output of a request, with what it is asked to report."""
+    return RequestOutput(seq.request.request_id, token_ids, reason, seq.metrics, seq.num_cached_tokens)

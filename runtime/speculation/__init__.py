@@ -1,0 +1,1 @@
+"""Pure decisions: how much to speculate."""

@@ -1,0 +1,200 @@
+"""The flattened batch of a round: decodes and trees first, prompt chunks behind them.
+
+Lengths, roots and block tables come from the slot state on the device; what the host knows of them are upper bounds.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, build_segment
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.model import ForwardBatch
+from wingbeat.runtime.verifier.packing import Group, Packing, pack, packed, rows_of
+from wingbeat.runtime.verifier.slots import SlotState
+
+
+class Decodes(NamedTuple):
+    """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
+
+    slots: Tensor
+    roots: Tensor
+    token_ids: Tensor
+    tree: TokenTree | None
+    """None where all are bare roots."""
+    positions: Tensor
+    kv_slots: Tensor
+    packing: Packing | None = None
+    """Where the trees lie side by side without padding."""
+
+    def of(self, group: Group) -> "Decodes":
+        """What of these decodes is in one group of the packing, padded."""
+        trees = [field[group.seqs, : group.num_nodes] if field.dim() == 2 else field[group.seqs] for field in self.tree]
+        tree = TokenTree(*trees)
+        parts = (field[group.seqs, : group.num_nodes] for field in (self.positions, self.kv_slots))
+        return Decodes(self.slots[group.seqs], self.roots[group.seqs], tree.token_ids, tree, *parts)
+
+    def packed(self, padded: Tensor) -> Tensor:
+        """[num_reqs, num_nodes] as rows of the flattened batch."""
+        return packed(padded, self.packing)
+
+    def rows_of(self, nodes: Tensor) -> Tensor:
+        """Row of the flattened batch of each node [num_reqs, n]."""
+        return rows_of(nodes, self.token_ids.shape[1], self.packing)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the flattened batch."""
+        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
+
+
+class BatchBuilder:
+    """Builds forward passes over one engine's sequences.
+
+    Args:
+        slots: device state by slot, shared with the model runner.
+        on_host: whether the device is the host itself, so that looking at what it computed is no wait.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, cache: KVCache, slots: SlotState, config: EngineConfig, on_host: bool
+    ) -> None:
+        self.cache = cache
+        self.slots = slots
+        self.config = config
+        self.device = slots.device
+        self.dtype = loaded.dtype
+        self.windows = loaded.windows
+        self.on_host = on_host
+        self._last_position = loaded.max_position_embeddings - 1
+        self._max_depth = config.speculation.max_path - 1
+
+    def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
+        """What a round's decodes read; the roots of the trees are filled in here.
+
+        Args:
+            slots: int64 [num_reqs].
+            tree: one per sequence; None where all are bare roots.
+        """
+        roots = self.slots.committed_lens[slots] - 1
+        root_ids = self.slots.last_token_ids[slots]
+        if tree is None:
+            positions = roots[:, None]
+            return Decodes(slots, roots, root_ids[:, None], None, positions, self.kv_slots(slots, positions))
+        tree.token_ids[:, 0] = root_ids
+        steps = torch.arange(tree.token_ids.shape[1], device=self.device)
+        real = steps < tree.num_valid[:, None]
+        # Nodes past the last position are never accepted, but a table of positions has no row for them.
+        positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
+        kv_slots = torch.where(real, self.kv_slots(slots, roots[:, None] + steps), 0)
+        packing = pack(real) if self.on_host and not self.config.compile else None
+        return Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)
+
+    def kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
+        """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
+        size = self.config.block_size
+        last = self.slots.block_tables.shape[1] - 1
+        blocks = self.slots.block_tables[slots].gather(1, (storage // size).clamp_max(last))
+        return blocks * size + storage % size
+
+    def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> ForwardBatch:
+        """Decodes and prompt chunks as one batch."""
+        token_ids, positions, kv_slots, rows = [], [], [], []
+        segments: list[AttentionSegment] = []
+        num_rows = 0
+        if decodes is not None:
+            segments += self._decode_segments(plan.decodes, decodes)
+            token_ids.append(decodes.packed(decodes.token_ids))
+            positions.append(decodes.packed(decodes.positions))
+            kv_slots.append(decodes.packed(decodes.kv_slots))
+            num_rows = decodes.num_rows
+            rows.append(torch.arange(num_rows, device=self.device))
+        for chunk in plan.chunks:
+            chunk_positions = torch.arange(chunk.start, chunk.start + chunk.length, device=self.device)
+            segments.append(self._chunk_segment(num_rows, chunk, chunk_positions))
+            tokens = chunk.seq.token_ids[chunk.start : chunk.start + chunk.length]
+            token_ids.append(upload(tokens, self.device))
+            positions.append(chunk_positions)
+            stored = self.kv_slots(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
+            # A replay reads the KV that stands; writing it again could change a shared block's last bits.
+            kv_slots.append(torch.zeros_like(stored) if chunk.replay else stored)
+            num_rows += chunk.length
+            if chunk.samples:
+                rows.append(torch.full((1,), num_rows - 1, device=self.device))
+        metadata = AttentionMetadata(self.cache.layers, torch.cat(kv_slots), segments)
+        logits_rows = torch.cat(rows) if plan.chunks and rows else None
+        if not rows:
+            logits_rows = torch.zeros(1, dtype=torch.int64, device=self.device)
+        return ForwardBatch(torch.cat(token_ids)[None], torch.cat(positions)[None], logits_rows, metadata)
+
+    def fixed(self, decodes: Decodes) -> ForwardBatch:
+        """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
+        segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
+        metadata = AttentionMetadata(self.cache.layers, decodes.kv_slots.flatten(), [segment])
+        return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
+
+    def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
+        num_nodes = decodes.token_ids.shape[1]
+        longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
+        num_blocks = -(-longest // self.config.block_size)
+        tables = self.slots.block_tables[decodes.slots, :num_blocks]
+        # A compiled graph would be specialised on the place, and a captured one on the address.
+        run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
+        if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
+            # A bare root sees all there is, which ends with itself.
+            return [AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))]
+        if decodes.packing is None:
+            return [self._masked_segment(decodes, tables)._replace(run=run)]
+        return [
+            self._masked_segment(decodes.of(group), tables[group.seqs])._replace(
+                start=group.start, tiles=group.tiles, run=run
+            )
+            for group in decodes.packing.groups
+        ]
+
+    def _masked_segment(self, decodes: Decodes, tables: Tensor) -> AttentionSegment:
+        """Each node sees its ancestors: as words on CUDA, where chains need none, and as masks elsewhere."""
+        num_nodes = decodes.token_ids.shape[1]
+        chains = decodes.tree is None or self.config.speculation.draft_top_k == 1
+        visible = words = None
+        if not chains:
+            depth = min(self._max_depth, num_nodes - 1)
+            if self.device.type == "cuda":
+                words = ancestor_words(decodes.tree.parents, depth)
+            else:
+                visible = ancestor_mask(decodes.tree.parents, depth)
+        return build_segment(
+            0,
+            decodes.positions,
+            decodes.roots,
+            visible,
+            tables,
+            self.config.block_size,
+            self.windows,
+            self.dtype,
+            words,
+        )
+
+    def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
+        end = chunk.start + chunk.length
+        tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
+        context = torch.full((1,), chunk.start, device=self.device)
+        return build_segment(
+            start, positions[None], context, None, tables, self.config.block_size, self.windows, self.dtype
+        )
+
+
+def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:
+    """Slots of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
+    blocks = seqs[0].blocks[:num_blocks]
+    if len(seqs) > 1 or blocks != list(range(blocks[0], blocks[0] + num_blocks)):
+        return None
+    return slice(blocks[0] * block_size, (blocks[0] + num_blocks) * block_size)

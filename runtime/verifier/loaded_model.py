@@ -1,0 +1,44 @@
+"""A verifier that passed every check, and the error for one that did not."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.kv.pool import LayerAttention
+
+
+class UnsupportedModelError(ValueError):
+    """The architecture cannot be served without silent errors; the message names it and says why."""
+
+
+@dataclass
+class LoadedModel:
+    """A verifier ready for the runner."""
+
+    model: PreTrainedModel
+    name: str
+    layers: list[LayerAttention]
+    decoder: nn.Module
+    """Owns the layers; its output is the final norm's."""
+    decoder_layers: nn.ModuleList
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and KV."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Distinct sliding windows over the layers; 0 stands for none."""
+        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))

@@ -1,0 +1,110 @@
+"""A round between its launch and the moment the host knows what it decided."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from wingbeat.runtime.protocol.messages import AcceptedPaths
+from wingbeat.runtime.protocol.transfer import Download
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+
+
+class RoundResult(NamedTuple):
+    """What a round decided, on the host."""
+
+    token_ids: list[list[int]]
+    """The emitted tokens, by decode."""
+    num_valid: list[int]
+    """Nodes of the tree that was verified, by decode; 1 is a bare root."""
+    chunk_token_ids: list[list[int]]
+    """By chunk: the token its last row yields, or nothing."""
+    path_nodes: np.ndarray
+    """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
+    evidence: np.ndarray | None = None
+    """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
+
+
+@dataclass
+class RoundInFlight:
+    """A launched round."""
+
+    plan: SchedulerOutput
+    epochs: list[int]
+    """By decode, then by chunk: a sequence whose epoch is another one by now has left, and its row is void."""
+    decodes: AcceptedPaths
+    sampled: Tensor
+    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
+    chunk_taps: Tensor | None
+    """[num_chunk_tokens, taps_size], chunks back to back."""
+    forward_s: float
+    """Host seconds in the verifier's forward pass; on an accelerator, for enqueueing it."""
+    download: Download
+    result: RoundResult | None = None
+    """What it decided, once the host knows."""
+
+    def wait(self) -> RoundResult:
+        """The tokens, once the device has decided them: the one wait of a round."""
+        if self.result is None:
+            self.result = self._result()
+        return self.result
+
+    def num_new_tokens(self, row: int) -> int:
+        """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
+        return 1 if self.result is None else len(self.result.token_ids[row])
+
+    def _result(self) -> RoundResult:
+        num_tokens, num_valid, token_ids, nodes, sampled, *evidence = self.download.wait()
+        left = iter(sampled.tolist())
+        return RoundResult(
+            token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
+            num_valid=num_valid.tolist(),
+            chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
+            path_nodes=nodes,
+            evidence=evidence[0] if evidence else None,
+        )
+
+
+class RoundObserver(Protocol):
+    """Watches an engine's rounds from its thread; see `wingbeat.runtime.engine.engine.Engine.observe`."""
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """A round was enqueued, and the next one is not."""
+        ...
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
+        ...
+
+    def abandoned(self) -> None:
+        """The rounds launched and not settled never will be: their sequences are computed again."""
+        ...
+
+    def ended(self, request_id: str) -> None:
+        """A request has finished or was aborted."""
+        ...
+
+
+def launched_round(
+    plan: SchedulerOutput, accepted: AcceptedPaths, sampled: Tensor, chunk_taps: Tensor | None, forward_s: float
+) -> RoundInFlight:
+    """A round whose work is enqueued; its tokens start on their way to the host.
+
+    Args:
+        sampled: int64 [num_sampling_chunks].
+        chunk_taps: [num_chunk_tokens, taps_size].
+        forward_s: host seconds in the forward pass.
+    """
+    parts = [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled]
+    if accepted.evidence is not None:
+        parts.append(accepted.evidence)
+    return RoundInFlight(
+        plan=plan,
+        epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
+        decodes=accepted,
+        sampled=sampled,
+        chunk_taps=chunk_taps,
+        forward_s=forward_s,
+        download=Download(parts),
+    )

@@ -1,0 +1,338 @@
+"""The CUDA IPC channel without a GPU: where fields lie, what is waited for, what is released, what is refused."""
+
+import ctypes
+import gc
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
+from wingbeat.cluster.channels import cuda_ipc
+from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel, host_bytes
+from wingbeat.cluster.channels.cuda_runtime import tensor_at
+from wingbeat.cluster.channels.memory import (
+    DEVICE_FIELDS,
+    HOST_FIELDS,
+    ChannelError,
+    Word,
+    buffer_bytes,
+    channel_layouts,
+)
+from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.shm import ShmChannel
+
+OUTCOME = ["0", "1"]
+REPLY = ["2", "3"]
+"""Names of the fake's events, by parity: the verifier makes the outcome's first."""
+
+
+class Pair:
+    """A verifier and a drafter that are two CUDA processes on one machine, in this one."""
+
+    def __init__(self, name: str, machine: FakeMachine) -> None:
+        self.name, self.machine = name, machine
+        self.verifier_cuda, self.drafter_cuda = FakeCuda(machine), FakeCuda(machine)
+        self.verifier: VerifierSide = CudaIpcChannel.create(name, SPEC, DEVICE, self.verifier_cuda).verifier_end
+        self.drafter = self.attach(1)
+
+    def attach(self, incarnation: int) -> DrafterSide:
+        self.drafter = CudaIpcChannel.attach(self.name, incarnation, DEVICE, self.drafter_cuda)
+        return self.drafter
+
+    def answer(self) -> None:
+        assert self.drafter.poll_outcome() is not None
+        self.drafter.publish_reply()
+
+    def kill_drafter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.verifier, "_peer_process", _Dead)
+
+    def kill_verifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.drafter, "_verifier", _Dead())
+
+
+class _Dead:
+    def alive(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def pair(name: str) -> Iterator[Pair]:
+    pair = Pair(name, FakeMachine())
+    yield pair
+    pair.machine.busy = False
+    pair.drafter.close()
+    pair.verifier.close()
+
+
+def test_every_field_has_one_place():
+    names = {field for layout in channel_layouts(SPEC) for field in layout}
+    assert names <= HOST_FIELDS | DEVICE_FIELDS
+    assert not HOST_FIELDS & DEVICE_FIELDS
+
+
+def test_the_two_regions_hold_exactly_what_one_would():
+    both = buffer_bytes(SPEC, HOST_FIELDS) + buffer_bytes(SPEC, DEVICE_FIELDS)
+    assert both == buffer_bytes(SPEC)
+
+
+def test_bulk_lies_on_the_device_and_what_hosts_read_in_the_segment(pair: Pair):
+    outcome = pair.verifier.acquire_outcome(0.0)
+    segment = pair.verifier._outcomes[0].header.untyped_storage().data_ptr()
+    for field, tensor in (*outcome._asdict().items(), ("token_ids", pair.verifier.token_ids)):
+        assert (tensor.untyped_storage().data_ptr() == segment) == (field in HOST_FIELDS), field
+    pair.verifier.publish_outcome()
+    pair.answer()
+
+
+def test_a_round_records_before_each_doorbell_and_waits_after_it(pair: Pair):
+    for parity in (1, 0, 1):
+        before = len(pair.verifier_cuda.log), len(pair.drafter_cuda.log)
+        round_number = publish(pair.verifier)
+        pair.answer()
+        assert pair.verifier.wait_reply(round_number, LONG_S) is not None
+        mine, theirs = pair.verifier_cuda.log[before[0] :], pair.drafter_cuda.log[before[1] :]
+        assert mine[-2:] == [("record", OUTCOME[parity]), ("wait", REPLY[parity])]
+        assert theirs == [("wait", OUTCOME[parity]), ("record", REPLY[parity])]
+
+
+def test_buffers_are_reused_only_after_the_answer_even_if_nobody_asked_for_it(pair: Pair):
+    for _ in range(2):
+        publish(pair.verifier)
+        pair.answer()
+    assert ("wait", REPLY[1]) not in pair.verifier_cuda.log
+    pair.verifier.acquire_outcome(0.0)
+    assert pair.verifier_cuda.log[-1] == ("wait", REPLY[1])
+
+
+def test_no_event_is_waited_for_before_its_doorbell(pair: Pair):
+    round_number = publish(pair.verifier)
+    assert pair.verifier.wait_reply(round_number, SHORT_S) is None
+    pair.drafter.poll_outcome()
+    assert pair.verifier.wait_reply(round_number, SHORT_S) is None
+    assert [entry for entry in pair.verifier_cuda.log if entry[0] != "record"] == []
+
+
+def test_nothing_waits_for_a_device_that_is_busy(pair: Pair):
+    pair.machine.busy = True
+    for _ in range(4):
+        round_number = publish(pair.verifier)
+        pair.answer()
+        assert pair.verifier.wait_reply(round_number, LONG_S) is not None
+    assert "query" not in {kind for kind, _ in pair.verifier_cuda.log + pair.drafter_cuda.log}
+
+
+def test_a_drafter_killed_before_it_recorded_leaves_nothing_to_wait_for(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    round_number = publish(pair.verifier)
+    pair.drafter.poll_outcome()
+    pair.kill_drafter(monkeypatch)
+    assert pair.verifier.wait_reply(round_number, LONG_S) is None
+    for _ in range(3):
+        assert pair.verifier.wait_reply(publish(pair.verifier), LONG_S) is None
+    assert {kind for kind, _ in pair.verifier_cuda.log} == {"record"}
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_of_a_drafter_killed_after_it_answered_only_finished_work_is_taken(
+    pair: Pair, finished: bool, monkeypatch: pytest.MonkeyPatch
+):
+    pair.machine.busy = not finished
+    round_number = publish(pair.verifier)
+    pair.answer()
+    pair.kill_drafter(monkeypatch)
+    assert (pair.verifier.wait_reply(round_number, LONG_S) is not None) == finished
+    for _ in range(3):
+        publish(pair.verifier)
+    assert "wait" not in {kind for kind, _ in pair.verifier_cuda.log}
+
+
+def test_a_successor_is_not_made_to_wait_for_its_predecessors_work(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """Round 1 was answered by a drafter that died: its event, of the same parity as round 3, must not be waited for."""
+    publish(pair.verifier)
+    pair.answer()
+    publish(pair.verifier)
+    dead = pair.drafter
+    pair.attach(2)
+    pair.verifier.acquire_outcome(0.0)
+    assert "wait" not in {kind for kind, _ in pair.verifier_cuda.log}
+    assert pair.verifier.publish_outcome() == 3
+    pair.answer()
+    assert pair.verifier.wait_reply(3, LONG_S).header[:2].tolist() == [3, 2]
+    dead.close()
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_of_a_verifier_that_died_only_finished_work_is_taken(
+    pair: Pair, finished: bool, monkeypatch: pytest.MonkeyPatch
+):
+    pair.machine.busy = not finished
+    publish(pair.verifier)
+    pair.kill_verifier(monkeypatch)
+    assert (pair.drafter.poll_outcome() is not None) == finished
+    assert "wait" not in {kind for kind, _ in pair.drafter_cuda.log}
+
+
+def test_ten_lives_release_memory_mappings_and_events(name: str):
+    machine = FakeMachine()
+    for _ in range(10):
+        pair = Pair(name, machine)
+        publish(pair.verifier)
+        pair.answer()
+        pair.drafter.close()
+        pair.drafter.close()
+        for incarnation in (2, 3):
+            pair.attach(incarnation).close()
+        assert machine.num_mapped == 0
+        assert machine.num_events_held == 4
+        pair.verifier.close()
+        assert machine.is_clean()
+
+
+def test_a_dropped_channel_is_closed_and_released(name: str):
+    machine = FakeMachine()
+    pair = Pair(name, machine)
+    drafter, pair.drafter = pair.drafter, None
+    drafter.close()
+    del pair
+    gc.collect()
+    assert machine.is_clean()
+    assert drafter.closed
+
+
+def test_memory_outlives_a_drafter_that_does_not_let_go(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda_ipc, "DETACH_TIMEOUT_S", SHORT_S)
+    pair.verifier.close()
+    assert pair.machine.open_files
+    for path in pair.machine.open_files:
+        path.unlink()
+
+
+def test_memory_is_freed_at_once_when_the_drafter_let_go_after_the_close(pair: Pair):
+    pair.verifier._words[Word.CLOSED] = 1
+    pair.drafter.close()
+    assert pair.verifier._words[Word.DETACHED] == 1
+    pair.verifier.close()
+    assert pair.machine.is_clean()
+
+
+def test_what_a_hanging_device_still_uses_stays_mapped(pair: Pair):
+    publish(pair.verifier)
+    pair.answer()
+    pair.machine.busy = True
+    pair.drafter.close()
+    assert pair.machine.num_mapped == 1
+    assert pair.verifier._words[Word.DETACHED] == 0
+    pair.drafter_cuda.close_memory(DEVICE, 1)
+    pair.verifier._words[Word.DETACHED] = 1
+    pair.machine.busy = False
+
+
+@pytest.mark.parametrize("call", ["allocate", "create_event", "export_memory"])
+def test_a_channel_that_cannot_be_made_leaves_nothing(name: str, call: str):
+    cuda = FakeCuda(fail=call)
+    with pytest.raises(ChannelError, match=f"channel {name!r} cannot be made on cuda:0: {call} failed: out of memory"):
+        CudaIpcChannel.create(name, SPEC, DEVICE, cuda)
+    gc.collect()
+    assert cuda.machine.is_clean()
+
+
+def test_a_name_that_is_taken_leaves_no_memory(name: str):
+    channel, cuda = ShmChannel.create(name, SPEC), FakeCuda()
+    with pytest.raises(ChannelError, match="its verifier is alive"):
+        CudaIpcChannel.create(name, SPEC, DEVICE, cuda)
+    gc.collect()
+    assert cuda.machine.is_clean()
+    channel.verifier_end.close()
+
+
+@pytest.mark.parametrize("call", ["open_memory", "open_event"])
+def test_a_drafter_that_cannot_open_the_memory_names_both_devices_and_keeps_nothing(pair: Pair, call: str):
+    held = pair.machine.num_mapped, pair.machine.num_events_held
+    with pytest.raises(ChannelError, match=rf"the drafter's cuda:0 cannot open the verifier's cuda:0 \(fake.*{call}"):
+        CudaIpcChannel.attach(pair.name, 2, DEVICE, FakeCuda(pair.machine, fail=call))
+    gc.collect()
+    assert (pair.machine.num_mapped, pair.machine.num_events_held) == held
+
+
+def test_a_drafter_that_is_refused_keeps_nothing(pair: Pair):
+    with pytest.raises(ChannelError, match="incarnation 1 cannot attach"):
+        CudaIpcChannel.attach(pair.name, 1, DEVICE, FakeCuda(pair.machine))
+    gc.collect()
+    assert pair.machine.num_mapped == 1
+
+
+def test_another_gpu_of_the_node_serves_if_it_has_peer_access(name: str):
+    machine = FakeMachine(num_gpus=2, peers=frozenset({(1, 0)}))
+    verifier = CudaIpcChannel.create(name, SPEC, DEVICE, FakeCuda(machine, visible=(0, 1))).verifier_end
+    drafter = CudaIpcChannel.attach(name, 1, DEVICE, FakeCuda(machine, visible=(1, 0)))
+    publish(verifier)
+    assert drafter.poll_outcome().header[0] == 1
+    drafter.close()
+    verifier.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [
+        ((1, 0), "the drafter's cuda:0 (fake, GPU-1) has no peer access to the verifier's cuda:0 (fake, GPU-0)"),
+        ((1,), "the drafter's cuda:0 (fake, GPU-1) does not see the verifier's cuda:0 (fake, GPU-0)"),
+    ],
+    ids=["no-peer-access", "hidden"],
+)
+def test_a_gpu_that_cannot_reach_the_verifiers_is_refused_in_one_line(name: str, visible: tuple, message: str):
+    machine = FakeMachine(num_gpus=2)
+    verifier = CudaIpcChannel.create(name, SPEC, DEVICE, FakeCuda(machine)).verifier_end
+    with pytest.raises(ChannelError, match=re.escape(message)) as refusal:
+        CudaIpcChannel.attach(name, 1, DEVICE, FakeCuda(machine, visible))
+    assert "\n" not in str(refusal.value)
+    assert verifier.incarnation == 0
+    verifier.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+def test_a_device_that_is_none_of_this_process_is_refused(name: str, device: str):
+    with pytest.raises(ChannelError, match=f"the verifier's device is '{device}', it must be one of cuda:0..cuda:0"):
+        CudaIpcChannel.create(name, SPEC, torch.device(device), FakeCuda())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
+def test_without_a_gpu_the_real_runtime_says_so(name: str):
+    with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
+        CudaIpcChannel.create(name, SPEC, DEVICE)
+
+
+def test_a_drafter_of_another_kind_is_refused(pair: Pair):
+    with pytest.raises(ChannelError, match="is of kind 'cuda_ipc', this drafter attaches 'shm'"):
+        ShmChannel.attach(pair.name, 2)
+
+
+def test_a_dead_verifiers_handles_are_not_tried(pair: Pair):
+    pair.verifier._words[Word.VERIFIER_START] = 1
+    untouched = FakeCuda(pair.machine, fail="open_memory")
+    with pytest.raises(ChannelError, match="its verifier has closed it or is gone"):
+        CudaIpcChannel.attach(pair.name, 2, DEVICE, untouched)
+
+
+def test_a_segment_cut_short_is_refused(pair: Pair):
+    path = SHM_DIR / f"{PREFIX}{pair.name}"
+    size = os.path.getsize(path)
+    os.truncate(path, size - host_bytes(SPEC))
+    with pytest.raises(ChannelError, match="asks for another size"):
+        CudaIpcChannel.attach(pair.name, 2, DEVICE, FakeCuda(pair.machine))
+    os.truncate(path, size)
+
+
+def test_a_tensor_over_an_address_shares_its_bytes():
+    block = (ctypes.c_ubyte * 256)()
+    tensor = tensor_at(ctypes.addressof(block), 256, torch.device("cpu"))
+    tensor[8:16].view(torch.int64).fill_(258)
+    assert (tensor.dtype, tensor.shape, list(block[8:10])) == (torch.uint8, (256,), [2, 1])
+    view = tensor[128:]
+    del tensor
+    gc.collect()
+    block[130] = 7
+    assert view[2] == 7

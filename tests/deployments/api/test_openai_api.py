@@ -1,0 +1,328 @@
+"""Every field of OpenAI's schema is honoured, without effect on the result, or refused by name."""
+
+import json
+
+import openai.types.chat.completion_create_params as chat_schema
+import openai.types.completion_create_params as completion_schema
+import pytest
+
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.api.requests import CompletionBody
+
+COMPLETION = {"model": "m", "prompt": "hi"}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def completion(**fields) -> CompletionBody:
+    return CompletionBody.parse(json.dumps({**COMPLETION, **fields}).encode())
+
+
+def chat(**fields) -> ChatBody:
+    return ChatBody.parse(json.dumps({**CHAT, **fields}).encode())
+
+
+def refused(parse, **fields) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "schema", "minimal"),
+    [
+        (CompletionBody, completion_schema.CompletionCreateParamsBase, COMPLETION),
+        (ChatBody, chat_schema.CompletionCreateParamsBase, CHAT),
+    ],
+    ids=["completions", "chat"],
+)
+def test_no_field_of_the_openai_schema_is_unknown(body, schema, minimal):
+    known = set(body.model_fields) | set(body.unserved)
+    assert set(schema.__annotations__) <= known
+    assert body.parse(json.dumps({**minimal, **dict.fromkeys(known - minimal.keys())}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", 0),
+        ("logprobs", 3),
+        ("suffix", "end"),
+        ("best_of", 2),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 100}),
+        ("stream_options", {"include_usage": True, "include_obfuscation": True}),
+    ],
+)
+def test_completions_refuse_what_is_not_served(field, value):
+    error = refused(completion, **{field: value, "stream": True})
+    assert error.param.split(".")[0] == field
+    assert error.param in error.message
+    assert error.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", True),
+        ("top_logprobs", 2),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("presence_penalty", 1),
+    ],
+)
+def test_chat_refuses_what_is_not_served(field, value):
+    error = refused(chat, **{field: value})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+
+
+ASKS_FOR_NOTHING = {
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
+    "length_penalty": [1, 1.0],
+    "logit_bias": [{}],
+    "logprobs": [False],
+    "min_tokens": [0],
+    "stop_token_ids": [[]],
+    "bad_words": [[]],
+    "include_stop_str_in_output": [False],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "add_special_tokens": [True],
+    "return_token_ids": [False],
+    "return_tokens_as_token_ids": [False],
+    "priority": [0],
+    "use_beam_search": [False],
+    "response_format": [{"type": "text"}],
+    "best_of": [1],
+}
+CHAT_ASKS_FOR_NOTHING = {
+    "echo": [False],
+    "add_generation_prompt": [True],
+    "continue_final_message": [False],
+    "chat_template_kwargs": [{}],
+    "documents": [[]],
+    "include_reasoning": [True],
+    "top_logprobs": [0],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "modalities": [["text"]],
+    "reasoning_effort": ["none"],
+    "verbosity": ["medium"],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+}
+ONLY_NULL = [
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "cache_salt",
+    "logits_processors",
+    "kv_transfer_params",
+    "vllm_xargs",
+]
+
+
+@pytest.mark.parametrize(("field", "values"), ASKS_FOR_NOTHING.items())
+def test_fields_of_other_servers_pass_where_they_ask_for_nothing(field, values):
+    for value in [None, *values]:
+        assert completion(**{field: value})
+        assert chat(**{field: value})
+
+
+@pytest.mark.parametrize(("field", "values"), CHAT_ASKS_FOR_NOTHING.items())
+def test_fields_of_other_chat_servers_pass_where_they_ask_for_nothing(field, values):
+    for value in [None, *values]:
+        assert chat(**{field: value})
+
+
+@pytest.mark.parametrize("field", ONLY_NULL)
+def test_fields_that_always_ask_for_something_pass_as_null_alone(field):
+    assert completion(**{field: None})
+    assert chat(**{field: None})
+    for parse in (completion, chat):
+        assert refused(parse, **{field: {"a": 1}}).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_tokens", 1),
+        ("min_tokens", False),
+        ("repetition_penalty", 1.1),
+        ("repetition_penalty", True),
+        ("skip_special_tokens", False),
+        ("skip_special_tokens", 1),
+        ("use_beam_search", 0),
+        ("logprobs", 0),
+        ("priority", 3),
+        ("stop_token_ids", [0]),
+        ("response_format", {"type": "text", "schema": {}}),
+    ],
+)
+def test_zero_one_true_and_false_are_told_apart(field, value):
+    for parse in (completion, chat):
+        error = refused(parse, **{field: value})
+        assert (error.param, error.code) == (field, "unsupported_parameter")
+
+
+def test_values_that_ask_for_nothing_are_accepted():
+    completion(logprobs=None, suffix="", best_of=2, n=2, presence_penalty=0, frequency_penalty=0.0, logit_bias={})
+    completion(user="u", metadata={"k": "v"}, echo=False, top_k=-1)
+    chat(logprobs=False, top_logprobs=0, tools=[], tool_choice="auto", response_format={"type": "text"})
+    chat(modalities=["text"], reasoning_effort="none", store=False, parallel_tool_calls=True, user="u")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "16"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 2**63}, "top_k"),
+        ({"top_k": 10**4000}, "top_k"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"nonsense" * 100: 1}, "nonsense" * 10 + "..."),
+        ({"min_p": 1.5}, "min_p"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": "1"}, "seed"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", None]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"speculation": {"enabled": "no"}}, "speculation.enabled"),
+        ({"speculation": True}, "speculation"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": {"text": "a"}}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        ({"model": 3}, "model"),
+        ({"user": 3}, "user"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"tools": []}, "tools"),
+        ({"messages": []}, "messages"),
+    ],
+    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
+)
+def test_wrong_values_and_unknown_fields_are_named(fields, param):
+    error = refused(completion, **fields)
+    assert error.param == param
+    assert error.message.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        (["hi"], "messages[0]"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
+        ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}], "messages[0].content[0].x"),
+    ],
+)
+def test_messages_are_checked_part_by_part(messages, param):
+    assert refused(chat, messages=messages).param == param
+
+
+def test_a_refused_content_part_is_named():
+    assert "'input_audio'" in refused(chat, messages=[{"role": "user", "content": [{"type": "input_audio"}]}]).message
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "a\nb"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"x"', b'{"model": "m", "prompt": "\\ud800"}', b"\xff", b'{"model": "m", "temperature": NaN}'],
+)
+def test_malformed_json_is_refused(body):
+    with pytest.raises(ApiError) as caught:
+        CompletionBody.parse(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
+def test_numbers_beyond_floats_are_refused(number):
+    with pytest.raises(ApiError) as caught:
+        CompletionBody.parse(b'{"model": "m", "prompt": "a", "temperature": ' + number + b"}")
+    assert caught.value.param == "temperature"
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ApiError) as caught:
+        CompletionBody.parse(b'{"model": "m"}')
+    assert (caught.value.param, caught.value.code) == ("prompt", "missing_required_parameter")
+
+
+def test_a_wrong_value_is_not_sent_back_whole():
+    for fields in ({"messages": [{"role": "x" * 9999, "content": "x"}]}, {"messages": [{"x" * 9999: 1}]}):
+        assert len(refused(chat, **fields).message) < 400
+
+
+def test_what_is_just_allowed_is_taken():
+    most = completion(top_k=2**31 - 1, max_tokens=2**31 - 1, stop=["x" * 1024] * 16)
+    assert (most.top_k, most.max_tokens) == (2**31 - 1, 2**31 - 1)
+    assert chat(max_completion_tokens=2**31 - 1).asked_max_tokens == 2**31 - 1
+    assert refused(chat, max_completion_tokens=2**31).param == "max_completion_tokens"
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])
+def test_all_four_kinds_of_prompt_are_accepted(prompt):
+    is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
+    assert completion(prompt=prompt).prompt == ([prompt] if is_single else prompt)
+
+
+def test_both_names_of_the_limit_agree_or_are_refused():
+    assert chat(max_completion_tokens=5).asked_max_tokens == 5
+    assert chat(max_tokens=6).asked_max_tokens == 6
+    assert chat(max_tokens=7, max_completion_tokens=7).asked_max_tokens == 7
+    assert refused(chat, max_tokens=7, max_completion_tokens=8).param == "max_tokens"

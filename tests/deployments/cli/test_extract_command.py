@@ -1,0 +1,72 @@
+"""`wingbeat extract`: its options reach the run, its end is one line, and so are its errors."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from wingbeat.deployments.cli import main as cli
+from wingbeat.runtime.recordings.reader import CaptureReader
+
+
+@pytest.fixture
+def wingbeat(capsys):
+    """Run the command; returns exit code, stdout and stderr."""
+
+    def run(*args: str):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(args))
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    root = tmp_path / "corpus"
+    root.mkdir()
+    for number in range(8):
+        (root / f"m{number}.txt").write_text(f"def f{number}(x):\n    return x + {number}\n" * 9)
+    return root
+
+
+def test_options_reach_the_run_and_its_end_is_reported(wingbeat, corpus, tmp_path):
+    options = "--sequences 3 --sequence-length 12 --tap-layers 1,4 --top-k 2 --threads 1 --suffixes .txt,.md"
+    got = wingbeat("extract", "--output", str(tmp_path / "out"), "--corpus", str(corpus), *options.split())
+    assert (got.code, got.err) == (0, "")
+    assert got.out.splitlines()[-1].endswith("in 1 shards")
+    reader = CaptureReader(tmp_path / "out")
+    assert (reader.num_sequences, reader.num_tokens) == (3, 36)
+    assert (reader.spec.tap_layers, reader.spec.top_k) == ((1, 4), 2)
+
+
+def test_a_bound_that_is_reached_is_said(wingbeat, corpus, tmp_path):
+    options = "--sequences 3 --sequence-length 12 --threads 1 --suffixes .txt --max-bytes 100"
+    got = wingbeat("extract", "--output", str(tmp_path / "out"), "--corpus", str(corpus), *options.split())
+    assert got.code == 0
+    assert "Stopped early" in got.err
+    assert "max_bytes is 100" in got.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--sequences", "3"), "wingbeat: --output is required"),
+        (("--output", "x", "--model", "/nowhere"), "wingbeat: model='/nowhere' is not a folder with a config.json"),
+        (("--output", "x", "--top-k", "-1"), "wingbeat: --top-k -1: input should be greater"),
+        (("--output", "x", "--bad", "1"), "wingbeat: No such option: --bad"),
+    ],
+)
+def test_errors_are_one_line(wingbeat, args, message):
+    got = wingbeat("extract", *args)
+    assert got.code == 2
+    assert got.err.startswith(message)
+    assert got.err.count("\n") == 1
+
+
+def test_help_names_the_options(wingbeat):
+    got = wingbeat("extract", "--help")
+    assert got.code == 0
+    assert "--max-bytes" in got.out
+    assert "Raises" not in got.out

@@ -1,0 +1,211 @@
+"""What a request can do to others: nothing, and what becomes of it when its engine dies."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
+from tests.fakes import POISON, FakeEngine, expected_tokens, wait_until
+from wingbeat.deployments.fleet import connection as engine_connection
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestFailed
+from wingbeat.deployments.fleet.wire import pack_request
+from wingbeat.deployments.replica import outbox
+from wingbeat.deployments.replica.engine_loop import EngineLoop
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+EXPECTED = expected_tokens((1, 2, 3), 7, 100)
+
+
+class FragileEngine(FakeEngine):
+    """Cannot take a prompt that begins with 13, for a reason nobody thought of."""
+
+    def add_request(self, request: Request) -> None:
+        if request.prompt_token_ids[0] == 13:
+            raise OverflowError("unlucky")
+        super().add_request(request)
+
+
+class UnsendableEngine(FakeEngine):
+    """The second output of a prompt that begins with 13 is none."""
+
+    def step(self) -> list[RequestOutput]:
+        unlucky = {key for key, (request, done) in self._running.items() if request.prompt_token_ids[0] == 13 and done}
+        outputs = super().step()
+        return [output._replace(token_ids=None) if output.request_id in unlucky else output for output in outputs]
+
+
+def bystander(pool: EnginePool, count: int = 100) -> asyncio.Task:
+    return asyncio.create_task(collect(pool, make_request("bystander", count=count)))
+
+
+async def serving(source: LocalEngines, prompt: tuple[int, ...]) -> str:
+    """The live engine that has a request whose prompt begins so."""
+    while True:
+        for name in source.engines:
+            if source.serves(name, prompt):
+                return name
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("engine", [FragileEngine, UnsendableEngine])
+def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothing(engine):
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        good = bystander(pool)
+        with pytest.raises(RequestFailed):
+            await collect(pool, make_request("bad", (13,), 100))
+        assert tokens(await good) == EXPECTED
+        await asyncio.to_thread(wait_until, lambda: not source.engines["a"].has_unfinished_requests())
+
+    run(scenario, "a", engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(0, 0), (0, 2**40), (1, "hot"), (1, float("nan")), (2, None), (3, 2**63), (3, 1.5), (4, []), (5, 2**63), (8, 1)],
+)
+def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, monkeypatch):
+    def corrupt(number, request):
+        number, prompt, params = pack_request(number, request)
+        wrong = (*params[:field], value, *params[field + 1 :])
+        return number, prompt, wrong if request.request_id == "bad" else params
+
+    monkeypatch.setattr(engine_connection, "pack_request", corrupt)
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        good = bystander(pool)
+        with pytest.raises((ValueError, RequestFailed)):
+            await collect(pool, make_request("bad"))
+        assert tokens(await good) == EXPECTED
+
+    run(scenario, "a")
+
+
+def test_an_output_that_cannot_be_read_ends_its_request_alone(monkeypatch):
+    whole = outbox.pack_output
+    monkeypatch.setattr(
+        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", None, 0, None) if n else whole(n, o)
+    )
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        good = bystander(pool)
+        await asyncio.sleep(0)
+        with pytest.raises(RequestFailed, match="unreadable"):
+            await collect(pool, make_request("bad"))
+        assert tokens(await good) == EXPECTED
+        await asyncio.to_thread(wait_until, lambda: not source.engines["a"].has_unfinished_requests())
+
+    run(scenario, "a")
+
+
+def test_a_number_submitted_twice_runs_once_and_an_unknown_one_is_aborted_in_vain():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        loop = source.loops["a"]
+        box = loop.connect("client")
+        for _ in range(3):
+            loop.submit("client", [pack_request(0, make_request(count=30))] * 2)
+        loop.abort("client", [5, -1])
+        loop.abort("nobody", [0])
+        got: list[int] = []
+        while len(got) < 30:
+            got += [token for message in await box.take() for token in message[1]]
+        assert (tuple(got), source.engines["a"].num_started) == (EXPECTED[:30], 1)
+
+    run(scenario, "a")
+
+
+def test_what_has_no_number_is_refused_before_it_reaches_the_engine():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.loops["a"].connect("client")
+        good = bystander(pool)
+        for nonsense in ((), None, 7):
+            with pytest.raises((TypeError, IndexError)):
+                source.loops["a"].submit("client", [nonsense])
+        assert tokens(await good) == EXPECTED
+
+    run(scenario, "a")
+
+
+def test_a_request_that_breaks_its_engine_in_its_first_round_is_not_tried_on_the_next():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        others = [bystander(pool), bystander(pool)]
+        await asyncio.to_thread(wait_until, lambda: all(loop.num_requests for loop in source.loops.values()))
+        await asyncio.sleep(0.05)
+        with pytest.raises(RequestFailed):
+            await collect(pool, make_request("bad", (POISON,)))
+        assert [tokens(await task) for task in others] == [EXPECTED] * 2
+        assert sum(loop.failure is not None for loop in source.loops.values()) == 1
+        assert tokens(await collect(pool, make_request())) == EXPECTED[:20]
+
+    run(scenario, "a", "b")
+
+
+def test_a_request_that_only_waited_on_broken_engines_is_moved_as_often_as_it_takes():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        holders = [bystander(pool, 190) for _ in "abcd"]
+        await asyncio.to_thread(wait_until, lambda: all(loop.num_requests for loop in source.loops.values()))
+        waiting = asyncio.create_task(collect(pool, make_request("waits", (9,), 10)))
+        for _ in "abc":
+            name = await serving(source, (9,))
+            source.engines[name].broken = True
+            while source.loops[name].failure is None:
+                await asyncio.sleep(0.001)
+        for holder in holders:
+            holder.cancel()
+        assert tokens(await waiting) == expected_tokens((9,), 7, 10)
+
+    run(scenario, "a", "b", "c", "d", engine=partial(FakeEngine, max_num_seqs=1))
+
+
+@pytest.mark.parametrize("in_first_round", [False, True])
+def test_an_engine_that_vanishes_loses_no_request_wherever_it_is(in_first_round):
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        for engine in source.engines.values():
+            engine.round_s = 0.2 if in_first_round else 0.002
+        tasks = [bystander(pool) for _ in range(6)]
+        await asyncio.to_thread(wait_until, lambda: all(loop.num_requests == 3 for loop in source.loops.values()))
+        source.kill("a")
+        for engine in source.engines.values():
+            engine.round_s = 0.002
+        assert [tokens(outputs) for outputs in await asyncio.gather(*tasks)] == [EXPECTED] * 6
+
+    run(scenario, "a", "b")
+
+
+def test_a_request_that_two_vanished_engines_had_is_not_tried_on_a_third():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        task = bystander(pool)
+        for _ in range(2):
+            name = None
+            while name is None:
+                name = next(
+                    (n for n, loop in source.loops.items() if loop.num_requests and n not in source.killed), None
+                )
+                await asyncio.sleep(0.001)
+            source.kill(name)
+        with pytest.raises(EngineUnavailable, match="2 engines died"):
+            await task
+        assert pool.healthy()
+
+    run(scenario, "a", "b", "c")
+
+
+def test_an_engine_that_is_stopped_hands_back_what_it_has_without_blame():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        task = bystander(pool)
+        for _ in range(3):
+            await asyncio.to_thread(source.loops[await serving(source, (1, 2, 3))].stop)
+        assert tokens(await task) == EXPECTED
+
+    run(scenario, "a", "b", "c", "d")
+
+
+def test_a_loop_that_is_stopped_while_it_is_busy_ends_as_soon_as_it_is_not():
+    loop, gate = EngineLoop(FakeEngine()), threading.Event()
+    loop.start()
+    loop.call(lambda engine: gate.wait(10))
+    loop.stop(timeout_s=0.0)
+    gate.set()
+    wait_until(lambda: loop.failure is not None, 5.0)

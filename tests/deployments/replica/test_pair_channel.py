@@ -1,0 +1,44 @@
+"""The configuration's channel is the one that both processes get, and impossible GPUs end the start in one line."""
+
+import os
+
+import pytest
+import torch
+
+from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.replica.pair_channel import attach_channel, create_channel
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+SPEC = ChannelSpec(
+    num_slots=2,
+    num_nodes=3,
+    max_path=2,
+    max_prefill_tokens=4,
+    taps_size=2,
+    max_model_len=8,
+    max_blocks_per_seq=2,
+    block_size=4,
+    num_blocks=4,
+)
+ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+
+
+def test_without_gpus_both_sides_meet_in_shared_memory():
+    name = f"test-channels-{os.getpid()}"
+    channel = create_channel(AppConfig(), name, SPEC)
+    assert isinstance(channel, ShmChannel)
+    drafter = attach_channel(AppConfig(), name, 1)
+    assert channel.verifier_end.incarnation == 1
+    assert drafter.spec == SPEC
+    with pytest.raises(ChannelError, match="is of kind 'shm', this drafter attaches 'cuda_ipc'"):
+        attach_channel(ON_GPU, name, 2)
+    drafter.close()
+    channel.verifier_end.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
+def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
+    with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
+        create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)

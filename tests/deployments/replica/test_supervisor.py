@@ -1,0 +1,120 @@
+"""Pauses between the drafters of a series of failures, by a clock that only sleeping moves."""
+
+import asyncio
+from concurrent.futures import Future
+
+import pytest
+
+from tests.fakes import FakeEngine
+from wingbeat.deployments.replica import supervisor as drafter_supervisor
+from wingbeat.deployments.replica.engine_loop import EngineFailed
+from wingbeat.deployments.replica.supervisor import POLL_S, DrafterSupervisor
+
+CANNOT_START = None
+
+
+class CallNow:
+    """An engine's loop that runs each call at once, and fails after `num_calls` of them."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.failed = False
+
+    def call(self, function) -> Future:
+        future: Future = Future()
+        if self.failed:
+            future.set_exception(EngineFailed("over"))
+        else:
+            future.set_result(function(self.engine))
+        return future
+
+
+class FakeTime:
+    """Sleeping takes no time and moves the clock; the pauses of at least a second are kept."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps.append(seconds)
+
+
+class FakeDrafter:
+    """Lives for a given time once attached; None cannot start."""
+
+    def __init__(self, world: "World", lives_s: float | None) -> None:
+        self.world = world
+        self.lives_s = lives_s
+
+    async def pid(self) -> int:
+        if self.lives_s is None:
+            raise RuntimeError("cannot start")
+        return 0
+
+    async def attach(self, channel_name: str, incarnation: int) -> None:
+        self.world.dies_at = self.world.time.now + self.lives_s
+
+    def kill(self) -> None:
+        self.world.num_killed += 1
+
+
+class World:
+    """A supervisor whose successive drafters live as long as the test says; then the engine fails."""
+
+    def __init__(self, *lives_s: float | None) -> None:
+        self.time = FakeTime()
+        self.loop = CallNow(FakeEngine())
+        self.dies_at = 0.0
+        self.num_killed = 0
+        self.pauses: list[float] = []
+        self._lives = list(lives_s)
+        self.supervisor = DrafterSupervisor(
+            self.loop, "channel", self, self._launch, sleep=self.time.sleep, clock=self.time.clock
+        )
+
+    def peer_alive(self) -> bool:
+        """As the channel's end tells it."""
+        return self.time.now < self.dies_at
+
+    def _launch(self) -> FakeDrafter:
+        # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
+        self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
+        if not self._lives:
+            self.loop.failed = True
+        return FakeDrafter(self, self._lives.pop(0) if self._lives else 1.0)
+
+
+def pauses(*lives_s: float | None) -> list[float]:
+    """Pauses before each drafter after the first, which dies as soon as it is looked at."""
+    world = World(*lives_s)
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 0.0))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    assert world.num_killed >= len(lives_s)
+    return world.pauses
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake drafters have no process to watch."""
+    monkeypatch.setattr(drafter_supervisor, "PeerProcess", lambda pid, start: None)
+
+
+def test_a_drafter_that_never_starts_is_tried_less_and_less_often_however_long_that_goes_on():
+    assert pauses(*[CANNOT_START] * 12) == [0, 1, 2, 4, 8, 16, *[30] * 7]
+
+
+def test_drafters_that_start_and_die_young_are_one_series_with_those_that_do_not_start():
+    assert pauses(CANNOT_START, 20, CANNOT_START, 20, 20, CANNOT_START) == [0, 1, 2, 4, 8, 16, 30]
+
+
+def test_a_drafter_that_lived_for_a_minute_ends_the_series():
+    assert pauses(CANNOT_START, CANNOT_START, CANNOT_START, 61, CANNOT_START) == [0, 1, 2, 4, 0, 1]

@@ -1,0 +1,51 @@
+"""The front of tree attention: the torch reference is the softmax formula, and misfits are refused by name."""
+
+import pytest
+import torch
+
+from tests.kernels.attention_cases import CAUSAL, DEVICE, TREES, Case, assert_close, build, by_formula
+from wingbeat.kernels.attention.reference import tree_attention
+
+
+@pytest.mark.parametrize("case", TREES + CAUSAL, ids=str)
+def test_reference_is_the_formula(case):
+    """Memory that nobody wrote is finite in a pool, but large: whatever leaks through the mask shows."""
+    if DEVICE != "cpu":
+        pytest.skip("the front runs the kernel here")
+    inputs = build(case, poison=448.0 if case.fp8 else 1e4)
+    assert_close(tree_attention(*inputs.arguments, **inputs.options), by_formula(inputs))
+
+
+REFUSED = {
+    "query": {0: lambda query: query.double()},
+    "do not fit": {1: lambda cache: cache[..., :8]},
+    "caches are": {2: lambda cache: cache.half()},
+    "block_tables": {3: lambda tables: tables.int()},
+    "num_context": {4: lambda contexts: contexts[:1]},
+    "positions": {5: lambda positions: positions[:, :2]},
+    "mask_words": {6: lambda words: words[:, :2]},
+    "scaling -1": {7: lambda scaling: -1.0},
+    "sliding_window 0": {"sliding_window": 0},
+    "softcap -2": {"softcap": -2.0},
+    "sinks": {"sinks": torch.zeros(3, device=DEVICE)},
+    "key_scale is given": {"key_scale": torch.ones(2, device=DEVICE)},
+    "out": {"out": torch.zeros(2, 3, 4, 15, device=DEVICE)},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_arguments_that_do_not_fit_are_refused_by_name(named):
+    inputs = build(Case((5, 9), 3), poison=0.0)
+    for place, change in REFUSED[named].items():
+        if isinstance(place, int):
+            inputs.arguments[place] = change(inputs.arguments[place])
+        else:
+            inputs.options[place] = change
+    with pytest.raises(ValueError, match=named):
+        tree_attention(*inputs.arguments, **inputs.options)
+
+
+def test_fp8_caches_need_their_scales():
+    inputs = build(Case((5, 9), 3, fp8=True), poison=0.0)
+    with pytest.raises(ValueError, match="value_scale is missing"):
+        tree_attention(*inputs.arguments, **inputs.options | {"value_scale": None})

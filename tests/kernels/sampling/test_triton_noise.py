@@ -1,0 +1,32 @@
+"""The noise kernel has the reference's bits."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from wingbeat.kernels.sampling import noise
+from wingbeat.kernels.sampling import noise_triton as triton_noise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+def test_noise_has_the_references_bits():
+    seeds = torch.tensor([0, 1, -1, 2**31, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
+    positions = torch.tensor([0, 1, 2**31 - 1, 5, 131071, 7, 42])
+    tokens = torch.cat([torch.arange(61), torch.tensor([31999, 151935, 2**31 - 1])])
+    keys = [tensor.to(DEVICE) for tensor in (seeds, positions, tokens)]
+    assert torch.equal(triton_noise.noise(*keys, bits=True).cpu(), noise.noise_bits(seeds, positions, tokens))
+    torch.testing.assert_close(
+        triton_noise.noise(*keys, bits=False).cpu(),
+        noise.gumbel_noise(seeds, positions, tokens),
+        rtol=3e-7,
+        atol=3e-7,
+    )
+
+
+def test_no_keys_need_no_launch():
+    none = torch.arange(0, device=DEVICE)
+    assert triton_noise.noise(none, none, none, bits=False).shape == (0, 0)

@@ -1,0 +1,317 @@
+"""One drafter serving several verifiers drafts for each as if it were alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.runtime.graphs.test_graph_runner import FakeDevice
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    random_head,
+    random_model,
+    reference,
+)
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.cluster.channels.memory import HOST_FIELDS
+from wingbeat.runtime.drafters import eagle, eagle_stages
+from wingbeat.runtime.drafters import worker as draft_worker
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.protocol import transfer
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
+from wingbeat.runtime.verifier.loader import prepare_model
+
+LENGTH = 40
+
+
+class RecordingEnd:
+    """A verifier's end that keeps a copy of every tree it gets."""
+
+    def __init__(self, end):
+        self._end = end
+        self.trees = []
+
+    def __getattr__(self, name):
+        return getattr(self._end, name)
+
+    def acquire_outcome(self, timeout_s):
+        self._outcome = self._end.acquire_outcome(timeout_s)
+        return self._outcome
+
+    def wait_reply(self, round_number, timeout_s):
+        slots = self._outcome.proposal_slots[: int(self._outcome.header[3])].clone()
+        reply = self._end.wait_reply(round_number, timeout_s)
+        self.trees.append([field[slots].tolist() for field in (reply.token_ids, reply.parents, reply.num_valid)])
+        return reply
+
+
+class Verifier:
+    """An engine, its channel and its requests."""
+
+    def __init__(self, loaded, config, worker, name, prompts):
+        self.engine = Engine(loaded, config, worker.drafter.needs)
+        self.channel = InProcessChannel(self.engine.channel_spec)
+        worker.attach(name, self.channel.drafter_end)
+        self.channel.pump = worker.run_once
+        self.end = RecordingEnd(self.channel.verifier_end)
+        self.engine.attach_drafter(self.end)
+        self.run = Run(self.engine, prompts, greedy_params(LENGTH))
+
+    def close(self):
+        self.engine.check_integrity()
+        self.engine.model.remove_taps()
+
+
+def alone(ref, config, prompts):
+    one = Verifier(ref.loaded, config, DraftWorker(eagle_drafter(ref.loaded, config.speculation)), "a", prompts)
+    one.run.finish()
+    one.close()
+    return one
+
+
+@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
+def test_two_verifiers_share_a_drafter(speculation):
+    ref = reference("llama")
+    configs = [engine_config(speculation, max_num_seqs=4), engine_config(speculation, num_kv_blocks=120)]
+    prompts = [ref.prompts[:4], ref.prompts[3:]]
+    solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
+    worker = DraftWorker(eagle_drafter(ref.loaded, speculation))
+    # The taps are hooks on the model, so each verifier has its own.
+    models = [ref.loaded, prepare_model(random_model("llama"), "llama")]
+    both = [Verifier(*each) for each in zip(models, configs, [worker] * 2, "ab", prompts, strict=True)]
+    while any(one.engine.has_unfinished_requests() for one in both):
+        for one in both:
+            if one.engine.has_unfinished_requests():
+                one.run.step()
+    for one, single, mine in zip(both, solo, prompts, strict=True):
+        expected = [ref.continuations[ref.prompts.index(prompt)][:LENGTH] for prompt in mine]
+        assert one.run.tokens == single.run.tokens == expected
+        assert one.end.trees == single.end.trees
+        assert one.engine.speculation == single.engine.speculation
+        one.close()
+
+
+def told(ref):
+    return ScriptedDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+
+
+def test_a_place_is_free_once_its_verifier_has_left():
+    ref = reference("llama")
+    worker = DraftWorker(told(ref))
+    names = iter("abcdef")
+    config = engine_config(max_num_seqs=2)
+    first, second = (Verifier(ref.loaded, config, worker, next(names), ref.prompts[:2]) for _ in range(2))
+    for _ in range(3):
+        first.run.step()
+        second.run.step()
+    first.channel.verifier_end.close()
+    second.run.step()
+    assert len(worker.ends) == 1
+    third = Verifier(ref.loaded, config, worker, next(names), ref.prompts[2:4])
+    assert second.run.finish() == [tokens[:LENGTH] for tokens in ref.continuations[:2]]
+    assert third.run.finish() == [tokens[:LENGTH] for tokens in ref.continuations[2:4]]
+    assert third.engine.speculation.acceptance_length > 5
+
+
+def test_channels_that_do_not_fit_are_refused_and_forgotten():
+    ref = reference("llama")
+    drafter = eagle_drafter(ref.loaded, TREE)
+    worker = DraftWorker(drafter)
+    engine = Engine(ref.loaded, engine_config(TREE), drafter.needs)
+    engine.model.remove_taps()
+    spec = engine.channel_spec
+    with pytest.raises(ValueError, match="taps of size 64"):
+        worker.attach("a", InProcessChannel(replace(spec, taps_size=64)).drafter_end)
+    assert worker.ends == []
+    worker.attach("a", InProcessChannel(spec).drafter_end)
+    with pytest.raises(ValueError, match="attached already"):
+        worker.attach("a", InProcessChannel(spec).drafter_end)
+    with pytest.raises(ValueError, match="other than the verifiers"):
+        worker.attach("b", InProcessChannel(replace(spec, block_size=8)).drafter_end)
+    assert len(worker.ends) == 1
+    worker.detach("never seen")
+    worker.detach("a")
+    assert worker.ends == []
+    assert not worker.run_once()
+
+
+def test_rounds_without_proposals_are_answered():
+    """The answer frees the round's buffers, also where nobody asks for a tree."""
+    ref = reference("llama")
+    worker = DraftWorker(told(ref))
+    engine = Engine(ref.loaded, engine_config(max_num_batched_tokens=4))
+    channel = InProcessChannel(engine.channel_spec)
+    worker.attach("a", channel.drafter_end)
+    channel.pump = worker.run_once
+    engine.attach_drafter(channel.verifier_end)
+    run = Run(engine, [ref.prompts[4]], greedy_params(8))
+    assert run.finish() == [ref.continuations[4][:8]]
+    assert engine.drafter_state == "attached"
+    assert torch.equal(channel.verifier_end.token_ids[0, :64], torch.tensor(ref.prompts[4]))
+
+
+@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
+def test_graphs_serve_two_verifiers_as_the_cpu_path_does(speculation):
+    """Batches that grow and shrink, prompts among decodes, sequences that end; a second verifier moves the buffers."""
+    ref = reference("llama")
+    configs = [engine_config(speculation, max_num_seqs=3), engine_config(speculation, num_kv_blocks=120)]
+    prompts = [ref.prompts[:4], ref.prompts[3:]]
+    solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
+    drafter = EagleDrafter(random_head(ref.loaded), speculation, FakeDevice())
+    worker = DraftWorker(drafter)
+    models = [ref.loaded, prepare_model(random_model("llama"), "llama")]
+    both = [Verifier(*each) for each in zip(models, configs, [worker] * 2, "ab", prompts, strict=True)]
+    while any(one.engine.has_unfinished_requests() for one in both):
+        for one in both:
+            if one.engine.has_unfinished_requests():
+                one.run.step()
+    for one, single in zip(both, solo, strict=True):
+        assert one.run.tokens == single.run.tokens
+        assert one.end.trees == single.end.trees
+        one.close()
+    stats = drafter.graph_stats
+    assert stats.replays[Stage.DRAFT_PROPOSAL] > 0
+    assert not stats.eager_runs
+
+
+class NoMixing(TorchDispatchMode):
+    """A machine with a device ("meta"): no operation takes tensors of both sides, except a copy towards the device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        places = {tensor.device.type for tensor in tensors if tensor.dim()}
+        copies = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+        assert len(places) < 2 or func in copies, f"{func} mixes {places}"
+        return func(*args, **(kwargs or {}))
+
+
+class DeviceChannelEnd:
+    """A drafter's end whose fields lie as in a `cuda_ipc` channel, with one round that waits."""
+
+    def __init__(self, spec: ChannelSpec, device: str) -> None:
+        def place(layout: dict) -> list[torch.Tensor]:
+            where = {name: "cpu" if name in HOST_FIELDS else device for name in layout}
+            return [torch.zeros(shape, dtype=dtype, device=where[name]) for name, (shape, dtype) in layout.items()]
+
+        self.spec, self.closed, self.num_replies = spec, False, 0
+        self.token_ids = torch.zeros(spec.num_slots, spec.max_model_len + 1, dtype=torch.int64, device=device)
+        self.outcome, self.reply = Outcome(*place(outcome_layout(spec))), TreeReply(*place(reply_layout(spec)))
+
+    def ask(self, decodes: list[int], chunks: list[int], proposals: list[int], longest: int = 0) -> None:
+        outcome = self.outcome
+        outcome.header[:6] = torch.tensor([1, len(decodes), len(chunks), len(proposals), 2, longest])
+        for slots, field in ((decodes, "decode_slots"), (chunks, "chunk_slots"), (proposals, "proposal_slots")):
+            getattr(outcome, field)[: len(slots)] = torch.tensor(slots)
+        outcome.chunk_lens[: len(chunks)] = 5
+
+    def poll_outcome(self) -> Outcome | None:
+        return self.outcome
+
+    def publish_reply(self) -> None:
+        self.num_replies += 1
+
+
+def device_spec(speculation, taps_size):
+    return ChannelSpec(4, speculation.num_nodes, speculation.max_path, 32, taps_size, 64, 8, 16, 40)
+
+
+def upload_to_meta(values, device, dtype=torch.int64):
+    return torch.tensor(values, dtype=dtype).to(device)
+
+
+@pytest.mark.parametrize("num_verifiers", [1, 2])
+@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_device_channel_is_served_without_reading_the_device(speculation, num_verifiers, monkeypatch):
+    """A tensor on "meta" has no data: reading one, or indexing it by what lies on the host, fails."""
+    for module in (draft_worker, eagle, eagle_stages):
+        monkeypatch.setattr(module, "upload", upload_to_meta)
+    head = random_head(reference("llama").loaded).to("meta")
+    drafter = EagleDrafter(head, speculation)
+    worker = DraftWorker(drafter)
+    spec = device_spec(speculation, head.fc.in_features)
+    ends = [DeviceChannelEnd(spec, "meta") for _ in range(num_verifiers)]
+    for index, end in enumerate(ends):
+        worker.attach(str(index), end)
+    for decodes, chunks, proposals in (([0, 2], [1], [0, 1, 2]), ([3], [], []), ([], [1, 2], []), ([], [], [])):
+        for end in ends:
+            end.ask(decodes, chunks, proposals)
+        with NoMixing():
+            assert worker.run_once()
+    assert [end.num_replies for end in ends] == [4] * num_verifiers
+    assert drafter.graph_stats.eager_runs == {Stage.DRAFT_PROPOSAL: 1, Stage.DRAFT_ACCEPT: 1}
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda here, there: there[here],
+        lambda here, there: torch.cat([here, there]),
+        lambda here, there: here.copy_(there),
+        lambda here, there: int(there.max()),
+        lambda here, there: there.tolist(),
+    ],
+    ids=["index", "cat", "download", "number", "list"],
+)
+def test_the_machine_with_a_device_notices_what_a_gpu_would_wait_for(mix):
+    here, there = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64, device="meta")
+    with NoMixing(), pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
+        mix(here, there)
+
+
+@pytest.mark.parametrize(("said", "expected"), [(0, 64), (23, 23)])
+def test_on_a_device_the_longest_sequence_is_what_the_verifier_says(said, expected):
+    head = random_head(reference("llama").loaded).to("meta")
+    worker = DraftWorker(EagleDrafter(head, TREE))
+    end = DeviceChannelEnd(device_spec(TREE, head.fc.in_features), "meta")
+    worker.attach("a", end)
+    end.ask([0], [], [0], longest=said)
+    [attached] = worker._attached.values()
+    batch = draft_worker.merge([(attached, end.outcome)], [attached], torch.device("meta"))
+    assert batch.max_committed_len == expected
+    assert batch.max_levels == 2
+    assert {batch.decode_slots.device.type, batch.proposal_slots.device.type} == {"cpu"}
+    assert batch.decode_taps.device.type == batch.token_ids.device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channel_device", ["cuda", "cpu"])
+@pytest.mark.parametrize("drafter_device", ["cuda", "cpu"])
+@pytest.mark.parametrize("num_verifiers", [1, 2])
+def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device, num_verifiers):
+    """Prompt lookup and EAGLE answer alike, wherever the channel and the drafter are."""
+    ref = reference("llama")
+    for make in (lambda: EagleDrafter(random_head(ref.loaded).to(drafter_device), TREE), lambda: NgramDrafter(TREE)):
+        drafters = [make(), make()]
+        taps_size = drafters[0].head.fc.in_features if isinstance(drafters[0], EagleDrafter) else 0
+        replies = []
+        for drafter, device in zip(drafters, (channel_device, drafter_device), strict=True):
+            worker = DraftWorker(drafter)
+            ends = [DeviceChannelEnd(device_spec(TREE, taps_size), device) for _ in range(num_verifiers)]
+            for index, end in enumerate(ends):
+                worker.attach(str(index), end)
+                end.outcome.committed_lens.fill_(6)
+                end.outcome.block_tables.copy_(1 + torch.arange(32).view(4, 8))
+                end.outcome.decode_num_tokens.fill_(2)
+                end.outcome.chunk_positions[:1] = 0
+                end.token_ids.copy_(torch.arange(4 * 65).view(4, 65) % 3)
+                end.ask([0, 2], [1], [0, 1, 2])
+            assert worker.run_once()
+            replies += [[field[:3].tolist() for field in end.reply[3:6]] for end in ends]
+        assert replies[:num_verifiers] == replies[num_verifiers:]
+
+
+def test_uploads_of_the_worker_are_those_of_the_runtime():
+    """What the tests above replace is what a GPU runs."""
+    assert draft_worker.upload is eagle.upload is eagle_stages.upload is transfer.upload

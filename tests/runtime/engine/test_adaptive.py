@@ -1,0 +1,433 @@
+"""Adaptive speculation in a whole engine: what it prunes stays a tree, and what is generated never changes."""
+
+import json
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    generate,
+    greedy_params,
+    new_engine,
+    reference,
+)
+from tests.runtime.scripted import (
+    ScriptedDrafter,
+    malform,
+    random_tree,
+    right_chain,
+    right_tree,
+    tree_tensors,
+    well_formed,
+    wrong_tree,
+)
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.engine import calibration
+from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.policy import SpeculationPolicy
+from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+
+SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
+
+
+class FixedChoice:
+    """A policy that keeps the nodes it is told to."""
+
+    num_nodes, max_depth, exploring = 16, 5, False
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def conditional(self, log_probs, depths, sampled, slots):
+        return np.full(log_probs.shape, 0.5)
+
+    def choose_nodes(self, path, real, num_reqs, mean_context):
+        return self.kept & real
+
+    def observe_trees(self, path, kept, depths, real):
+        pass
+
+
+def running(count):
+    seqs = []
+    for slot in range(count):
+        seq = Sequence(Request(str(slot), (1, 2, 3), SamplingParams(max_tokens=8, temperature=0.0)))
+        seq.slot = slot
+        seqs.append(seq)
+    return seqs
+
+
+def closed_choice(chance, parents, num_valid):
+    """A random set of nodes that holds every parent of its nodes."""
+    kept = np.zeros(parents.shape, bool)
+    for row, count in enumerate(num_valid):
+        for node in range(1, count):
+            up = parents[row, node]
+            kept[row, node] = (up == 0 or kept[row, up]) and chance.random() < 0.7
+    return kept
+
+
+def paths(tree, row):
+    """Token paths from the root of one tree, as a set."""
+    found = {0: ()}
+    for node in range(1, int(tree.num_valid[row])):
+        found[node] = (*found[int(tree.parents[row, node])], int(tree.token_ids[row, node]))
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pruned_trees_hold_exactly_the_chosen_paths(seed):
+    import random
+
+    chance, numbers = random.Random(seed), np.random.default_rng(seed)
+    plans = [random_tree([5, 6, 7], 100, chance) for _ in range(5)]
+    whole = tree_tensors([1, 2, 3, 4, 5], plans, 16)
+    kept = closed_choice(numbers, whole.parents.numpy(), whole.num_valid.tolist())
+    pruned = AdaptiveSpeculation(FixedChoice(kept)).prune(whole, running(5))
+    if not kept.any():
+        assert pruned is None
+        return
+    assert well_formed(pruned, 100)
+    assert pruned.token_ids.shape[1] == int(pruned.num_valid.max())
+    for row in range(5):
+        number = {0: ()}
+        for node in np.flatnonzero(kept[row]):
+            number[node] = (*number[int(whole.parents[row, node])], int(whole.token_ids[row, node]))
+        assert paths(pruned, row) == sorted(number.values())
+
+
+def test_nodes_deeper_than_any_path_are_harmless():
+    whole = tree_tensors([1], [[(5, node) for node in range(12)]], 16)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, running(1))
+    assert paths(pruned, 0) == paths(whole, 0)
+
+
+def test_nodes_that_a_request_has_no_room_for_are_not_verified():
+    whole = tree_tensors([1, 2], [[(5, 0), (6, 1), (7, 0), (8, 2), (9, 4)]] * 2, 8)
+    seqs = running(2)
+    seqs[1].token_ids.extend([4] * 5)  # 3 more: the bonus token, and two of the tree at most
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    assert paths(pruned, 0) == paths(whole, 0)
+    assert paths(pruned, 1) == [(), (5,), (5, 6), (7,)]
+    seqs[1].token_ids.extend([4] * 2)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    assert paths(pruned, 1) == [()]
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypatch):
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES[shape]), drafter)
+    seen = []
+    prune = AdaptiveSpeculation.prune
+
+    def watched(self, trees, decodes):
+        pruned = prune(self, trees, decodes)
+        if pruned is not None:
+            depths = pruned.depths.gather(1, (pruned.num_valid - 1)[:, None])[:, 0].tolist()
+            seen.extend((depth, 7 - seq.num_output_tokens) for depth, seq in zip(depths, decodes, strict=True))
+        return pruned
+
+    monkeypatch.setattr(AdaptiveSpeculation, "prune", watched)
+    tokens = Run(engine, ref.prompts, greedy_params(7)).finish()
+    assert tokens == [continuation[:7] for continuation in ref.continuations]
+    assert all(depth < left for depth, left in seen)
+    assert any(depth == left - 1 for depth, left in seen)
+    engine.model.remove_taps()
+
+
+def test_nothing_worth_verifying_is_no_tree():
+    whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
+    assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2)) is None
+
+
+DRAFTERS = {
+    "right": lambda ref, shape: ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size),
+    "wrong": lambda ref, shape: ScriptedDrafter(ref.sequences, wrong_tree, ref.loaded.vocab_size),
+    "malformed": lambda ref, shape: ScriptedDrafter(ref.sequences, random_tree, ref.loaded.vocab_size, hostile),
+    "ngram": lambda ref, shape: NgramDrafter(shape),
+    "eagle": lambda ref, shape: eagle_drafter(ref.loaded, shape),
+}
+
+
+def hostile(tree, chance):
+    malform(tree, chance)
+    tree.scores.copy_(
+        torch.tensor([float("nan"), float("inf"), -float("inf"), 7.0])[torch.randint(4, tree.scores.shape)]
+    )
+
+
+DRAFTS_TREES = {"wrong", "malformed"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafter"),
+    [(shape, drafter) for shape in SHAPES for drafter in DRAFTERS if shape == "tree" or drafter not in DRAFTS_TREES],
+)
+def test_greedy_text_stays_that_of_generate(shape, drafter):
+    ref = reference("llama")
+    config = engine_config(SHAPES[shape])
+    tokens, engine = generate(ref.loaded, config, DRAFTERS[drafter](ref, SHAPES[shape]), ref.prompts, greedy_params())
+    assert tokens == ref.continuations
+    assert sum(engine.stats().policy.decisions.values()) > 0
+
+
+def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
+    """Under load there may be no others."""
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=2), drafter)
+    times, costs = [], []
+    monkeypatch.setattr(
+        AdaptiveSpeculation,
+        "observe",
+        lambda self, seen, old=AdaptiveSpeculation.observe: (times.append(seen), old(self, seen)),
+    )
+    observe_verify = engine.adaptive.policy.costs.observe_verify
+    engine.adaptive.policy.costs.observe_verify = lambda *args, **more: (
+        costs.append(more),
+        observe_verify(*args, **more),
+    )
+    Run(engine, ref.prompts, greedy_params(6)).finish()
+    assert sum(seen.num_chunk_tokens for seen in times) == sum(map(len, ref.prompts))
+    assert any(more["num_chunk_tokens"] for more in costs)
+    assert all(seen.forward_s > 0 and seen.host_s > 0 for seen in times)
+    engine.model.remove_taps()
+
+
+def test_good_drafts_are_taken_and_hopeless_ones_given_up():
+    ref = reference("llama")
+    config = engine_config(SHAPES["tree"])
+    stats = {}
+    for name, plan in (("right", right_tree), ("wrong", wrong_tree)):
+        drafter = ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size)
+        tokens, engine = generate(ref.loaded, config, drafter, ref.prompts, greedy_params())
+        assert tokens == ref.continuations
+        stats[name] = engine.stats().policy
+    right, wrong = stats["right"], stats["wrong"]
+    assert right.expected_accepted == pytest.approx(right.num_accepted, rel=0.35)
+    assert wrong.num_accepted == 0
+    assert wrong.decisions.get("plain decoding is faster", 0) > wrong.decisions.get("pays", 0)
+
+
+class CountingDrafter(ScriptedDrafter):
+    """Counts what it is rung for and checks that the pairs of each sequence follow one another."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.needs = DrafterNeeds((1,), keeps_context=True)
+        self.counts = False
+        self.num_passes = self.num_chunk_tokens = 0
+        self.ends = {}
+
+    def commit(self, batch):
+        if not self.counts:  # the calibration's rows belong to no sequence
+            return
+        self.num_passes += 1
+        self.num_chunk_tokens += sum(batch.chunk_lens)
+        history = batch.token_ids
+        row = 0
+        for slot, start, count in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            assert start in (0, self.ends.get(slot))
+            self.ends[slot] = start + count
+            known = history[slot, start + 1 : start + count + 1]
+            assert torch.equal(batch.chunk_next_token_ids[row : row + count], known)
+            row += count
+        decodes = (batch.decode_slots, batch.decode_positions, batch.decode_num_tokens)
+        for slot, start, count in zip(*(column.tolist() for column in decodes), strict=True):
+            assert start == self.ends[slot]
+            self.ends[slot] = start + count
+
+
+class NeverPays(SpeculationPolicy):
+    """Plain decoding, but for a draft every `every` rounds."""
+
+    every = 40
+    rounds = 0
+
+    def plan(self, num_reqs, num_drafting, mean_context):
+        self.rounds += 1
+        return (
+            super()
+            .plan(num_reqs, num_drafting, mean_context)
+            ._replace(levels=0 if self.rounds % self.every else self.max_depth)
+        )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
+    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", NeverPays)
+    ref = reference("llama")
+    drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+    config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
+    engine = new_engine(ref.loaded, config, drafter)
+    drafter.counts = True
+    run = Run(engine, ref.prompts[:4], greedy_params())
+    tokens = run.finish()
+    engine.model.remove_taps()
+    assert tokens == ref.continuations[:4]
+    rounds = engine.stats().phases.num_rounds
+    assert drafter.num_passes < rounds / 3
+    assert engine.stats().speculation.num_drafts > 0
+    # Every pair was given as part of a chunk or of a decode row, but for those still kept back at the end.
+    assert drafter.num_chunk_tokens > sum(len(prompt) for prompt in ref.prompts[:4])
+
+
+class PassesOver(SpeculationPolicy):
+    """Follows nobody until it is told to."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.follows = False
+
+    def _judge(self, rates):
+        pass
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch, overlap, caching):
+    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", PassesOver)
+    ref = reference("llama")
+    drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
+    config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4, enable_prefix_caching=caching)
+    engine = new_engine(ref.loaded, config, drafter)
+    drafter.counts = True
+    run = Run(engine, ref.prompts[:4], greedy_params())
+    for _ in range(12):
+        run.step()
+    assert drafter.num_passes == 0
+    assert engine.stats().num_replayed_tokens == 0
+    engine.adaptive.policy.follows = True
+    assert run.finish() == ref.continuations[:4]
+    engine.model.remove_taps()
+    assert drafter.num_passes > 0
+    assert engine.stats().num_replayed_tokens > sum(map(len, ref.prompts[:4]))
+    assert engine.stats().speculation.num_accepted_tokens > 0
+
+
+def test_some_are_followed_even_where_plain_decoding_is_faster(monkeypatch):
+    """Or nothing would ever show that drafting pays again."""
+    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", PassesOver)
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=4), drafter)
+    assert Run(engine, ref.prompts, greedy_params()).finish() == ref.continuations
+    engine.model.remove_taps()
+    assert len(ref.prompts) == 8
+    assert engine.stats().speculation.num_drafts > 0
+    assert [engine.adaptive.follows_next() for _ in range(16)].count(True) == 2
+    engine.adaptive.policy.follows = True
+    assert all(engine.adaptive.follows_next() for _ in range(16))
+
+
+def test_mixed_batches_give_each_request_its_plain_text():
+    ref = reference("llama")
+    params = [greedy_params(speculation=index % 2 == 0) for index in range(len(ref.prompts))]
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    tokens, _ = generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts, params)
+    assert tokens == ref.continuations
+
+
+def test_the_verifier_is_measured_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "_undisturbed", lambda times: True)  # a tiny model on a busy machine
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    ref = reference("llama")
+    config = engine_config(SHAPES["chain"])
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
+    (kept,) = tmp_path.glob("verifier-*.json")
+    raw = json.loads(kept.read_text())
+    assert raw["batch_sizes"] == [1, 2, 4, 8]
+    assert min(min(row) for row in raw["verify_s"]) > 0
+    assert 0 <= raw["padding_share"] <= 1
+    monkeypatch.setattr(calibration, "_measure_verifier", lambda *args: pytest.fail("measured again"))
+    generate(ref.loaded, config, drafter, ref.prompts[:1], greedy_params(4))
+
+
+def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(calibration, "_undisturbed", lambda times: True)  # a tiny model on a busy machine
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    run = lambda: generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts[:1], greedy_params(4))  # noqa: E731
+    run()
+    (kept,) = tmp_path.glob("verifier-*.json")
+    kept.write_text('{"batch_sizes": [1')
+    with caplog.at_level(logging.WARNING):
+        run()
+    assert "measuring again" in caplog.text
+    assert json.loads(kept.read_text())["batch_sizes"]
+
+
+def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
+    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.drafter_times", lambda *args: None)
+    ref = reference("llama")
+    drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
+    with caplog.at_level(logging.WARNING):
+        tokens, engine = generate(ref.loaded, engine_config(SHAPES["chain"]), drafter, ref.prompts, greedy_params())
+    assert "fixed trees" in caplog.text
+    assert tokens == ref.continuations
+    assert engine.stats().policy is None
+
+
+@pytest.mark.parametrize(("verify_s", "kept"), [((1.0, 1.2, 1.1), True), ((1.0, 3.0, 1.5), False)])
+def test_a_disturbed_measurement_is_not_kept(monkeypatch, tmp_path, verify_s, kept):
+    ref = reference("llama")
+    times = calibration.VerifierTimes((1,), (0, 1, 4), (verify_s,), (0.0,))
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibration, "_measure_verifier", lambda *arguments: times)
+    used = calibration.verifier_times(ref.loaded, None, None, engine_config()).verify_s
+    assert used == ((verify_s[0], verify_s[2], verify_s[2]),), "more nodes cannot take less: the middle was disturbed"
+    assert any(tmp_path.iterdir()) == kept
+
+
+def test_no_pass_takes_longer_than_one_of_more_rows():
+    levelled = calibration._levelled(((2.0, 1.5, 3.0), (1.0, 2.0, 4.0)))
+    assert levelled == ((1.0, 1.5, 3.0), (1.0, 2.0, 4.0))
+
+
+@pytest.mark.parametrize("num_nodes", [3, 6, 7])
+def test_padding_is_measured_against_as_many_rows_without_it(monkeypatch, num_nodes):
+    seen = []
+
+    def forward(num_reqs, num_nodes, width, lens):
+        padded = num_reqs * num_nodes
+        rows = padded if lens is None else sum(lens)
+        seen.append((rows, padded))
+        return lambda: 5.0 + rows + 0.3 * (padded - rows)
+
+    def share(device="cpu", **changes):
+        config = replace(engine_config(SpeculationConfig(num_nodes - 1, 1, num_nodes)), **changes)
+        return calibration._padding_share(forward, config, torch.device(device))
+
+    monkeypatch.setattr(calibration, "_least_s", lambda passes, device: [run() for run in passes])
+    assert share() == pytest.approx(0.3)
+    (packed, padded), level, full = seen
+    assert packed == level[0] == level[1] < padded == full[0]
+    assert share(compile=True) == share("cuda") == share(max_num_seqs=1) == 1.0, "nothing is packed there"
+
+
+def test_a_packed_dummy_batch_has_the_rows_of_its_trees():
+    ref = reference("llama")
+    engine = new_engine(ref.loaded, engine_config(SHAPES["chain"]), None)
+    padded, packed = (
+        dummy_decode_batch(engine.cache, ref.loaded.windows, 4, 5, 2, lens=lens) for lens in (None, [5, 1, 5, 2])
+    )
+    rows = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15, 16]
+    assert torch.equal(packed.positions[0], padded.positions[0, rows])
+    with torch.inference_mode():
+        assert engine.model(packed).logits.shape[0] == len(rows)

@@ -1,0 +1,371 @@
+"""Every readable checkpoint becomes the same head; every unreadable one is refused by name."""
+
+import json
+import logging
+import os
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.files import DamagedCheckpointError, UnsafeCheckpointError
+from wingbeat.runtime.heads.load import (
+    CheckpointError,
+    UnsupportedCheckpointError,
+    head_conventions,
+    is_head_folder,
+    load_eagle_head,
+    save_eagle_head,
+)
+from wingbeat.runtime.heads.target import TargetDescription
+
+HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
+Q_PROJ = "midlayer.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def head() -> EagleHead:
+    torch.manual_seed(0)
+    head = EagleHead(
+        EagleHeadConfig(
+            hidden_size=HIDDEN,
+            intermediate_size=20,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            target_hidden_size=HIDDEN,
+            tap_layers=(2, 4, 5),
+            vocab_size=VOCAB,
+            draft_vocab_size=DRAFT_VOCAB,
+        )
+    ).requires_grad_(False)
+    head.draft_token_ids.copy_(torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn_like(parameter).bfloat16())
+    return head
+
+
+@pytest.fixture
+def folder(head, tmp_path):
+    save_eagle_head(head, tmp_path)
+    return tmp_path
+
+
+def load(folder, **changes) -> EagleHead:
+    target = dict(target_hidden_size=HIDDEN, target_num_layers=LAYERS, target_vocab_size=VOCAB)
+    return load_eagle_head(folder, **target | changes)
+
+
+def readings(folder):
+    return head_conventions(folder, TargetDescription(folder, HIDDEN, LAYERS, VOCAB))
+
+
+def edit_config(folder, drop=(), **fields) -> None:
+    raw = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in drop}))
+
+
+def edit_tensors(folder, edit) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def same_head(one: EagleHead, other: EagleHead) -> bool:
+    left, right = one.state_dict(), other.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_what_is_saved_is_loaded(head, folder):
+    loaded = load(folder)
+    assert same_head(loaded, head)
+    assert loaded.config == head.config
+    assert not loaded.training
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_both_layouts_give_equal_outputs(head, folder, caplog):
+    ours = load(folder)
+    # SafeAILab: no eagle_config (taps by default), no embedding of its own, v4 rope fields, torch file, old buffers.
+    dropped = ("eagle_config", "rope_parameters", "target_hidden_size", "wingbeat_convention")
+    edit_config(folder, drop=dropped, rope_theta=10000.0, architectures=["LlamaForCausalLM"])
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors.pop("embed_tokens.weight").float()
+    tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with caplog.at_level(logging.INFO):
+        theirs = load(folder, target_embedding=embedding)
+    assert same_head(ours, theirs)
+    assert theirs.config == ours.config
+    assert "EAGLE-3 in SafeAILab layout, taps enter layers [2, 4, 5] (by default" in caplog.text
+    tokens, features, positions = torch.arange(3), torch.randn(3, HIDDEN), torch.arange(3)
+    outputs = [h.logits(h(tokens, features, h.rotary(positions), lambda q, k, v: q)) for h in (ours, theirs)]
+    assert torch.equal(*outputs)
+
+
+def test_tap_ids_of_files_name_the_output_of_layers(folder):
+    ids = json.loads((folder / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert ids == [1, 3, 4]
+    assert load(folder).config.tap_layers == (2, 4, 5)
+
+
+def test_shards_are_joined(head, folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, index = sorted(tensors), {}
+    for shard, part in enumerate((names[:7], names[7:])):
+        save_file({name: tensors[name] for name in part}, folder / f"model-{shard}.safetensors")
+        index |= dict.fromkeys(part, f"model-{shard}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert same_head(load(folder), head)
+
+
+def test_an_absent_embedding_is_shared_with_the_target(head, folder):
+    save_eagle_head(head, folder, with_embedding=False)
+    target = torch.randn(VOCAB, HIDDEN)
+    loaded = load(folder, target_embedding=target)
+    assert loaded.embed_tokens.weight.data_ptr() == target.data_ptr()
+
+
+def test_an_absent_output_matrix_is_the_targets_when_every_token_is_drafted(folder):
+    target = torch.randn(VOCAB, HIDDEN)
+
+    def full_vocabulary(tensors):
+        for name in ("d2t", "t2d", "lm_head.weight"):
+            del tensors[name]
+
+    edit_tensors(folder, full_vocabulary)
+    edit_config(folder, draft_vocab_size=VOCAB)
+    loaded = load(folder, target_lm_head=target)
+    assert torch.equal(loaded.lm_head.weight, target)
+    assert torch.equal(loaded.draft_token_ids, torch.arange(VOCAB))
+
+
+def test_a_convention_can_be_overridden(folder):
+    assert not load(folder).config.norm_output
+    assert load(folder, convention=HeadConvention((1, 3, 4), norm_output=True)).config.norm_output
+
+
+@pytest.mark.parametrize("name", [Q_PROJ, "fc.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight", "d2t"])
+def test_a_missing_tensor_is_named(folder, name):
+    edit_tensors(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(CheckpointError, match=f"missing tensor {name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", [Q_PROJ, "fc.weight", "midlayer.mlp.up_proj.weight", "d2t", "t2d"])
+def test_a_misshaped_tensor_is_named(folder, name):
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
+    with pytest.raises(CheckpointError, match=f"tensor {name} has shape"):
+        load(folder)
+
+
+def test_an_unexpected_tensor_is_named(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({"midlayer.extra.weight": torch.ones(2)}))
+    with pytest.raises(CheckpointError, match=r"unexpected tensor midlayer\.extra\.weight"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["d2t"].add_(VOCAB), "d2t leads outside"),
+        (lambda t: t["d2t"].copy_(-torch.arange(DRAFT_VOCAB)), "d2t leads two draft ids"),
+        (lambda t: t.update(t2d=~t["t2d"]), "t2d marks other"),
+    ],
+    ids=["out of range", "duplicate", "t2d disagrees"],
+)
+def test_a_broken_token_map_is_refused(folder, change, message):
+    edit_tensors(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target_hidden_size": 99}, "target_hidden_size=99"),
+        ({"vocab_size": 99}, "vocab_size=99"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, LAYERS]}}, "eagle_aux_hidden_state_layer_ids"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_by_field(folder, fields, message):
+    edit_config(folder, drop=("wingbeat_convention",), **fields)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("drop", "fields", "message"),
+    [
+        ((), {"wingbeat_convention": {"taps": [1]}}, "wingbeat_convention={'taps': [1]} is no convention"),
+        ((), {"wingbeat_convention": {"tap_layers": [1, 3, LAYERS]}}, "taps enter layers (1, 3, 8)"),
+        (
+            ("target_hidden_size",),
+            {"target_is": 20},
+            "fc.weight reads 48 values: 3 taps of a target with hidden_size=20",
+        ),
+        (
+            ("wingbeat_convention",),
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}},
+            "fc.weight reads 48 values: 4 taps of a target with hidden_size=16 are 64",
+        ),
+        (("wingbeat_convention", "eagle_config", "target_hidden_size"), {"target_is": 24}, "no eagle_aux_hidden_state"),
+        ((), {"hidden_size": "16"}, "hidden_size='16' is no positive number"),
+        ((), {"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+    ],
+)
+def test_a_head_for_another_target_is_refused_by_its_numbers(folder, drop, fields, message):
+    hidden = fields.pop("target_is", HIDDEN)
+    edit_config(folder, drop=drop, **fields)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load(folder, target_hidden_size=hidden)
+
+
+def test_ids_beside_eagle_config_name_inputs(folder):
+    edit_config(folder, drop=("wingbeat_convention", "eagle_config"), eagle_aux_hidden_state_layer_ids=[1, 3, 6])
+    assert [reading.tap_layers for reading in readings(folder)] == [(1, 3, 6), (2, 4, 7)]
+
+
+def test_a_reading_that_is_left_open_is_logged(folder, caplog):
+    edit_config(folder, drop=("wingbeat_convention",), norm_output=True)
+    with caplog.at_level(logging.INFO):
+        assert load(folder).convention == readings(folder)[0]
+    assert "norm_output=True, norm_before_residual=False, RoPE default of base 10000, one of 2 readings" in caplog.text
+
+
+def test_speculators_may_have_trained_either_residual(head, folder):
+    save_eagle_head(head, folder, layout="speculators")
+    edit_config(folder, drop=("wingbeat_convention", "norm_before_residual"))
+    assert [reading.norm_before_residual for reading in readings(folder)] == [False, True]
+
+
+def test_a_missing_config_field_is_named(folder):
+    edit_config(folder, drop=("intermediate_size",))
+    with pytest.raises(CheckpointError, match="intermediate_size"):
+        load(folder)
+
+
+def rename(old: str, new: str):
+    def edit(tensors):
+        for name in [name for name in tensors if name.startswith(old)]:
+            tensors[new + name[len(old) :]] = tensors.pop(name)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("fields", "edit", "family"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle4"]}, None, "EAGLE-4"),
+        ({}, rename("lm_head", "efficient_lm_head"), "EAGLE-4"),
+        ({"architectures": ["DFlashDraftModel"]}, None, "DFlash"),
+        ({"dflash_config": {"mask_token_id": 3}}, None, "DFlash"),
+        ({"architectures": ["DominoDraftModel"], "dflash_config": {}}, None, "Domino"),
+        ({"architectures": ["DSparkDraftModel"], "dflash_config": {}}, None, "DSpark"),
+        ({"architectures": ["PEagleDraftModel"]}, None, "P-EAGLE"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, None, "P-EAGLE"),
+        ({"speculators_model_type": "peagle"}, None, "P-EAGLE"),
+        ({"speculators_model_type": "mlp"}, None, "the speculators kind 'mlp'"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, None, "an EAGLE-3 head with MLA attention"),
+        ({}, rename("midlayer.self_attn.q_proj", "midlayer.self_attn.q_a_proj"), "an EAGLE-3 head with MLA attention"),
+        ({}, rename("midlayer.mlp", "midlayer.mlp.experts.0"), "a head with a mixture of experts"),
+        ({}, rename("midlayer.mlp", "layers.1.mlp"), "a head of several decoder layers"),
+        ({}, rename("lm_head.weight", "lm_head.weight_scale"), "a quantised head"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, None, "an EAGLE-3 head over one hidden state"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, None, "ModelOpt's head with eagle_config.use_mtp_layernorm"),
+        ({"medusa_num_heads": 4}, None, "Medusa"),
+    ],
+)
+def test_other_families_are_refused_by_name(folder, fields, edit, family):
+    edit_config(folder, **fields)
+    if edit is not None:
+        edit_tensors(folder, edit)
+    with pytest.raises(UnsupportedCheckpointError, match=f"^{re.escape(family)}.* is not supported"):
+        load(folder)
+    assert is_head_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters='by layer type' is not supported"),
+    ],
+)
+def test_a_body_that_is_not_computed_is_refused_by_field(folder, fields, message):
+    edit_config(folder, **fields)
+    with pytest.raises(UnsupportedCheckpointError, match=re.escape(message)):
+        load(folder)
+
+
+def test_a_folder_without_weights_or_config_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        load(folder)
+    with pytest.raises(CheckpointError, match="not a folder"):
+        load(folder / "absent")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_a_truncated_file_is_named(folder, name):
+    if name.endswith(".bin"):
+        torch.save(load_file(folder / "model.safetensors"), folder / name)
+        (folder / "model.safetensors").unlink()
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DamagedCheckpointError, match=re.escape(name)):
+        load(folder)
+
+
+class Payload:
+    """Unpickled by a careless reader, it would leave a file behind."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+def test_code_in_a_pickle_is_never_run(folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors | {"extra": Payload(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UnsafeCheckpointError, match=r"pytorch_model\.bin holds code beside weights"):
+        load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_of_something_else_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    for content, message in (([1, 2], "holds a list"), ({"step": 3}, "step is a int")):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+
+def test_an_absent_shard_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"fc.weight": "model-1.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is not there"):
+        load(folder)
+
+
+def test_a_whole_language_model_is_no_head(folder):
+    edit_config(folder, drop=("eagle_config", "architectures"))
+    edit_tensors(folder, lambda tensors: [tensors.update({f"model.{k}": tensors.pop(k)}) for k in list(tensors)])
+    assert not is_head_folder(folder)
+    with pytest.raises(CheckpointError, match="no EAGLE head"):
+        load(folder)

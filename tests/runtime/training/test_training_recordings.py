@@ -1,0 +1,169 @@
+"""Training from a capture: the head learns what the verifier at hand would teach it, whichever taps a family wants."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+from tests.runtime.training_world import (
+    HIDDEN,
+    NUM_LAYERS,
+    TAPS,
+    VOCAB,
+    losses,
+    make_corpus,
+    make_verifier,
+    metrics,
+    short_run,
+)
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.heads.eagle1 import Eagle1Head
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.recordings.extract import ExtractConfig, extract
+from wingbeat.runtime.recordings.format import CaptureError
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
+from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.training.drafter import train_drafter
+from wingbeat.runtime.training.head_init import initial_eagle3_head
+from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
+from wingbeat.runtime.training.parallel import Part
+from wingbeat.runtime.training.sources import CapturedSource
+from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
+
+ALL_TAPS = (*TAPS, NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A verifier, a corpus, and a capture with every tap and every logit."""
+    root = tmp_path_factory.mktemp("world")
+    verifier, corpus = make_verifier(root), make_corpus(root)
+    exact = {"taps_dtype": "float32", "top_k": VOCAB, "device": "cpu", "threads": 1}
+    shape = {"sequences": 48, "sequence_length": 24, "tap_layers": ALL_TAPS}
+    extract(ExtractConfig(model=verifier, output=root / "capture", corpus=corpus, **shape, **exact))
+    return root
+
+
+@pytest.fixture
+def config(world, tmp_path):
+    return short_run(world, tmp_path / "out", captures=world / "capture", steps=30)
+
+
+def source(config, tap_layers=TAPS) -> CapturedSource:
+    return CapturedSource(config, config.captures, Path(config.verifier), tap_layers, torch.device("cpu"))
+
+
+def load(config):
+    target = TargetDescription.from_checkpoint(config.verifier)
+    return load_eagle_head(
+        config.output,
+        target_hidden_size=HIDDEN,
+        target_num_layers=NUM_LAYERS,
+        target_vocab_size=VOCAB,
+        target_embedding=target.embedding(),
+        target_lm_head=target.lm_head(),
+    )
+
+
+@pytest.mark.parametrize("tap_layers", [TAPS, (NUM_LAYERS,), (1, NUM_LAYERS), ALL_TAPS], ids=str)
+def test_a_capture_teaches_what_the_verifier_itself_would(config, tap_layers):
+    # As long as the captured sequences, so that windows begin where the verifier began to read.
+    config = config.model_copy(update={"sequence_length": 24})
+    tokens, taps, target, mask = source(config, tap_layers).inputs(3, Part(0, 1)).tensors
+    seen = FrozenVerifier(config.verifier, tap_layers, "cpu", torch.float32).observe(tokens)
+    torch.testing.assert_close(taps, seen.taps, rtol=1e-4, atol=1e-4)
+    assert mask.all()
+    weights = weights_of_checkpoint(TargetDescription.from_checkpoint(config.verifier))
+    head = initial_eagle3_head(
+        weights, tap_layers, torch.arange(VOCAB), draft_vocab_size=200, intermediate_size=None, seed=0
+    )
+    loss = DraftLoss(head, 3, 0.9)
+    torch.testing.assert_close(loss(tokens, taps, target, mask), loss(tokens, seen.taps, DenseTarget(seen.logits)))
+
+
+def test_parts_of_a_batch_are_the_batch(config):
+    def tokens(step, part):
+        return source(config).inputs(step, part).tensors[0]
+
+    whole = tokens(5, Part(0, 1))
+    assert torch.equal(torch.cat([tokens(5, Part(index, 2)) for index in range(2)]), whole)
+    assert not torch.equal(tokens(6, Part(0, 1)), whole)
+
+
+def test_without_logits_the_next_tokens_are_learnt(config, world, tmp_path):
+    exact = {"sequence_length": 24, "tap_layers": TAPS, "top_k": 0, "device": "cpu", "threads": 1}
+    plain = tmp_path / "plain"
+    extract(ExtractConfig(model=world / "verifier", output=plain, corpus=world / "corpus", sequences=8, **exact))
+    tokens, _, target, _ = source(config.model_copy(update={"captures": plain})).inputs(0, Part(0, 1)).tensors
+    assert isinstance(target, TopTarget)
+    assert torch.equal(target.token_ids[:, :-1, 0], tokens[:, 1:])
+    assert target.probabilities.eq(1).all()
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3.1", "eagle1", "mtp"])
+def test_every_family_learns_from_a_capture_and_is_measured_by_the_engine(config, family):
+    config = config.model_copy(update={"family": family, "validation_prompts": 4})
+    train_drafter(config, InProcessChannel)
+    assert sum(losses(config)[-5:]) < sum(losses(config)[:5])
+    [measured] = metrics(config)["validations"]
+    assert measured["step"] == 30
+    # The engine serves what was exported in bfloat16; otherwise the two are the same measurement.
+    assert measured["length"] == pytest.approx(metrics(config)["acceptance"]["length"], abs=0.1)
+    if family == "mtp":
+        assert num_mtp_modules(TargetDescription.from_checkpoint(config.output)) == 1
+        return
+    head = load(config)
+    assert isinstance(head, Eagle1Head) == (family == "eagle1")
+    assert head.convention.norm_output == (family == "eagle3.1")
+    assert head.tap_layers == ((NUM_LAYERS,) if family == "eagle1" else TAPS)
+    files = {path.name for path in config.output.iterdir()}
+    assert files == {"config.json", "model.safetensors", "metrics.json"}
+
+
+def test_both_layouts_hold_the_same_head(config, tmp_path):
+    other = config.model_copy(update={"output": tmp_path / "other", "layout": "speculators"})
+    train_drafter(config)
+    train_drafter(other)
+    assert "speculators_model_type" in (other.output / "config.json").read_text()
+    ours, theirs = load(config).state_dict(), load(other).state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
+
+
+def test_a_capture_of_another_verifier_is_refused(config, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = make_verifier(tmp_path / "other")
+    weights = {name: tensor + 1 for name, tensor in load_file(other / "model.safetensors").items()}
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CaptureError, match="not of this one"):
+        train_drafter(config.model_copy(update={"verifier": str(other)}))
+
+
+def test_a_tap_that_was_not_captured_is_refused(config, tmp_path, world):
+    few = tmp_path / "few"
+    settings = {"sequence_length": 24, "tap_layers": (0, 2), "device": "cpu", "threads": 1}
+    extract(ExtractConfig(model=world / "verifier", output=few, corpus=world / "corpus", sequences=4, **settings))
+    with pytest.raises(ValueError, match=r"the capture has taps \(0, 2\), not 1, 3 of \(0, 1, 3\)"):
+        source(config.model_copy(update={"captures": few}), (0, 1, 3))
+    with pytest.raises(ValueError, match=r"not 3 of \(3,\)"):
+        train_drafter(config.model_copy(update={"captures": few, "family": "eagle1"}))
+    assert CaptureReader(few).spec.tap_layers == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"captures": "/nowhere"}, "captures='/nowhere' is not a folder"),
+        ({"family": "eagle1", "tap_layers": (1,)}, "eagle1 has one tap"),
+        ({"family": "eagle2"}, "eagle3.1"),
+        ({"family": "eagle1", "layout": "specforge"}, "layout='specforge' does not hold heads of family='eagle1'"),
+        ({"tap_layers": (2, 1)}, "not ascending"),
+    ],
+)
+def test_settings_are_refused_by_field(world, tmp_path, fields, message):
+    with pytest.raises(ValidationError, match=message):
+        short_run(world, tmp_path / "out", **fields)

@@ -1,0 +1,54 @@
+"""A sample of `benchmarks/architectures.py`: what is served writes the text of transformers, the rest is refused."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+SERVED = (
+    *("llama", "mistral", "qwen2", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "gpt_oss", "gpt2", "deepseek_v3"),
+    # whose attention output must be contiguous
+    *("afmoe", "jetmoe"),
+    # whose windows are in their masks only
+    *("phimoe", "qwen2_moe"),
+    # whose configuration names no end of text
+    "roc_bert",
+)
+REFUSED = {
+    "falcon_h1": "recurrent or convolution state",
+    "zaya": "recurrent or convolution state",
+    "mamba": "recurrent state",
+    "diffllama": "layer 0 calls attention 2 times",
+    "bart": "takes no position_ids",
+    "whisper": "takes no position_ids",
+    "bloom": "ALiBi",
+    "doge": "a mask that the model makes by itself",
+    "deepseek_v4": "keys where 9 tokens are",
+    "nemotron": "do not pass the keywords of its forward on",
+}
+
+
+@pytest.fixture(scope="module")
+def architectures():
+    """The benchmark's module, with shorter texts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        module = importlib.import_module("architectures")
+        patch.setattr(module, "PROMPT_LENS", (20, 5))
+        patch.setattr(module, "NUM_TOKENS", 8)
+        yield module
+
+
+@pytest.mark.parametrize("model_type", SERVED)
+def test_served_with_the_text_of_transformers(architectures, model_type):
+    outcome = architectures.try_architecture(model_type)
+    assert outcome.outcome == "equal", outcome.reason
+
+
+@pytest.mark.parametrize("model_type", list(REFUSED))
+def test_refused_for_what_it_is(architectures, model_type):
+    outcome = architectures.try_architecture(model_type)
+    assert outcome.outcome == "refused", outcome.reason
+    assert REFUSED[model_type] in outcome.reason
