@@ -7,7 +7,6 @@ from .case import Case
 from .client import Answer
 from .contract import CHAT, MODEL
 from .oracle import Verdict
-from .rules import as_prompts
 
 GREEDY_BELOW = 1e-5
 
@@ -85,7 +84,7 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
     demand(answer.complete, "the answer was cut off")
     body, is_chat = verdict.body, case.target.startswith(CHAT)
     told = _stream(answer, body, is_chat) if body.get("stream") else _whole(answer, is_chat)
-    prompts = [None] if is_chat else as_prompts(body["prompt"])
+    prompts = [""] if is_chat else verdict.echoes
     n, limit = int(body.get("n") or 1), body.get("max_completion_tokens") or body.get("max_tokens")
     demand(len(told.texts) == len(prompts) * n, f"{len(told.texts)} choices")
     demand(set(told.finish_reasons) <= {"stop", "length"}, f"finish reasons {told.finish_reasons}")
@@ -99,9 +98,8 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
         )
     for place, prompt in enumerate(prompts):
         mine = told.texts[place * n : (place + 1) * n]
-        if body.get("echo") and isinstance(prompt, str):
-            demand(all(text.startswith(prompt) for text in mine), "the prompt is not echoed")
-            mine = [text[len(prompt) :] for text in mine]
+        demand(all(text.startswith(prompt) for text in mine), "the prompt is not echoed")
+        mine = [text[len(prompt) :] for text in mine]
         temperature = body.get("temperature")
         if temperature is not None and temperature < GREEDY_BELOW:
             demand(len(set(mine)) == 1, f"greedy choices differ: {mine}")

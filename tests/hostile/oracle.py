@@ -28,6 +28,10 @@ class Counter(Protocol):
         """Token ids of a conversation."""
         ...
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a prompt that was given by its tokens."""
+        ...
+
 
 @dataclass
 class Verdict:
@@ -40,6 +44,8 @@ class Verdict:
     """Of a generation that may be answered."""
     num_prompt_tokens: int | None = None
     """Of all prompts together, None where the document does not fix it."""
+    echoes: list[str] = field(default_factory=list)
+    """What each choice's text begins with, by prompt."""
     request_id: str | None = None
     """That every answer must carry."""
     origin: str | None = None
@@ -168,6 +174,10 @@ def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict
     if found.must_fail:
         return verdict.fail()
     verdict.body = reading.value
+    if path == COMPLETIONS:
+        prompts = as_prompts(reading.value["prompt"]) or []
+        texts = [prompt if isinstance(prompt, str) else counter.decode(prompt) for prompt in prompts]
+        verdict.echoes = texts if reading.value.get("echo") else [""] * len(texts)
     return verdict
 
 

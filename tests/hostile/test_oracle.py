@@ -25,6 +25,9 @@ class Words:
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return self.encode(" ".join(message["content"] for message in messages))
 
+    def decode(self, token_ids: list[int]) -> str:
+        return "w " * len(token_ids)
+
 
 def test_the_table_of_unserved_fields_is_the_documents():
     text = re.search(r"Refused unless they ask for nothing(.*?)Unknown fields are refused", DOCUMENT.read_text(), re.S)[
@@ -105,6 +108,18 @@ def answer(**changes) -> Answer:
 def test_a_good_answer_is_taken():
     case = completion(prompt="x", max_tokens=2, seed=7)
     assert check(case, judge(case, Words()), answer()).texts == ["a b"]
+
+
+@pytest.mark.parametrize("prompt", ["w w ", [1, 2]], ids=["text", "tokens"])
+def test_a_stop_string_may_stand_in_the_prompt_that_is_echoed_and_nowhere_else(prompt):
+    case = completion(prompt=prompt, max_tokens=2, seed=7, stop="w", echo=True)
+    choices = [{"index": 0, "text": text, "finish_reason": "stop"} for text in ("w w a b", "w w a w", "a b")]
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    verdict = judge(case, Words())
+    assert check(case, verdict, answer(usage=usage, choices=choices[:1])).texts == ["w w a b"]
+    for choice in choices[1:]:
+        with pytest.raises(Wrong):
+            check(case, verdict, answer(usage=usage, choices=[choice]))
 
 
 @pytest.mark.parametrize(
