@@ -9,15 +9,15 @@ because what is published must be there; one in device memory does not.
 """
 
 import logging
-import time
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
+from wingbeat.runtime.engine.round_clock import RoundClock
+from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.tree_check import TreeCheck
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
@@ -25,7 +25,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 
 logger = logging.getLogger(__name__)
@@ -43,12 +43,15 @@ class DrafterState(StrEnum):
     """Dead or silent: the engine decodes plainly until another drafter is attached."""
 
 
-class DraftSession:
+class DrafterClient(RoundObserver):
     """One verifier's use of one drafter at a time.
 
     Args:
         slots: device state by slot, shared with the model runner.
-        adaptive: decides how deep to draft; without it every draft has the configured shape.
+        speculation: decides what is drafted, and for whom.
+        clock: told what is waiting for the drafter.
+        on_host: the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a round
+            needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width.
     """
 
     def __init__(
@@ -56,26 +59,23 @@ class DraftSession:
         config: EngineConfig,
         block_manager: BlockManager,
         slots: SlotState,
-        adaptive: AdaptiveSpeculation | None = None,
+        speculation: Speculation,
+        clock: RoundClock,
+        *,
+        on_host: bool,
     ) -> None:
         self.config = config
-        self.adaptive = adaptive
-        self._max_levels = config.speculation.max_path - 1
-        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self.block_manager = block_manager
         self.slots = slots
+        self.on_host = on_host
         self.state = DrafterState.NONE
-        self.on_host = slots.device.type == "cpu"
-        """Whether the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a
-        round needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width."""
+        self._speculation = speculation
+        self._clock = clock
+        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
         self._heard = False
-        self.ring_s = 0.0
-        """Seconds that the latest `publish` spent waking the drafter; 0 where it did not."""
-        self.num_chunk_tokens = 0
-        """Context that the latest `publish` handed over, beside what the round accepted."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
         self._check: TreeCheck | None = None
@@ -87,8 +87,6 @@ class DraftSession:
         """
         self._end, self._incarnation, self._heard = end, end.incarnation, False
         self.slots.forget_published()
-        if self.adaptive is not None:
-            self.adaptive.forget_rules()
         self._deferred = DeferredPairs(end.spec, self.slots)
         chains = self.config.speculation.draft_top_k == 1
         self._check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
@@ -113,7 +111,7 @@ class DraftSession:
         seq.followed = False
         if self._end is None or not seq.request.params.speculation:
             return
-        seq.followed = self._stateless or self.adaptive is None or self.adaptive.follows_next()
+        seq.followed = self._speculation.admit(seq) or self._stateless
         size = self.config.block_size
         for index, block in enumerate(seq.blocks):
             filled = self.block_manager.draft_filled(block, self._incarnation)
@@ -135,7 +133,7 @@ class DraftSession:
         budget = plan.budget_left
         chunks: list[Chunk] = []
         held: list[Sequence] = []
-        takes_up = self.adaptive is None or self.adaptive.follows
+        takes_up = self._speculation.follows
         for seq in plan.decodes:
             seq.followed |= takes_up and seq.request.params.speculation
             if seq.draft_complete or not seq.followed or not budget:
@@ -180,37 +178,36 @@ class DraftSession:
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
-        self.ring_s, self.num_chunk_tokens = 0.0, 0
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
             return
-        draft = None
-        if self.adaptive is not None and not any(chunk.seq.followed for chunk in plan.chunks):
-            draft = self.adaptive.plan(plan.decodes, self._proposals(plan, flight))
+        # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
+        with_context = any(chunk.seq.followed for chunk in plan.chunks)
+        if not with_context:
+            proposals = self._proposals(plan, flight)
+            draft = self._speculation.plan(plan.decodes, proposals)
             if not draft.levels and self._defer(plan, flight):
                 return
         outcome = self._end.acquire_outcome(self.patience_s)
         if outcome is None:
             self.lose()
             return
-        num_chunks = 0 if self._stateless else self._publish_chunks(plan, flight, outcome)
+        num_chunks, num_context_tokens = (0, 0) if self._stateless else self._publish_chunks(plan, flight, outcome)
         rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
         self._publish_decodes(plan.decodes, rows, flight.decodes, outcome)
         self._publish_history(plan, flight)
-        proposals, levels, rule = self._proposals(plan, flight), self._max_levels, 0
-        if self.adaptive is not None:
-            draft = draft or self.adaptive.plan(plan.decodes, proposals)
-            rule = self.adaptive.write_rule(draft, outcome)
-            levels = draft.levels
-            proposals = proposals if levels else []
+        if with_context:
+            proposals = self._proposals(plan, flight)
+            draft = self._speculation.plan(plan.decodes, proposals)
+        rule = self._speculation.write_rule(draft, outcome, num_context_tokens)
+        proposals = proposals if draft.levels else []
         self._ask(proposals)
         _write(outcome.proposal_slots, [seq.slot for seq in proposals])
         self.slots.publish(outcome)
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
-        _write(outcome.header[1:7], [len(rows), num_chunks, len(proposals), levels, longest, rule])
-        started = time.perf_counter()
-        self._round = self._end.publish_outcome()
-        self.ring_s = time.perf_counter() - started
+        _write(outcome.header[1:7], [len(rows), num_chunks, len(proposals), draft.levels, longest, rule])
+        with self._clock.draft_wait:
+            self._round = self._end.publish_outcome()
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
@@ -248,10 +245,17 @@ class DraftSession:
         wanted = set(map(id, seqs))
         return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
 
-    def settle(self, seq: Sequence, num_tokens: int) -> None:
-        """Note the tokens a sequence emitted in the oldest round in flight: the drafter has followed, if it could."""
-        if self._end is not None and seq.draft_complete and not self._stateless and not seq.num_deferred:
-            self._advance(seq, seq.num_computed + num_tokens)
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """Note the tokens that were emitted: the drafter has followed, if it could."""
+        if self._end is None or self._stateless:
+            return
+        for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):
+            if live and seq.draft_complete and not seq.num_deferred:
+                self._advance(seq, seq.num_computed + len(token_ids))
+
+    def abandoned(self) -> None:
+        """A drafter may be what raised, and letting go of it costs speed alone."""
+        self.lose()
 
     @property
     def _stateless(self) -> bool:
@@ -267,10 +271,10 @@ class DraftSession:
             by_row = [field.to(here, non_blocking=here.type != "cpu") for field in by_row]
         return TokenTree(*by_row)
 
-    def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> int:
-        """Copy the chunks that continue the drafter's context, then what was kept back; returns their number.
+    def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> tuple[int, int]:
+        """Copy the chunks that continue the drafter's context, then what was kept back.
 
-        Other chunks are replayed later.
+        Other chunks are replayed later. Returns the number of chunks and that of their tokens.
         """
         slots, positions, lens = [], [], []
         filled = begin = num_sampled = 0
@@ -311,8 +315,7 @@ class DraftSession:
         _write(outcome.chunk_slots, slots)
         _write(outcome.chunk_positions, positions)
         _write(outcome.chunk_lens, lens)
-        self.num_chunk_tokens = filled
-        return len(slots)
+        return len(slots), filled
 
     def _publish_decodes(
         self, decodes: list[Sequence], rows: list[int], paths: AcceptedPaths, outcome: Outcome

@@ -104,7 +104,7 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
     plan, other = (DraftPlan(3, "pays", values, price) for values in (reach, 2 * reach))
 
     def arrives(plan, buffer):
-        number = buffer.header[6] = subject.write_rule(plan, buffer)
+        number = buffer.header[6] = subject.write_rule(plan, buffer, 0)
         tables = RuleTables.read(buffer)
         assert tables.min_reach == plan.min_reach.tolist()
         assert tables.node_price == price.tolist()
@@ -119,6 +119,6 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
     assert arrives(other, buffers[0]) == 3
     for field in buffers[0]:
         field.zero_()
-    subject.forget_rules()
+    subject.calibrate(None, 0.0)
     assert arrives(other, buffers[0]) == 3
-    assert subject.write_rule(DraftPlan(3, "explores"), buffers[0]) == 0
+    assert subject.write_rule(DraftPlan(3, "explores"), buffers[0], 0) == 0
