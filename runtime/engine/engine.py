@@ -6,7 +6,8 @@ from collections import deque
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
+from wingbeat.runtime.engine.drafter_client import DrafterClient
+from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
@@ -182,7 +183,7 @@ class Engine:
                 return self._settle(leave=0)
             rows = self.slots.load(plan)
         with clock.draft_wait:
-            trees = self.drafting.collect(plan.decodes, rows)
+            trees = self.drafting.collect(plan, rows)
         with clock.accept:
             trees = self.policy.prune(trees, plan.decodes)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
