@@ -90,8 +90,8 @@ class DrafterClient(RoundObserver):
     @property
     def patience_s(self) -> float:
         """Silence after which the drafter counts as stuck."""
-        limit = self.config.drafter_timeout_s
-        return limit if self._heard or self.on_host else max(limit, FIRST_REPLY_S)
+        least_s = 0.0 if self._heard or self.on_host else FIRST_REPLY_S
+        return max(self.config.drafter_timeout_s, least_s)
 
     def detach(self) -> None:
         """Decode plainly from the next round on."""
@@ -202,11 +202,8 @@ class DrafterClient(RoundObserver):
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
-        decodes = [
-            seq
-            for row, seq in enumerate(plan.decodes)
-            if seq.draft.complete and self._has_room(seq, flight.num_new_tokens(row))
-        ]
+        able = ((row, seq) for row, seq in enumerate(plan.decodes) if seq.draft.complete)
+        decodes = [seq for row, seq in able if self._has_room(seq, flight.num_new_tokens(row))]
         begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft.complete and self._has_room(c.seq, 1)]
         return decodes + begun
 
@@ -254,7 +251,7 @@ class DrafterClient(RoundObserver):
         return not self._end.spec.keeps_context
 
     def _trees_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TokenTree:
-        """A reply's trees by decode instead of by slot, on the verifier's device."""
+        """A reply's trees by decode instead of by slot, here."""
         here, there = self.slots.device, reply.token_ids.device
         slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
         by_row = [getattr(reply, name).index_select(0, slots) for name in TokenTree._fields]

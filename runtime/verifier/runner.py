@@ -39,7 +39,7 @@ class ModelRunner:
 
     Args:
         model: the verifier with its taps.
-        slots: per-sequence device state, shared with the draft session.
+        slots: per-sequence device state, shared with the drafter client.
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
             is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
