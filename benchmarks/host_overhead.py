@@ -30,7 +30,7 @@ from wingbeat.runtime.protocol.transfer import Download
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.loader import prepare_model
-from wingbeat.runtime.verifier.round import RoundInFlight
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundTimes
 from wingbeat.runtime.verifier.slots import DecodeRows
 
 BATCHES = (1, 16, 64)
@@ -71,7 +71,8 @@ class InstantRunner:
         epochs = [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
         num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
         chunk_taps = torch.zeros(num_chunk_tokens, self.taps_size)
-        return RoundInFlight(plan, epochs, paths._replace(slots=rows.slots), sampled, chunk_taps, 0.0, download)
+        paths = paths._replace(slots=rows.slots)
+        return RoundInFlight(plan, epochs, paths, sampled, chunk_taps, RoundTimes(0.0), download)
 
     def _make(self, num_reqs: int, num_sampled: int) -> tuple[AcceptedPaths, torch.Tensor, Download]:
         token_ids = torch.full((num_reqs, self.max_path), TOKEN_ID)
@@ -138,9 +139,8 @@ def new_engine(batch: int, overlap: bool, max_model_len: int) -> Engine:
             | {"num_kv_blocks": batch * limits.max_blocks_per_seq + 1, "max_num_batched_tokens": 64 * batch}
         )
     )
-    engine = Engine(loaded, limits, DrafterNeeds((1,), keeps_context=True))
+    engine = Engine(loaded, limits, DrafterNeeds((1,), keeps_context=True), on_host=False)
     engine.runner = InstantRunner(limits.speculation.max_path, engine.model.taps_size)
-    engine.drafting.on_host = False
     engine.attach_drafter(InstantDrafter(engine.channel_spec))
     return engine
 

@@ -84,14 +84,14 @@ def measure_overhead(
 
 
 def _local_rounds(llm: LLM, prompt: Prompt, max_tokens: int) -> Rounds:
-    phases = llm.engine.stats().phases
-    rounds_before, engine_before = phases.num_rounds, _sum(vars(phases))
+    before = llm.engine.stats().phases
     first = last = 0.0
     with closing(llm.stream([prompt.token_ids], [greedy(max_tokens)])) as outputs:
         for _ in outputs:
             last = time.perf_counter()
             first = first or last
-    return Rounds(phases.num_rounds - rounds_before - 1, last - first, _sum(vars(phases)) - engine_before)
+    after = llm.engine.stats().phases
+    return Rounds(after.num_rounds - before.num_rounds - 1, last - first, _sum(vars(after)) - _sum(vars(before)))
 
 
 def _remote_rounds(app: App, client: LoadClient, body: dict[str, Any]) -> Rounds:

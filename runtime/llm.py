@@ -47,14 +47,15 @@ def build_engine(
     drafter: Drafter | None,
     channel_factory,
     graph_device: GraphDevice | None = None,
+    on_host: bool | None = None,
 ) -> Engine:
     """An engine whose drafter runs in the same thread, through the same channel contract as a remote one.
 
     Args:
         channel_factory: `ChannelSpec -> LocalChannel`; not called where there is no drafter.
-        graph_device: as for `Engine`.
+        graph_device, on_host: as for `Engine`.
     """
-    engine = Engine(loaded, config, drafter.needs if drafter else DrafterNeeds(), graph_device)
+    engine = Engine(loaded, config, drafter.needs if drafter else DrafterNeeds(), graph_device, on_host)
     if drafter is not None:
         connect(engine, drafter, channel_factory)
     return engine

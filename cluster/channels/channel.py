@@ -57,7 +57,7 @@ from wingbeat.cluster.channels.memory import (
     carve,
     write_owner,
 )
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader, TreeReply
 
 
 class VerifierSide:
@@ -114,7 +114,7 @@ class VerifierSide:
         self._acquired = False
         self._published += 1
         self._outcome_ready.record(self._published % 2)
-        self._outcome_headers[self._published % 2][0] = self._published
+        RoundHeader.stamp(self._outcome_headers[self._published % 2], self._published)
         self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
@@ -152,8 +152,7 @@ class VerifierSide:
         if round_number < 1 or not incarnation or words[Word.REPLIED] < incarnation << ROUND_BITS | round_number:
             return False
         fence()
-        header = self._reply_headers[round_number % 2]
-        return bool(header[0] == round_number and header[1] == incarnation)
+        return ReplyHeader.read(self._reply_headers[round_number % 2]) == (round_number, incarnation)
 
     def _await_answer(self, round_number: int, timeout_s: float) -> bool:
         """True once the present drafter answered the round, or is not the present one any more."""
@@ -268,8 +267,7 @@ class DrafterSide:
         if not self._in_charge():
             return
         self._reply_ready.record(round_number % 2)
-        header = self._reply_headers[round_number % 2]
-        header[0], header[1] = round_number, self.incarnation
+        ReplyHeader(round_number, self.incarnation).write(self._reply_headers[round_number % 2])
         self._answered = round_number
         self._active_at = time.monotonic()
         fence()

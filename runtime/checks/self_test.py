@@ -6,12 +6,10 @@ its acceptance shows it. Knows neither checkpoints nor processes.
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.checks.trial_prompts import trial_requests
-from wingbeat.runtime.engine.drafter_client import DrafterState
+from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.scheduling.request import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -111,7 +109,7 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     metrics, num_tokens, started = SpeculationMetrics(), 0, time.perf_counter()
     max_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
     requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, max_tokens, engine.config.max_model_len)
-    with _fixed_trees(engine):
+    with engine.policy.fixed():  # what pays is not the question here
         for request in requests:
             engine.add_request(request)
         while engine.has_unfinished_requests():
@@ -121,14 +119,3 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
                     metrics.add(output.metrics)
     engine.forget()
     return SelfTest(NUM_TEXTS, num_tokens, time.perf_counter() - started, metrics)
-
-
-@contextmanager
-def _fixed_trees(engine: Engine) -> Iterator[None]:
-    """Drafts of the configured shape in every round: what pays is not the question here."""
-    adaptive = engine.adaptive
-    engine.adaptive = engine.drafting.adaptive = None
-    try:
-        yield
-    finally:
-        engine.adaptive = engine.drafting.adaptive = adaptive

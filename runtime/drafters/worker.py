@@ -6,13 +6,14 @@ drafter beside it enqueues its pass without waiting.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.ends import DrafterEnd
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TokenTree
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.speculation.growth_rule import GrowthRule, RuleTables
 
@@ -93,7 +94,7 @@ class DraftWorker:
         trees = self.drafter.draft(batch)
         start = 0
         for attachment, outcome in pending:
-            count = int(outcome.header[3])
+            count = RoundHeader.read(outcome.header).num_proposals
             if trees is not None and count:
                 _write_reply(
                     attachment.end, outcome, count, TokenTree(*(field[start : start + count] for field in trees))
@@ -132,11 +133,6 @@ def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree
         into[slots] = field.to(where)
 
 
-def _longest_path(outcome: Outcome) -> int:
-    num_decodes = int(outcome.header[1])
-    return int(outcome.decode_num_tokens[:num_decodes].max()) if num_decodes else 1
-
-
 def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
     # Towards the host a copy has to be waited for: what follows reads it at once.
@@ -153,64 +149,87 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     Args:
         device: the drafter's.
     """
-    parts: list[dict[str, Tensor]] = []
-    chunk_slots: list[int] = []
-    chunk_positions: list[int] = []
-    chunk_lens: list[int] = []
-    growth_rules: list[tuple[slice, GrowthRule | None]] = []
-    num_rows = max_levels = 0
     on_cpu = device.type == "cpu"
-    if on_cpu:
-        pending = [(attachment, _on_host(outcome)) for attachment, outcome in pending]
-    width = max(_longest_path(outcome) for _, outcome in pending) if on_cpu else None
-    for attachment, outcome in pending:
-        _, num_decodes, num_chunks, num_proposals, levels = outcome.header[:5].tolist()
-        lens = outcome.chunk_lens[:num_chunks].tolist()
-        chunk_slots += (outcome.chunk_slots[:num_chunks] + attachment.slot_offset).tolist()
-        chunk_positions += outcome.chunk_positions[:num_chunks].tolist()
-        chunk_lens += lens
-        offset = attachment.slot_offset
-        if num_proposals:
-            proposed = slice(num_rows, num_rows + num_proposals)
-            if on_cpu:
-                growth_rules.append((proposed, attachment.growth_rule(outcome, num_proposals)))
-            num_rows, max_levels = proposed.stop, max(max_levels, levels)
-        part = {
-            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
-            "decode_positions": outcome.decode_positions[:num_decodes],
-            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
-            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
-            "decode_taps": outcome.decode_taps[:num_decodes, :width],
-            "chunk_next_token_ids": outcome.chunk_next_token_ids[: sum(lens)],
-            "chunk_taps": outcome.chunk_taps[: sum(lens)],
-            "proposal_slots": outcome.proposal_slots[:num_proposals] + offset,
-        }
-        parts.append(part if outcome.decode_taps.device == device else _moved(part, device))
+    rounds = [_Round(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
+    width = max(each.longest_path() for each in rounds) if on_cpu else None
+    parts = [each.rows(width, device) for each in rounds]
     rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+    chunk_slots = [slot for each in rounds for slot in each.chunk_slots()]
     if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
-        outcome = pending[0][1]
-        by_slot = {name: getattr(outcome, name) for name in SLOT_COLUMNS}
-        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
-        if outcome.committed_lens.device != device:
+        by_slot = {name: getattr(rounds[0].outcome, name) for name in SLOT_COLUMNS}
+        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
+        if by_slot["committed_lens"].device != device:
             by_slot = _moved(by_slot, device)
         history = attached[0].end.token_ids
         here = history.device == device
         by_slot["token_ids"] = history if here else _moved({"": history[:, :longest]}, device)[""]
     else:
-        by_slot = _by_slot(pending, attached, device)
-        longest = _longest(pending, by_slot["committed_lens"], rows, chunk_slots)
-        by_slot["token_ids"] = _history(pending, attached, longest, device)
+        by_slot = _by_slot(rounds, attached, device)
+        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
+        by_slot["token_ids"] = _history(rounds, attached, longest, device)
     return DraftBatch(
         **rows,
         **by_slot,
         chunk_slots=chunk_slots,
-        chunk_positions=chunk_positions,
-        chunk_lens=chunk_lens,
+        chunk_positions=[position for each in rounds for position in each.chunk_positions()],
+        chunk_lens=[length for each in rounds for length in each.chunk_lens()],
         max_committed_len=longest,
-        max_levels=max_levels or None,
-        # None at all where one verifier wants every level.
-        growth_rules=tuple(growth_rules) if all(rule is not None for _, rule in growth_rules) else (),
+        max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
+        growth_rules=_growth_rules(rounds) if on_cpu else (),
     )
+
+
+class _Round(NamedTuple):
+    """One verifier's part of a pass."""
+
+    attachment: _Attachment
+    outcome: Outcome
+    header: RoundHeader
+
+    def longest_path(self) -> int:
+        count = self.header.num_decodes
+        return int(self.outcome.decode_num_tokens[:count].max()) if count else 1
+
+    def chunk_slots(self) -> list[int]:
+        return (self.outcome.chunk_slots[: self.header.num_chunks] + self.attachment.slot_offset).tolist()
+
+    def chunk_positions(self) -> list[int]:
+        return self.outcome.chunk_positions[: self.header.num_chunks].tolist()
+
+    def chunk_lens(self) -> list[int]:
+        return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
+
+    def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
+        """What counts of the columns by decode, by chunk token and by proposal; slots are the drafter's.
+
+        Args:
+            width: columns to take of the decodes' paths; None takes all.
+        """
+        outcome, offset = self.outcome, self.attachment.slot_offset
+        num_decodes, num_chunk_tokens = self.header.num_decodes, sum(self.chunk_lens())
+        rows = {
+            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
+            "decode_positions": outcome.decode_positions[:num_decodes],
+            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
+            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
+            "decode_taps": outcome.decode_taps[:num_decodes, :width],
+            "chunk_next_token_ids": outcome.chunk_next_token_ids[:num_chunk_tokens],
+            "chunk_taps": outcome.chunk_taps[:num_chunk_tokens],
+            "proposal_slots": outcome.proposal_slots[: self.header.num_proposals] + offset,
+        }
+        return rows if outcome.decode_taps.device == device else _moved(rows, device)
+
+
+def _growth_rules(rounds: list[_Round]) -> tuple[tuple[slice, GrowthRule], ...]:
+    """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
+    rules: list[tuple[slice, GrowthRule | None]] = []
+    start = 0
+    for attachment, outcome, header in rounds:
+        if header.num_proposals:
+            proposed = slice(start, start + header.num_proposals)
+            rules.append((proposed, attachment.growth_rule(outcome, header.num_proposals)))
+            start = proposed.stop
+    return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 
 
 def _on_host(outcome: Outcome) -> Outcome:
@@ -220,27 +239,19 @@ def _on_host(outcome: Outcome) -> Outcome:
     return Outcome(*(field.cpu() for field in outcome))
 
 
-def _longest(
-    pending: list[tuple[_Attachment, Outcome]],
-    committed_lens: Tensor,
-    rows: dict[str, Tensor],
-    chunk_slots: list[int],
-) -> int:
+def _longest(rounds: list[_Round], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
     """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
     if committed_lens.device.type != "cpu":
-        bounds = ((int(outcome.header[5]), a.end.spec.max_model_len) for a, outcome in pending)
-        return max(said or allowed for said, allowed in bounds)
+        return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
     busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
     return int(committed_lens[busy].max()) if busy.numel() else 0
 
 
-def _by_slot(
-    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device
-) -> dict[str, Tensor]:
+def _by_slot(rounds: list[_Round], attached: list[_Attachment], device: torch.device) -> dict[str, Tensor]:
     """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
-    for attachment, outcome in pending:
+    for attachment, outcome, _ in rounds:
         columns = {
             "epochs": outcome.epochs,
             "committed_lens": outcome.committed_lens,
@@ -253,13 +264,11 @@ def _by_slot(
     return tables
 
 
-def _history(
-    pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], longest: int, device: torch.device
-) -> Tensor:
+def _history(rounds: list[_Round], attached: list[_Attachment], longest: int, device: torch.device) -> Tensor:
     """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
-    for attachment, _ in pending:
+    for attachment, _, _ in rounds:
         _place(tables, "token_ids", attachment.end.token_ids[:, :longest], attachment, num_slots, device)
     return tables["token_ids"]
 

@@ -7,12 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import path_probabilities
 from wingbeat.runtime.speculation.padding import num_padded_apart, worth_packing
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Round, SpeculationPolicy
-from wingbeat.runtime.verifier.round import RoundResult
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
 
 _LEARN_ALWAYS = 64
 _LEARN_EVERY = 8
@@ -25,24 +27,6 @@ _FOLLOW_ONE_IN = 8
 """Sequences: where plain decoding is faster, keeping up with all of them would cost what it wins."""
 _HOPELESS = -50.0
 """Log-probability of what no drafter can have meant."""
-
-
-class RoundTimes(NamedTuple):
-    """What one round took, and what beside the decodes took part in it."""
-
-    draft_s: float
-    """Seconds from asking for its trees to having them, as far as nothing else was done meanwhile."""
-    forward_s: float
-    host_s: float
-    """Outside of models, before the drafter is told and after."""
-    publish_s: float
-    """Telling the drafter: part of the next draft, where one was asked for."""
-    num_chunk_tokens: int
-    """Rows of prompts in its forward pass."""
-    num_drafter_tokens: int
-    """Context that the drafter took in before it grew this round's trees."""
-    num_new_tokens: int
-    """That were handed out meanwhile."""
 
 
 class _Trees(NamedTuple):
@@ -73,20 +57,21 @@ class Launched(NamedTuple):
     """Rows beside the roots: drafted nodes that were verified, and their padding where they were not packed."""
     num_padding: int = 0
     """Nodes that take part in attention alone, where trees were packed."""
+    num_context_tokens: int = 0
+    """Context that the drafter took in before it grew the trees."""
 
     def kinds_and_slots(self) -> tuple[np.ndarray, np.ndarray]:
         """`sampled` and `slots` as the policy takes them: bool and int64 [num_decodes]."""
         return np.array(self.sampled, dtype=bool), np.array(self.slots, dtype=np.int64)
 
 
-class AdaptiveSpeculation:
+class AdaptiveSpeculation(Speculation):
     """Glue between an engine's rounds and a `SpeculationPolicy`; all of it on the host.
 
     Every round is pruned when it is launched and learned from when its result is known, in the same order.
     """
 
     num_nodes: int | None = None
-    """Nodes of each tree that the next round verifies, where the device chooses them."""
 
     def __init__(self, policy: SpeculationPolicy) -> None:
         self.policy = policy
@@ -97,46 +82,49 @@ class AdaptiveSpeculation:
         """Plan and tracker's version that the rule of this number was made of."""
         self._rule_number = 0
         self._round = 0
+        self._pruned: Launched | None = None
+        """The round that is being launched."""
         self._launched: deque[Launched] = deque()
-        self._latest: Launched | None = None
         self._num_passed_over = 0
         self._asked = False
         """Whether the latest plan was to draft."""
+        self._num_context_tokens = 0
+        """Of the latest draft."""
+
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """Costs are known; rules are written anew."""
+        self._written.clear()
 
     @property
     def follows(self) -> bool:
         """Whether the drafter is to have the context of whoever it can draft for."""
         return self.policy.follows
 
-    def follows_next(self) -> bool:
-        """Whether it is to have that of the sequence now admitted: some are followed in any case, or nothing would ever
-        show that drafting pays again."""
+    def admit(self, seq: Sequence) -> bool:
+        """Start from the common figures. Some are followed in any case, or nothing would ever show that drafting pays
+        again."""
+        self.policy.tracker.admit(seq.slot)
         self._num_passed_over += 1
         if self.follows or self._num_passed_over == _FOLLOW_ONE_IN:
             self._num_passed_over = 0
             return True
         return False
 
-    def admit(self, seq: Sequence) -> None:
-        """A sequence got its slot."""
-        self.policy.tracker.admit(seq.slot)
-
-    def abandon(self) -> None:
+    def abandoned(self) -> None:
         """The rounds launched and not learned from will never be."""
         self._launched.clear()
-        self._latest = None
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """The round pruned last is on its way."""
+        self._launched.append(self._pruned)
 
     def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
-        """Leave the nodes that are worth their time; None where none is.
-
-        Args:
-            trees: of all decoding sequences, on the host; bare roots where there is none.
-        """
+        """Leave the nodes that are worth their time; None where none is. The trees are on the host."""
         this = launched_with(decodes)
         if trees is not None:
+            this = this._replace(num_context_tokens=self._num_context_tokens)
             trees, this = self._choose(trees, this, [_useful_depth(seq) for seq in decodes])
-        self._latest = this
-        self._launched.append(this)
+        self._pruned = this
         return trees
 
     def _choose(self, trees: TokenTree, this: Launched, useful: list[int]) -> tuple[TokenTree | None, Launched]:
@@ -181,61 +169,49 @@ class AdaptiveSpeculation:
             trees = TokenTree(*(field[:, :width] for field in trees[:-1]), torch.tensor(kept))
         return trees, _with_rows(this, kept)
 
-    def learn(self, result: RoundResult, live: list[bool]) -> None:
-        """Take in what the oldest round not learned from accepted.
-
-        Args:
-            live: by decode, whether the sequence still holds its slot.
-        """
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """Learn what the round accepted, and what it took."""
         this = self._launched.popleft()
-        trees = this.trees
-        if trees is None or not this.learns:
-            return
+        if this.trees is not None and this.learns:
+            self._learn(this.trees, this, result, flight.live[: this.num_decodes])
+        if this.num_decodes:
+            self._observe(this, flight, result)
+
+    def _learn(self, trees: _Trees, this: Launched, result: RoundResult, live: list[bool]) -> None:
         on_path = np.zeros(trees.real.shape, dtype=bool)
         np.put_along_axis(on_path, result.path_nodes, True, axis=1)
         tried = trees.real & np.take_along_axis(on_path, np.maximum(trees.parents, 0), axis=1)
         parts = (trees.log_probs, trees.depths, *this.kinds_and_slots(), tried, tried & on_path)
         self.policy.learn(Round(*parts) if all(live) else Round(*(part[np.array(live)] for part in parts)))
 
-    def observe(self, times: RoundTimes) -> None:
-        """Take in what the latest round took."""
-        this = self._latest
-        if this is None or not this.num_decodes:
-            return
-        costs = self.policy.costs
-        costs.observe_prompts(times.num_chunk_tokens, times.num_new_tokens)
+    def _observe(self, this: Launched, flight: RoundInFlight, result: RoundResult) -> None:
+        costs, times = self.policy.costs, flight.times
+        num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
+        with_prompts = num_chunk_tokens > 0
+        costs.observe_prompts(num_chunk_tokens, sum(map(len, result.token_ids)) + sum(map(len, result.chunk_token_ids)))
         if this.num_drafting:
-            costs.observe_draft(times.draft_s, this.num_drafting, this.levels_grown, times.num_drafter_tokens)
+            costs.observe_draft(times.draft_s, this.num_drafting, this.levels_grown, this.num_context_tokens)
         costs.observe_verify(
             times.forward_s,
             this.num_decodes,
             this.num_extra,
             this.context,
             num_padding=this.num_padding,
-            num_chunk_tokens=times.num_chunk_tokens,
+            num_chunk_tokens=num_chunk_tokens,
         )
-        with_prompts = times.num_chunk_tokens > 0
         costs.observe_host(times.host_s, bool(this.num_drafting), with_prompts)
         costs.observe_publish(times.publish_s, self._asked, with_prompts)
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
-        """Decide the next draft.
-
-        Args:
-            running: sequences that decode in the next round.
-            proposals: those among them that may be drafted for.
-        """
+        """As the policy says."""
         num_reqs, context = max(len(running), len(proposals)), mean_context(proposals or running)
         plan = self.policy.plan(num_reqs, len(proposals), context)
         self._asked = plan.levels > 0
         return plan
 
-    def forget_rules(self) -> None:
-        """Other buffers come, perhaps where old ones were."""
-        self._written.clear()
-
-    def write_rule(self, plan: DraftPlan, outcome: Outcome) -> int:
-        """Hand the drafter its growth rule, and return the rule's number; 0 where every level is to be grown."""
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        """The policy's tables, where this buffer is behind."""
+        self._num_context_tokens = num_context_tokens
         if plan.min_reach is None:
             return 0
         tracker, buffer = self.policy.tracker, outcome.min_reach.data_ptr()

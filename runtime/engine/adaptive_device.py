@@ -5,13 +5,13 @@ What `AdaptiveSpeculation` sees of each round's trees before it is launched, thi
 
 import numpy as np
 
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation, RoundTimes, launched_with, learns_from, mean_context
+from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation, launched_with, learns_from, mean_context
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import path_probabilities
 from wingbeat.runtime.speculation.policy import DraftPlan, Round, SpeculationPolicy
 from wingbeat.runtime.verifier.pruning import DevicePruner, unpack_evidence
-from wingbeat.runtime.verifier.round import RoundResult
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
 
 _UPLOAD_EVERY = 4
 """Rounds learned from between two uploads of the tables, which change slowly."""
@@ -33,19 +33,22 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
 
     def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
         """Note the round; its trees go to the device as they are."""
-        self._launched.append(launched_with(decodes))
+        self._pruned = launched_with(decodes)
         return trees
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
-        """See `AdaptiveSpeculation.plan`; also how many nodes of each tree the next round verifies."""
+        """As the policy says; also how many nodes of each tree the next round verifies."""
         plan = super().plan(running, proposals)
         if plan.levels:
             num_reqs, context = max(len(running), len(proposals)), mean_context(proposals or running)
             self.num_nodes = self.policy.choose_width(num_reqs, len(proposals), context, self._widths)
         return plan
 
-    def learn(self, result: RoundResult, live: list[bool]) -> None:
-        """See `AdaptiveSpeculation.learn`; the trees come with the result."""
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """Learn what the round accepted; the trees come with the result.
+
+        What it took is not learned: the host's times are those of enqueueing, so the measured tables stand as they are.
+        """
         this = self._launched.popleft()
         if result.evidence is None:
             return
@@ -57,7 +60,7 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
         kinds, slots = this.kinds_and_slots()
         conditional = self.policy.conditional(seen.log_probs, depths, kinds, slots)
         path = path_probabilities(conditional, seen.parents, int(depths.max()))
-        rows = np.array(live) & seen.real.any(axis=1)
+        rows = np.array(flight.live[: this.num_decodes]) & seen.real.any(axis=1)
         if not rows.any():
             return
         self.policy.observe_trees(path[rows], seen.kept[rows], depths[rows], seen.real[rows])
@@ -68,9 +71,6 @@ class DeviceAdaptiveSpeculation(AdaptiveSpeculation):
         self.policy.learn(Round(*(part[rows] for part in parts)))
         if self._round % _UPLOAD_EVERY == 0:
             self._pruner.upload(self.policy.tracker)
-
-    def observe(self, times: RoundTimes) -> None:
-        """Learn nothing: the host's times are those of enqueueing, so the measured tables stand as they are."""
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:

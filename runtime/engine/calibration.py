@@ -19,9 +19,11 @@ import transformers
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
+from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.speculation.costs import CostTables
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.layer_compile import replay_ms
@@ -121,17 +123,16 @@ def _draft_once(end: VerifierEnd, num_reqs: int, depth: int, timeout_s: float) -
     outcome = end.acquire_outcome(timeout_s)
     if outcome is None:
         return None
-    slots = torch.arange(num_reqs)
-    outcome.decode_slots[:num_reqs] = slots
-    outcome.decode_positions[:num_reqs] = 0
-    outcome.decode_num_tokens[:num_reqs] = end.spec.max_path
-    outcome.decode_token_ids[:num_reqs] = 0
-    outcome.decode_taps[:num_reqs] = 0
-    outcome.proposal_slots[:num_reqs] = slots
-    for name in ("epochs", "block_tables", "temperatures", "seeds"):
-        getattr(outcome, name).zero_()
-    outcome.committed_lens[:] = end.spec.max_path + 1
-    outcome.header[1:7] = torch.tensor([num_reqs, 0, num_reqs, depth, 0, 0])
+    slots, max_path = torch.arange(num_reqs), end.spec.max_path
+    zeros = torch.zeros(num_reqs, max_path, dtype=torch.int64)
+    taps = torch.zeros(num_reqs, max_path, end.spec.taps_size, dtype=end.spec.taps_dtype)
+    ends = torch.full_like(slots, max_path)
+    writer = OutcomeWriter(outcome)
+    writer.decodes(slots.tolist(), AcceptedPaths(slots, zeros[:, 0], zeros, ends, ends, zeros, taps))
+    for by_slot in (outcome.epochs, outcome.block_tables, outcome.temperatures, outcome.seeds):
+        by_slot.zero_()
+    outcome.committed_lens.fill_(max_path + 1)
+    writer.finish(slots.tolist(), depth)
     started = time.perf_counter()
     reply = end.wait_reply(end.publish_outcome(), timeout_s)
     if reply is None:

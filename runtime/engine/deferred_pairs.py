@@ -16,7 +16,7 @@ MOST_PAIRS = 32
 
 
 class DeferredPairs:
-    """Buffers by slot; `Sequence.num_deferred` says how many count.
+    """Buffers by slot; `DraftProgress.num_deferred` says how many count.
 
     Args:
         spec: of the channel they will go through; all sequences' pairs together fit into one of its rounds.
@@ -30,7 +30,7 @@ class DeferredPairs:
 
     def has_room(self, seqs: list[Sequence]) -> bool:
         """Whether one more pair of each fits."""
-        return all(seq.num_deferred < self.capacity for seq in seqs)
+        return all(seq.draft.num_deferred < self.capacity for seq in seqs)
 
     def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice) -> None:
         """Keep the pairs of a round of bare roots.
@@ -39,15 +39,15 @@ class DeferredPairs:
             index: rows of `paths` that belong to `seqs`.
         """
         for seq in seqs:
-            if not seq.num_deferred:
+            if not seq.draft.num_deferred:
                 # The round itself is counted already: its root stands before the token it emits.
-                seq.deferred_from = seq.min_len - 2
-        slots, column = paths.slots[index], upload([seq.num_deferred for seq in seqs], paths.slots.device)
+                seq.draft.deferred_from = seq.min_len - 2
+        slots, column = paths.slots[index], upload([seq.draft.num_deferred for seq in seqs], paths.slots.device)
         if paths.taps is not None:
             self._taps[slots, column] = paths.taps[index, 0]
         self._token_ids[slots, column] = paths.token_ids[index, 0]
         for seq in seqs:
-            seq.num_deferred += 1
+            seq.draft.num_deferred += 1
 
     def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
         """Copy a sequence's pairs out, in order, and forget them.
@@ -56,6 +56,6 @@ class DeferredPairs:
             taps: [num_deferred, taps_size]
             next_token_ids: int64 [num_deferred]
         """
-        copy_into(taps, self._taps[seq.slot, : seq.num_deferred])
-        copy_into(next_token_ids, self._token_ids[seq.slot, : seq.num_deferred])
-        seq.num_deferred = 0
+        copy_into(taps, self._taps[seq.slot, : seq.draft.num_deferred])
+        copy_into(next_token_ids, self._token_ids[seq.slot, : seq.draft.num_deferred])
+        seq.draft.num_deferred = 0

@@ -9,23 +9,25 @@ because what is published must be there; one in device memory does not.
 """
 
 import logging
-import time
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
+from wingbeat.runtime.engine.drafter_state import DrafterState
+from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
+from wingbeat.runtime.engine.round_clock import RoundClock
+from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.engine.tree_check import TreeCheck
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
-from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, TokenTree, TreeReply
+from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
+from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 
 logger = logging.getLogger(__name__)
@@ -34,21 +36,15 @@ FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
 
 
-class DrafterState(StrEnum):
-    """Whether rounds are drafted."""
-
-    NONE = "none"
-    ATTACHED = "attached"
-    LOST = "lost"
-    """Dead or silent: the engine decodes plainly until another drafter is attached."""
-
-
-class DraftSession:
+class DrafterClient(RoundObserver):
     """One verifier's use of one drafter at a time.
 
     Args:
         slots: device state by slot, shared with the model runner.
-        adaptive: decides how deep to draft; without it every draft has the configured shape.
+        speculation: decides what is drafted, and for whom.
+        clock: told what is waiting for the drafter.
+        on_host: the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a round
+            needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width.
     """
 
     def __init__(
@@ -56,26 +52,23 @@ class DraftSession:
         config: EngineConfig,
         block_manager: BlockManager,
         slots: SlotState,
-        adaptive: AdaptiveSpeculation | None = None,
+        speculation: Speculation,
+        clock: RoundClock,
+        *,
+        on_host: bool,
     ) -> None:
         self.config = config
-        self.adaptive = adaptive
-        self._max_levels = config.speculation.max_path - 1
-        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self.block_manager = block_manager
         self.slots = slots
+        self.on_host = on_host
         self.state = DrafterState.NONE
-        self.on_host = slots.device.type == "cpu"
-        """Whether the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a
-        round needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width."""
+        self._speculation = speculation
+        self._clock = clock
+        self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
         self._end: VerifierEnd | None = None
         self._incarnation = 0
         self._round = 0
         self._heard = False
-        self.ring_s = 0.0
-        """Seconds that the latest `publish` spent waking the drafter; 0 where it did not."""
-        self.num_chunk_tokens = 0
-        """Context that the latest `publish` handed over, beside what the round accepted."""
         self._asked: list[Sequence] = []
         self._deferred: DeferredPairs | None = None
         self._check: TreeCheck | None = None
@@ -87,8 +80,6 @@ class DraftSession:
         """
         self._end, self._incarnation, self._heard = end, end.incarnation, False
         self.slots.forget_published()
-        if self.adaptive is not None:
-            self.adaptive.forget_rules()
         self._deferred = DeferredPairs(end.spec, self.slots)
         chains = self.config.speculation.draft_top_k == 1
         self._check = TreeCheck(end.spec.num_nodes, self.slots.vocab_size, self.slots.device, chains=chains)
@@ -99,8 +90,8 @@ class DraftSession:
     @property
     def patience_s(self) -> float:
         """Silence after which the drafter counts as stuck."""
-        limit = self.config.drafter_timeout_s
-        return limit if self._heard or self.on_host else max(limit, FIRST_REPLY_S)
+        least_s = 0.0 if self._heard or self.on_host else FIRST_REPLY_S
+        return max(self.config.drafter_timeout_s, least_s)
 
     def detach(self) -> None:
         """Decode plainly from the next round on."""
@@ -109,18 +100,17 @@ class DraftSession:
 
     def admit(self, seq: Sequence) -> None:
         """Note how much of a sequence's cached context the drafter holds, and hand over its tokens."""
-        seq.draft_len, seq.num_deferred, seq.draft_complete, seq.tree_requested = 0, 0, False, False
-        seq.followed = False
+        draft = seq.draft = DraftProgress()
         if self._end is None or not seq.request.params.speculation:
             return
-        seq.followed = self._stateless or self.adaptive is None or self.adaptive.follows_next()
+        draft.followed = self._speculation.admit(seq) or self._stateless
         size = self.config.block_size
         for index, block in enumerate(seq.blocks):
             filled = self.block_manager.draft_filled(block, self._incarnation)
-            seq.draft_len = min(index * size + filled, seq.num_computed)
+            draft.length = min(index * size + filled, seq.num_computed)
             if filled < size:
                 break
-        seq.draft_complete = self._stateless or (seq.followed and seq.draft_len == seq.num_computed)
+        draft.complete = self._stateless or (draft.followed and draft.length == seq.num_computed)
         history = self._end.token_ids
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
@@ -135,16 +125,16 @@ class DraftSession:
         budget = plan.budget_left
         chunks: list[Chunk] = []
         held: list[Sequence] = []
-        takes_up = self.adaptive is None or self.adaptive.follows
+        takes_up = self._speculation.follows
         for seq in plan.decodes:
-            seq.followed |= takes_up and seq.request.params.speculation
-            if seq.draft_complete or not seq.followed or not budget:
+            seq.draft.followed |= takes_up and seq.request.params.speculation
+            if seq.draft.complete or not seq.draft.followed or not budget:
                 continue
-            missing = seq.num_computed - seq.draft_len
+            missing = seq.num_computed - seq.draft.length
             if missing <= budget and seq.in_flight:
                 held.append(seq)
             else:
-                chunks.append(Chunk(seq, seq.draft_len, min(missing, budget), replay=True))
+                chunks.append(Chunk(seq, seq.draft.length, min(missing, budget), replay=True))
                 budget -= chunks[-1].length
         if not chunks and not held:
             return plan
@@ -152,16 +142,16 @@ class DraftSession:
         return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
 
     @torch.inference_mode()
-    def collect(self, decodes: list[Sequence], rows: DecodeRows) -> TokenTree | None:
+    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | None:
         """Wait for the trees asked for in the last round.
 
         Args:
-            rows: the decodes on the device.
+            rows: the plan's decodes on the device.
 
         Returns:
             One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare.
         """
-        if self._end is None or not any(seq.tree_requested for seq in decodes):
+        if self._end is None or not any(plan.with_trees()):
             return None
         reply = self._end.wait_reply(self._round, self.patience_s)
         if reply is None or self._end.incarnation != self._incarnation:
@@ -170,7 +160,7 @@ class DraftSession:
         self._heard = True
         here = self.slots.device
         ends = (field.to(here, non_blocking=here.type != "cpu") for field in (reply.epochs, reply.committed_lens))
-        trees, usable = self._check(self._trees_of(reply, decodes, rows), *ends, rows, self.slots)
+        trees, usable = self._check(self._trees_of(reply, plan.decodes, rows), *ends, rows, self.slots)
         if not self.on_host:
             return trees
         if not bool(usable.any()):
@@ -180,58 +170,53 @@ class DraftSession:
 
     def publish(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Hand the round's tokens and taps to the drafter and ask for the next trees; rings the doorbell."""
-        self.ring_s, self.num_chunk_tokens = 0.0, 0
         plain = not any(seq.request.params.speculation for seq in (*plan.decodes, *(c.seq for c in plan.chunks)))
         if self._end is None or plain:
             return
-        draft = None
-        if self.adaptive is not None and not any(chunk.seq.followed for chunk in plan.chunks):
-            draft = self.adaptive.plan(plan.decodes, self._proposals(plan, flight))
+        # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
+        with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
+        if not with_context:
+            proposals = self._proposals(plan, flight)
+            draft = self._speculation.plan(plan.decodes, proposals)
             if not draft.levels and self._defer(plan, flight):
                 return
         outcome = self._end.acquire_outcome(self.patience_s)
         if outcome is None:
             self.lose()
             return
-        num_chunks = 0 if self._stateless else self._publish_chunks(plan, flight, outcome)
-        rows = [row for row, seq in enumerate(plan.decodes) if seq.draft_complete]
-        self._publish_decodes(plan.decodes, rows, flight.decodes, outcome)
+        writer = OutcomeWriter(outcome)
+        if not self._stateless:
+            self._write_chunks(plan, flight, writer)
+        self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
-        proposals, levels, rule = self._proposals(plan, flight), self._max_levels, 0
-        if self.adaptive is not None:
-            draft = draft or self.adaptive.plan(plan.decodes, proposals)
-            rule = self.adaptive.write_rule(draft, outcome)
-            levels = draft.levels
-            proposals = proposals if levels else []
-        self._ask(proposals)
-        _write(outcome.proposal_slots, [seq.slot for seq in proposals])
+        if with_context:
+            proposals = self._proposals(plan, flight)
+            draft = self._speculation.plan(plan.decodes, proposals)
+        rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
+        self._ask(proposals if draft.levels else [])
         self.slots.publish(outcome)
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
-        _write(outcome.header[1:7], [len(rows), num_chunks, len(proposals), levels, longest, rule])
-        started = time.perf_counter()
-        self._round = self._end.publish_outcome()
-        self.ring_s = time.perf_counter() - started
+        writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule)
+        with self._clock.draft_wait:
+            self._round = self._end.publish_outcome()
 
     def _proposals(self, plan: SchedulerOutput, flight: RoundInFlight) -> list[Sequence]:
         """Sequences that could use a tree next."""
-        decodes = [
-            seq
-            for row, seq in enumerate(plan.decodes)
-            if seq.draft_complete and self._has_room(seq, flight.num_new_tokens(row))
-        ]
-        begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft_complete and self._has_room(c.seq, 1)]
+        able = ((row, seq) for row, seq in enumerate(plan.decodes) if seq.draft.complete)
+        decodes = [seq for row, seq in able if self._has_room(seq, flight.num_new_tokens(row))]
+        begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft.complete and self._has_room(c.seq, 1)]
         return decodes + begun
 
     def _ask(self, proposals: list[Sequence]) -> None:
         for seq in self._asked:
-            seq.tree_requested = False
+            seq.draft.tree_requested = False
         for seq in proposals:
-            seq.tree_requested = True
+            seq.draft.tree_requested = True
         self._asked = proposals
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
         """Keep a round of bare roots back, when no trees are wanted next; False where it has to be published."""
-        seqs = [seq for seq in plan.decodes if seq.draft_complete]
+        seqs = [seq for seq in plan.decodes if seq.draft.complete]
         if seqs and not self._stateless:
             bare = flight.decodes.nodes.shape[1] == 1 and all(seq.min_len == seq.max_len for seq in seqs)
             if not bare or not self._deferred.has_room(seqs):
@@ -248,10 +233,17 @@ class DraftSession:
         wanted = set(map(id, seqs))
         return upload([row for row, seq in enumerate(decodes) if id(seq) in wanted], self.slots.device)
 
-    def settle(self, seq: Sequence, num_tokens: int) -> None:
-        """Note the tokens a sequence emitted in the oldest round in flight: the drafter has followed, if it could."""
-        if self._end is not None and seq.draft_complete and not self._stateless and not seq.num_deferred:
-            self._advance(seq, seq.num_computed + num_tokens)
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """Note the tokens that were emitted: the drafter has followed, if it could."""
+        if self._end is None or self._stateless:
+            return
+        for seq, live, token_ids in zip(flight.plan.decodes, flight.live, result.token_ids, strict=False):
+            if live and seq.draft.complete and not seq.draft.num_deferred:
+                self._advance(seq, seq.num_computed + len(token_ids))
+
+    def abandoned(self) -> None:
+        """A drafter may be what raised, and letting go of it costs speed alone."""
+        self.lose()
 
     @property
     def _stateless(self) -> bool:
@@ -259,7 +251,7 @@ class DraftSession:
         return not self._end.spec.keeps_context
 
     def _trees_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TokenTree:
-        """A reply's trees by decode instead of by slot, on the verifier's device."""
+        """A reply's trees by decode instead of by slot, here."""
         here, there = self.slots.device, reply.token_ids.device
         slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
         by_row = [getattr(reply, name).index_select(0, slots) for name in TokenTree._fields]
@@ -267,73 +259,47 @@ class DraftSession:
             by_row = [field.to(here, non_blocking=here.type != "cpu") for field in by_row]
         return TokenTree(*by_row)
 
-    def _publish_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, outcome: Outcome) -> int:
-        """Copy the chunks that continue the drafter's context, then what was kept back; returns their number.
-
-        Other chunks are replayed later.
-        """
-        slots, positions, lens = [], [], []
-        filled = begin = num_sampled = 0
+    def _write_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> None:
+        """Copy the chunks that continue the drafter's context, then what was kept back; others are replayed later."""
+        begin = num_sampled = 0
         for chunk in plan.chunks:
             seq, end = chunk.seq, chunk.start + chunk.length
             rows = slice(begin, begin + chunk.length)
             sampled = flight.sampled[num_sampled] if chunk.samples else None
             begin += chunk.length
             num_sampled += chunk.samples
-            if not seq.followed or seq.draft_len != chunk.start:
+            if not seq.draft.followed or seq.draft.length != chunk.start:
                 continue
+            taps, next_token_ids = writer.add_chunk(seq.slot, chunk.start, chunk.length)
             if flight.chunk_taps is not None:
-                copy_into(outcome.chunk_taps[filled : filled + chunk.length], flight.chunk_taps[rows])
-            _write(outcome.chunk_next_token_ids[filled:], seq.token_ids[chunk.start + 1 : end + 1])
-            filled += chunk.length
+                copy_into(taps, flight.chunk_taps[rows])
+            write_numbers(next_token_ids, seq.token_ids[chunk.start + 1 : end + 1])
             if sampled is not None:
-                copy_into(outcome.chunk_next_token_ids[filled - 1], sampled)
+                copy_into(next_token_ids[-1], sampled)
             self._advance(seq, end)
             if chunk.replay:
-                seq.draft_complete = end == seq.num_computed
-            slots.append(seq.slot)
-            positions.append(chunk.start)
-            lens.append(chunk.length)
+                seq.draft.complete = end == seq.num_computed
         for seq in plan.decodes:
-            if not seq.num_deferred:
+            draft = seq.draft
+            if not draft.num_deferred:
                 continue
-            begin, count = seq.deferred_from, seq.num_deferred
-            into = slice(filled, filled + count)
-            if into.stop > outcome.chunk_taps.shape[0]:  # prompts took the room: replayed later
-                seq.num_deferred, seq.draft_complete = 0, False
+            if not writer.has_room(draft.num_deferred):  # prompts took the room: replayed later
+                draft.num_deferred, draft.complete = 0, False
                 continue
-            self._deferred.hand_over(seq, outcome.chunk_taps[into], outcome.chunk_next_token_ids[into])
-            self._advance(seq, begin + count)
-            filled = into.stop
-            slots.append(seq.slot)
-            positions.append(begin)
-            lens.append(count)
-        _write(outcome.chunk_slots, slots)
-        _write(outcome.chunk_positions, positions)
-        _write(outcome.chunk_lens, lens)
-        self.num_chunk_tokens = filled
-        return len(slots)
+            end = draft.deferred_from + draft.num_deferred
+            self._deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred))
+            self._advance(seq, end)
 
-    def _publish_decodes(
-        self, decodes: list[Sequence], rows: list[int], paths: AcceptedPaths, outcome: Outcome
-    ) -> None:
-        count = len(rows)
-        if not count:
+    def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
+        seqs = [seq for seq in decodes if seq.draft.complete]
+        if not seqs:
             return
-        into = outcome.decode_slots[:count]
-        on_device = into.device == paths.slots.device
-        if not on_device:  # copied from the device, they would be waited for
-            _write(into, [decodes[row].slot for row in rows])
-        if count < len(decodes):
-            index = upload(rows, paths.slots.device)
+        if len(seqs) < len(decodes):
+            index = self._index(decodes, seqs)
             paths = AcceptedPaths(*(None if part is None else part[index] for part in paths))
-        if on_device:
-            copy_into(into, paths.slots)
-        copy_into(outcome.decode_positions[:count], paths.positions)
-        copy_into(outcome.decode_num_tokens[:count], paths.num_tokens)
-        copy_into(outcome.decode_token_ids[:count], paths.token_ids)
-        if paths.taps is not None and not self._stateless:
-            copy_into(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)
+        if self._stateless:
+            paths = paths._replace(taps=None)
+        writer.decodes([seq.slot for seq in seqs], paths)
 
     def _publish_history(self, plan: SchedulerOutput, flight: RoundInFlight) -> None:
         """Append the emitted tokens, also of sequences whose context is still being replayed: history has no gaps."""
@@ -353,11 +319,11 @@ class DraftSession:
     def _advance(self, seq: Sequence, draft_len: int) -> None:
         """The drafter's KV of this sequence reaches `draft_len`: noted by block, for whoever shares the prefix."""
         size = self.config.block_size
-        for index in range(seq.draft_len // size, -(-draft_len // size)):
+        for index in range(seq.draft.length // size, -(-draft_len // size)):
             self.block_manager.set_draft_filled(
                 seq.blocks[index], self._incarnation, min(size, draft_len - index * size)
             )
-        seq.draft_len = draft_len
+        seq.draft.length = draft_len
 
     def _has_room(self, seq: Sequence, num_new_tokens: int) -> bool:
         """Whether a drafted token could still be emitted after this round and the next bonus token."""
@@ -374,12 +340,6 @@ class DraftSession:
         logger.warning("drafter incarnation %d %s: decoding plainly", self._incarnation, why)
         self.detach()
         self.state = DrafterState.LOST
-
-
-def _write(target: Tensor, values: list[int]) -> None:
-    """Host numbers into the first rows of a channel's tensor."""
-    if values:
-        copy_into(target[: len(values)], upload(values, target.device))
 
 
 def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> None:

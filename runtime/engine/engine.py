@@ -6,12 +6,13 @@ from collections import deque
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation, RoundTimes
-from wingbeat.runtime.engine.calibrated_speculation import calibrated_speculation
-from wingbeat.runtime.engine.drafter_client import DrafterState, DraftSession
-from wingbeat.runtime.engine.engine_stats import EngineStats
-from wingbeat.runtime.engine.phase_times import PhaseTimes, Stopwatch
+from wingbeat.runtime.engine.drafter_client import DrafterClient
+from wingbeat.runtime.engine.drafter_state import DrafterState
+from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
+from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
+from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
@@ -19,10 +20,9 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
-from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
 
@@ -40,6 +40,7 @@ class Engine:
         config: limits; its max_model_len must not exceed the model's positions.
         needs: of the drafter to come.
         graph_device: captures decode rounds in place of CUDA.
+        on_host: whether the device is the host itself; see `ModelRunner`.
 
     Raises:
         ValueError: the configuration asks for what the model or its device does not have; names field and value.
@@ -51,6 +52,7 @@ class Engine:
         config: EngineConfig,
         needs: DrafterNeeds = DrafterNeeds(),
         graph_device: GraphDevice | None = None,
+        on_host: bool | None = None,
     ) -> None:
         if config.max_model_len > loaded.max_position_embeddings:
             raise ValueError(
@@ -64,20 +66,23 @@ class Engine:
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
-        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device)
-        self.drafting = DraftSession(config, self.block_manager, self.slots)
-        self.drafting.on_host = self.runner.on_host
-        self.adaptive: AdaptiveSpeculation | None = None
-        self.speculation = SpeculationMetrics(forced_acceptance=config.forced_acceptance is not None)
-        self.phases = PhaseTimes()
+        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
+        self.clock = RoundClock()
+        shape = config.speculation
+        self.policy = FixedSpeculation(shape.max_path - 1)
+        if shape.adaptive:
+            self.policy = MeasuredSpeculation(self.runner, config)
+        self.drafting = DrafterClient(
+            config, self.block_manager, self.slots, self.policy, self.clock, on_host=self.runner.on_host
+        )
+        self.counter = AcceptanceCounter(forced=config.forced_acceptance is not None)
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
+        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy]
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None
         """Of the round that is being launched."""
-        self._observer: RoundObserver | None = None
         self._num_attached = 0
-        self._num_replayed_tokens = 0
 
     @property
     def channel_spec(self) -> ChannelSpec:
@@ -115,8 +120,7 @@ class Engine:
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
         self.scheduler.abort(request_id)
-        if self._observer is not None:
-            self._observer.ended(request_id)
+        self._ended(request_id)
         self._outputs = [output for output in self._outputs if output.request_id != request_id]
 
     def has_unfinished_requests(self) -> bool:
@@ -126,11 +130,9 @@ class Engine:
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         """Draft through this end from the next round on; running sequences join once their context stands."""
-        self._settle(Stopwatch(self.phases), leave=0)
+        self._settle(leave=0)
         self.runner.prepare_trees()
-        if self.config.speculation.adaptive and self.adaptive is None:
-            patience_s = self.drafting.patience_s
-            self.adaptive = self.drafting.adaptive = calibrated_speculation(self.runner, self.config, end, patience_s)
+        self.policy.calibrate(end, self.drafting.patience_s)
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
@@ -139,14 +141,24 @@ class Engine:
         self.drafting.detach()
 
     def observe(self, observer: RoundObserver | None) -> None:
-        """Show this observer the rounds from the next one on; None ends that."""
-        self._settle(Stopwatch(self.phases), leave=0)
-        self._observer = observer
+        """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
+        self._settle(leave=0)
+        self._observers[4:] = [] if observer is None else [observer]
 
     @property
     def drafter_state(self) -> DrafterState:
         """LOST once the drafter died or fell silent; the engine then has let go of it."""
         return self.drafting.state
+
+    @property
+    def speculation(self) -> SpeculationMetrics:
+        """What was verified and accepted so far."""
+        return self.counter.metrics
+
+    @property
+    def phases(self) -> PhaseTimes:
+        """Where the host's time went so far."""
+        return self.clock.times
 
     def step(self) -> list[RequestOutput]:
         """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
@@ -158,53 +170,27 @@ class Engine:
             RoundFailed: the engine is broken; none of its requests can go on here.
         """
         try:
-            self._round()
-            if self.scheduler.failures:
-                self.check_integrity()
+            self._wingbeat()
         except Exception as error:
             self._recover(error)
-        outputs, self._outputs = self._outputs + self.scheduler.failures, []
-        if self.scheduler.failures:
-            if self._observer is not None:
-                for output in self.scheduler.failures:
-                    self._observer.ended(output.request_id)
-            self.scheduler.failures = []
-        return outputs
+        return self._hand_out()
 
-    def _round(self) -> None:
-        watch = Stopwatch(self.phases)
-        plan = self._schedule()
-        launched = bool(plan.decodes or plan.chunks)
-        if launched:
+    def _wingbeat(self) -> None:
+        clock = self.clock
+        with clock.schedule:
+            plan = self._schedule()
+            if not (plan.decodes or plan.chunks):
+                return self._settle(leave=0)
             rows = self.slots.load(plan)
-            watch.lap("schedule_s")
-            asked_s, num_drafter_tokens = self.drafting.ring_s, self.drafting.num_chunk_tokens
-            trees = self.drafting.collect(plan.decodes, rows)
-            waited_s = watch.lap("draft_wait_s")
-            if self.adaptive is not None:
-                trees = self.adaptive.prune(trees, plan.decodes)
-            num_nodes = None if self.adaptive is None else self.adaptive.num_nodes
-            flight = self.runner.launch(plan, rows, trees, num_nodes)
-            self.scheduler.advance(plan, with_trees=trees is not None)
-            self._in_flight.append(flight)
-            self._plan = None
-            if self._observer is not None:
-                self._observer.launched(flight)
-            watch.lap("accept_s", verify_s=flight.forward_s)
-            if not self.overlap:
-                flight.wait()
-                watch.lap("wait_s")
+        with clock.draft_wait:
+            trees = self.drafting.collect(plan, rows)
+        with clock.accept:
+            trees = self.policy.prune(trees, plan.decodes)
+            flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
+            self._launched(flight, with_trees=trees is not None)
+        with clock.publish:
             self.drafting.publish(plan, flight)
-            # Where the drafter shares the core, ringing for it is waiting for it.
-            published_s = watch.lap("publish_s", draft_wait_s=self.drafting.ring_s) - self.drafting.ring_s
-        self._settle(watch, leave=1 if launched and self.overlap else 0)
-        if self.adaptive is not None and launched:
-            host_s = watch.total_s - waited_s - flight.forward_s - self.drafting.ring_s - published_s
-            num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-            num_new_tokens = sum(len(output.token_ids) for output in self._outputs)
-            seconds = asked_s + waited_s, flight.forward_s, host_s, published_s
-            times = RoundTimes(*seconds, num_chunk_tokens, num_drafter_tokens, num_new_tokens)
-            self.adaptive.observe(times)
+        self._settle(leave=1 if self.overlap else 0)
 
     def _recover(self, error: Exception) -> None:
         """A round raised, and nobody knows for whom: what ran is computed again, one sequence at a time.
@@ -221,11 +207,8 @@ class Engine:
         try:
             alone = scheduler.running[0] if len(scheduler.running) == 1 else None
             self._in_flight.clear()
-            self.drafting.lose()
-            if self.adaptive is not None:
-                self.adaptive.abandon()
-            if self._observer is not None:
-                self._observer.abandoned()
+            for observer in self._observers:
+                observer.abandoned()
             scheduler.restart()
             self._probe()
             if alone is not None:
@@ -246,7 +229,7 @@ class Engine:
         """Run a request of the engine's own, alone; raises whatever is wrong."""
         self.scheduler.add_first(PROBE)
         for _ in range(PROBE_ROUNDS):
-            self._round()
+            self._wingbeat()
             own = [output for output in self._outputs if output.request_id == PROBE.request_id]
             if own and own[-1].finish_reason is not None:
                 break
@@ -255,62 +238,61 @@ class Engine:
         self._outputs = [output for output in self._outputs if output.request_id != PROBE.request_id]
         self.check_integrity()
 
-    def _take_up(self, seq: Sequence) -> None:
-        self.drafting.admit(seq)
-        if self.adaptive is not None:
-            self.adaptive.admit(seq)
-
     def _schedule(self) -> SchedulerOutput:
         plan = self._plan = self.scheduler.schedule()
         for seq in plan.admitted:
-            self.scheduler.isolated(seq, self._take_up, seq)
+            self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:
             plan = plan.without_dropped()
-        plan = self.drafting.plan_replay(plan)
-        self._num_replayed_tokens += sum(chunk.length for chunk in plan.chunks if chunk.replay)
-        return plan
+        return self.drafting.plan_replay(plan)
 
-    def _settle(self, watch: Stopwatch, leave: int) -> None:
-        """Learn what the rounds in flight decided, oldest first, until `leave` of them are left."""
+    def _launched(self, flight: RoundInFlight, with_trees: bool) -> None:
+        """Note that a round is on its way; without overlap it is waited for at once."""
+        self.scheduler.advance(flight.plan, with_trees)
+        self._in_flight.append(flight)
+        self._plan = None
+        for observer in self._observers:
+            observer.launched(flight)
+        if not self.overlap:
+            with self.clock.wait:
+                flight.wait()
+
+    def _settle(self, leave: int) -> None:
+        """Take what the rounds in flight decided, oldest first, until `leave` of them are left."""
         while len(self._in_flight) > leave:
-            flight = self._in_flight[0]
-            result = flight.wait()
-            watch.lap("wait_s")
-            self._update(flight, result)
-            self._in_flight.popleft()
-            watch.lap("update_s")
-            self.phases.num_rounds += 1
+            with self.clock.wait:
+                self._in_flight[0].wait()
+            with self.clock.update:
+                self._update(self._in_flight[0])
+                self._in_flight.popleft()
+        if self.scheduler.failures:
+            self.check_integrity()
 
-    def _update(self, flight: RoundInFlight, result: RoundResult) -> None:
+    def _update(self, flight: RoundInFlight) -> None:
         """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
-        epochs = iter(flight.epochs)
-        live = [seq.epoch == next(epochs) for seq in flight.plan.decodes]
-        if self.adaptive is not None:
-            self.adaptive.learn(result, live)
-        decodes = []
-        for row, seq in enumerate(flight.plan.decodes):
-            if not live[row]:
-                continue
-            token_ids, num_valid = result.token_ids[row], result.num_valid[row]
-            if num_valid > 1:
-                seq.metrics.record(num_valid - 1, len(token_ids) - 1)
-                self.speculation.record(num_valid - 1, len(token_ids) - 1)
-            self.drafting.settle(seq, len(token_ids))
-            decodes.append((seq, token_ids))
-        chunks = [
-            (chunk, token_ids)
-            for chunk, token_ids in zip(flight.plan.chunks, result.chunk_token_ids, strict=True)
-            if chunk.seq.epoch == next(epochs)
-        ]
-        if self._observer is not None:
-            self._observer.settled(flight, result)
+        plan, result = flight.plan, flight.settle()
+        for observer in self._observers:
+            observer.settled(flight, result)
+        live = iter(flight.live)
+        decodes = [pair for pair in zip(plan.decodes, result.token_ids, strict=True) if next(live)]
+        chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.scheduler.update(decodes, chunks)
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
         self._outputs += outputs
-        if self._observer is not None:
-            for output in outputs:
-                if output.finish_reason is not None:
-                    self._observer.ended(output.request_id)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._ended(output.request_id)
+
+    def _hand_out(self) -> list[RequestOutput]:
+        failures, self.scheduler.failures = self.scheduler.failures, []
+        for output in failures:
+            self._ended(output.request_id)
+        outputs, self._outputs = self._outputs + failures, []
+        return outputs
+
+    def _ended(self, request_id: str) -> None:
+        for observer in self._observers:
+            observer.ended(request_id)
 
     def forget(self) -> None:
         """Be as before the first request, for an engine that was only tried: no prefix is cached, every figure is zero.
@@ -320,9 +302,8 @@ class Engine:
         """
         self.block_manager.forget()
         self.scheduler.num_preemptions = 0
-        self.speculation = SpeculationMetrics(forced_acceptance=self.config.forced_acceptance is not None)
-        self.phases = PhaseTimes()
-        self._num_replayed_tokens = 0
+        self.counter.reset()
+        self.clock.reset()
         if self.runner.graphs is not None:
             self.runner.graphs.stats.replays.clear()
             self.runner.graphs.stats.eager_runs.clear()
@@ -337,10 +318,10 @@ class Engine:
             num_preemptions=self.scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
-            num_replayed_tokens=self._num_replayed_tokens,
+            num_replayed_tokens=self.counter.num_replayed_tokens,
             speculation=self.speculation,
             phases=self.phases,
-            policy=None if self.adaptive is None else self.adaptive.stats(),
+            policy=self.policy.stats(),
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
         )

@@ -7,6 +7,7 @@ tokens one round can emit, taps_size = taps x verifier hidden size.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,6 +71,53 @@ class AcceptedPaths(NamedTuple):
     """int64 [num_decodes, num_nodes]: see `runtime.verifier.pruning`; None where trees were not pruned there."""
 
 
+class RoundHeader(NamedTuple):
+    """What the drafter's host must know of a round: `Outcome.header` by name."""
+
+    round_number: int = 0
+    """Stamped by the channel when the round is published."""
+    num_decodes: int = 0
+    num_chunks: int = 0
+    num_proposals: int = 0
+    max_levels: int = 0
+    """Most levels to grow."""
+    max_len: int = 0
+    """A bound of the longest sequence; 0 where the verifier's host cannot tell."""
+    rule_number: int = 0
+    """Of the growth rule; 0 where there is none."""
+
+    @classmethod
+    def read(cls, header: Tensor) -> "RoundHeader":
+        """Of a tensor int64 [8] on the host."""
+        return cls(*header.tolist()[: len(cls._fields)])
+
+    def write(self, header: Tensor) -> None:
+        """Into a tensor int64 [8] on the host; the rest of it stays zero."""
+        header[: len(self)] = torch.tensor(self)
+
+    @staticmethod
+    def stamp(header: np.ndarray, round_number: int) -> None:
+        """Number a header that is filled in otherwise."""
+        header[0] = round_number
+
+
+class ReplyHeader(NamedTuple):
+    """Which round is answered, and by whom: `TreeReply.header` by name."""
+
+    round_number: int = 0
+    incarnation: int = 0
+    """Of the drafter."""
+
+    @classmethod
+    def read(cls, header: np.ndarray | Tensor) -> "ReplyHeader":
+        """Of int64 [8] on the host."""
+        return cls(*header.tolist()[: len(cls._fields)])
+
+    def write(self, header: np.ndarray | Tensor) -> None:
+        """Into int64 [8] on the host; the rest of it stays zero."""
+        header[0], header[1] = self
+
+
 class Outcome(NamedTuple):
     """Verifier -> drafter, once per round: what was decided, and the hidden states to draft from.
 
@@ -78,8 +126,7 @@ class Outcome(NamedTuple):
     """
 
     header: Tensor
-    """int64 [8]: round, num_decodes, num_chunks, num_proposals, most levels to grow, a bound of the longest sequence (0
-    where its host cannot tell), number of the growth rule (0 where there is none); the rest is zero."""
+    """int64 [8]: `RoundHeader`."""
     decode_slots: Tensor
     """int64 [num_slots], the first num_decodes rows count."""
     decode_positions: Tensor
@@ -128,7 +175,7 @@ class TreeReply(NamedTuple):
     """Drafter -> verifier, once per round: one token tree per proposal, in the sequence's slot row."""
 
     header: Tensor
-    """int64 [8]: round it answers, drafter incarnation; the rest is zero."""
+    """int64 [8]: `ReplyHeader`."""
     epochs: Tensor
     """int64 [num_slots]: the epoch each tree was grown for."""
     committed_lens: Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 MIN_TOKENS = 8
 """Shorter sequences teach a drafter nothing."""
@@ -99,7 +99,7 @@ class _RoundCopy(NamedTuple):
     """(number of the chunk, [length, taps_size])"""
 
 
-class LiveCapture:
+class LiveCapture(RoundObserver):
     """Watches an engine's rounds; all calls come from the engine's thread.
 
     Args:
@@ -141,14 +141,14 @@ class LiveCapture:
         plan = flight.plan
         for number, rows in copy.chunks:
             chunk = plan.chunks[number]
-            if chunk.seq.epoch == flight.epochs[len(plan.decodes) + number]:
+            if flight.live[len(plan.decodes) + number]:
                 self._append(chunk.seq, chunk.start, rows.wait())
         if copy.decodes is None:
             return
         taps = copy.decodes.wait()
         for index, row in enumerate(copy.decode_rows):
             seq = plan.decodes[row]
-            if seq.epoch == flight.epochs[row]:
+            if flight.live[row]:
                 # A decode's root is the last token it has, and that one's position is the first not computed.
                 self._append(seq, len(seq.token_ids) - 1, taps[index, : len(result.token_ids[row])].clone())
 

@@ -10,7 +10,6 @@ owner writes, and what it writes lies past every position that is cached.
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,10 +19,9 @@ from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, IntegrityError
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.scheduling.suspects import Suspects
 
 logger = logging.getLogger(__name__)
-MAX_UNEXPLAINED = 3
-"""Rounds that may raise, though whatever ran in them passes alone, until that is the engine's own failure."""
 
 
 class Chunk(NamedTuple):
@@ -47,6 +45,14 @@ class SchedulerOutput(NamedTuple):
     """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
     budget_left: int
     """Prompt tokens that could still be computed this round."""
+    without_room: tuple[Sequence, ...] = ()
+    """Decodes for whose trees there are no blocks."""
+
+    def with_trees(self) -> list[bool]:
+        """By decode: whether a tree was asked for and there are blocks for it."""
+        if self.without_room:
+            return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
+        return [seq.draft.tree_requested for seq in self.decodes]
 
     def without_dropped(self) -> "SchedulerOutput":
         """The same without sequences that have lost their slot since."""
@@ -73,11 +79,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.failures: list[RequestOutput] = []
         """Last outputs of requests that failed, until they are handed out."""
-        self.num_unexplained = 0
-        """Times that a round raised and everything that ran in it was carried out alone."""
-        self._suspects: dict[Sequence, float] = {}
-        """Sequences of a round that raised, which run one at a time until they have more tokens than this."""
-        self._explained = False
+        self.suspects = Suspects()
         self._free_slots = list(reversed(range(config.max_num_seqs)))
         self._num_epochs = 0
         self._order = AdmissionOrder()
@@ -112,7 +114,7 @@ class Scheduler:
         """Drop a request whose processing raised; its last output is in `failures`."""
         request_id = seq.request.request_id
         logger.error("Request %s failed", request_id, exc_info=error)
-        self._explained |= seq in self._suspects
+        self.suspects.failed(seq)
         self._drop(seq)
         failure = f"request {request_id}: {type(error).__name__}: {error}"
         self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure))
@@ -133,10 +135,9 @@ class Scheduler:
         """
         if not self.running:
             raise RuntimeError("a round raised that no sequence ran in")
-        if self.num_unexplained == MAX_UNEXPLAINED:
-            raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
+        self.suspects.round_raised()
         for seq in reversed(self.running):
-            self._suspects[seq] = seq.max_len + self.config.speculation.max_path
+            self.suspects.add(seq, seq.max_len + self.config.speculation.max_path)
             self._preempt(seq)
         for seq in self.waiting:
             self._free(seq)
@@ -144,12 +145,12 @@ class Scheduler:
     def add_first(self, request: Request) -> None:
         """Queue a request that runs before all others, and alone; everything else must be waiting."""
         seq = Sequence(request)
-        self._suspects[seq] = math.inf
+        self.suspects.add(seq)
         self.waiting.appendleft(seq)
 
     def schedule(self) -> SchedulerOutput:
         """Pick the round's work and give it blocks."""
-        decodes = self._schedule_decodes()
+        decodes, without_room = self._schedule_decodes()
         budget = self.config.max_num_batched_tokens
         chunks: list[Chunk] = []
         admitted: list[Sequence] = []
@@ -169,7 +170,7 @@ class Scheduler:
                 budget -= chunks[-1].length
             else:
                 decodes.append(seq)
-        return SchedulerOutput(decodes, chunks, admitted, budget)
+        return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
         """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.
@@ -178,8 +179,9 @@ class Scheduler:
             with_trees: False where all decodes were bare roots, whatever was asked for.
         """
         max_path = self.config.speculation.max_path
-        for seq in plan.decodes:
-            seq.in_flight.append(max_path if with_trees and seq.tree_requested else 1)
+        drafted = plan.with_trees() if with_trees else [False] * len(plan.decodes)
+        for seq, with_tree in zip(plan.decodes, drafted, strict=True):
+            seq.in_flight.append(max_path if with_tree else 1)
         for chunk in plan.chunks:
             if chunk.replay:
                 continue
@@ -194,6 +196,7 @@ class Scheduler:
 
         Rows of sequences that have left, or left and come back, since the launch are the caller's to leave out.
         """
+        self.suspects.round_went_well()
         outputs = []
         for seq, token_ids in decodes:
             seq.num_computed += len(token_ids)
@@ -221,20 +224,26 @@ class Scheduler:
         if reason is not None:
             self._drop(seq)
             return finished_output(seq, tuple(kept), reason)
-        if self._suspects and len(seq.token_ids) > self._suspects.get(seq, math.inf):
-            self._clear(seq)
-            if self._suspects:
+        if self.suspects and self.suspects.is_past(seq):
+            self.suspects.clear(seq)
+            if self.suspects:
                 self._preempt(seq)
         return RequestOutput(seq.request.request_id, tuple(kept))
 
-    def _schedule_decodes(self) -> list[Sequence]:
+    def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
+        """What decodes, and what of it without its tree."""
         decodes: list[Sequence] = []
+        without_room: list[Sequence] = []
         for seq in list(self.running):
             if seq.slot < 0 or not seq.is_decoding or self._must_settle(seq):
                 continue
-            if self._grow(seq):
+            if self._grow_with_tree(seq):
                 decodes.append(seq)
-        return [seq for seq in decodes if seq.slot >= 0]
+            elif self._grow(seq):
+                decodes.append(seq)
+                if seq.draft.tree_requested:
+                    without_room.append(seq)
+        return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
@@ -243,14 +252,14 @@ class Scheduler:
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
         return certain or seq.max_len >= self.config.max_model_len
 
+    def _grow_with_tree(self, seq: Sequence) -> bool:
+        """Blocks for the root and the tree that was asked for, if there are so many free."""
+        num_nodes = self.config.speculation.num_nodes
+        return seq.draft.tree_requested and self._extend(seq, seq.max_len - 1 + num_nodes)
+
     def _grow(self, seq: Sequence) -> bool:
-        """Blocks for the root and its tree; gives up the tree, then the youngest sequence, when there are none."""
-        length = seq.max_len
-        if seq.tree_requested:
-            if self._extend(seq, length - 1 + self.config.speculation.num_nodes):
-                return True
-            seq.tree_requested = False
-        while not self._extend(seq, length):
+        """Blocks for the root; preempts the youngest sequences where there are none."""
+        while not self._extend(seq, seq.max_len):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
@@ -267,8 +276,8 @@ class Scheduler:
 
     def _next(self) -> Sequence | None:
         """Whose turn it is to be admitted; None while a suspect has to run alone."""
-        if self._suspects:
-            return None if self.running else next(seq for seq in self.waiting if seq in self._suspects)
+        if self.suspects:
+            return None if self.running else next(seq for seq in self.waiting if seq in self.suspects)
         return self._order.choose(self.waiting)
 
     def _admit(self, seq: Sequence) -> bool:
@@ -304,13 +313,7 @@ class Scheduler:
             if seq in queue:
                 queue.remove(seq)
         self._free(seq)
-        self._clear(seq)
-
-    def _clear(self, seq: Sequence) -> None:
-        """A sequence is no suspect any more, if it was one."""
-        if self._suspects.pop(seq, None) is not None and not self._suspects:
-            self.num_unexplained += not self._explained
-            self._explained = False
+        self.suspects.clear(seq)
 
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:

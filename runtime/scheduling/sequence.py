@@ -1,5 +1,6 @@
-"""One request on its way through the engine: its tokens, its blocks, and how far each model has computed them."""
+"""One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
 
+from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics
 
 
@@ -13,17 +14,13 @@ class Sequence:
 
     __slots__ = (
         "blocks",
-        "deferred_from",
-        "draft_complete",
-        "draft_len",
+        "draft",
         "epoch",
-        "followed",
         "in_flight",
         "last_hash",
         "metrics",
         "num_cached_tokens",
         "num_computed",
-        "num_deferred",
         "num_hashed_blocks",
         "num_prompt_tokens",
         "num_synced_blocks",
@@ -32,7 +29,6 @@ class Sequence:
         "request",
         "slot",
         "token_ids",
-        "tree_requested",
     )
 
     def __init__(self, request: Request) -> None:
@@ -58,17 +54,7 @@ class Sequence:
         self.epoch = 0
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""
-        self.followed = False
-        """Whether the drafter is to have its context: that takes time, wasted where nobody drafts."""
-        self.draft_len = 0
-        """Positions 0..draft_len-1 have the attached drafter's KV."""
-        self.draft_complete = False
-        """Whether the drafter has got, or will get, all that was computed, what is in flight included."""
-        self.num_deferred = 0
-        """Latest pairs that the drafter has not been given yet; see `runtime.engine.deferred_pairs`."""
-        self.deferred_from = 0
-        """Position of the first of them."""
-        self.tree_requested = False
+        self.draft = DraftProgress()
 
     @property
     def num_uncomputed(self) -> int:

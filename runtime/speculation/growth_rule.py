@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.protocol.messages import Outcome
+from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
 from wingbeat.runtime.speculation.acceptance import clipped, confidence_bins, given_parent
 
 
@@ -28,7 +28,7 @@ class RuleTables(NamedTuple):
     @classmethod
     def read(cls, outcome: Outcome, known: "RuleTables | None" = None) -> "RuleTables":
         """Of an outcome in host memory; `known` itself where that is what it says."""
-        number = int(outcome.header[6])
+        number = RoundHeader.read(outcome.header).rule_number
         if known is not None and number == known.number:
             return known
         parts = (

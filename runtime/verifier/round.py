@@ -1,7 +1,7 @@
 """A round between its launch and the moment the host knows what it decided."""
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,20 @@ class RoundResult(NamedTuple):
 
 
 @dataclass
+class RoundTimes:
+    """What a round took on the host, as far as it is known: filled in until the round is settled."""
+
+    forward_s: float
+    """The verifier's forward pass; on an accelerator, enqueueing it."""
+    draft_s: float = 0.0
+    """From asking for its trees to having them, as far as nothing else was done meanwhile."""
+    publish_s: float = 0.0
+    """Telling the drafter, since the round before was settled."""
+    host_s: float = 0.0
+    """Everything else since then."""
+
+
+@dataclass
 class RoundInFlight:
     """A launched round."""
 
@@ -38,17 +52,25 @@ class RoundInFlight:
     """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
     chunk_taps: Tensor | None
     """[num_chunk_tokens, taps_size], chunks back to back."""
-    forward_s: float
-    """Host seconds in the verifier's forward pass; on an accelerator, for enqueueing it."""
+    times: RoundTimes
     download: Download
     result: RoundResult | None = None
     """What it decided, once the host knows."""
+    live: list[bool] = field(default_factory=list)
+    """By decode, then by chunk, once it is settled: whether the row's sequence takes what was decided for it."""
 
     def wait(self) -> RoundResult:
         """The tokens, once the device has decided them: the one wait of a round."""
         if self.result is None:
             self.result = self._result()
         return self.result
+
+    def settle(self) -> RoundResult:
+        """The tokens, at the moment when the sequences take them."""
+        result, plan = self.wait(), self.plan
+        now = [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
+        self.live = [epoch == then for epoch, then in zip(now, self.epochs, strict=True)]
+        return result
 
     def num_new_tokens(self, row: int) -> int:
         """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
@@ -66,24 +88,20 @@ class RoundInFlight:
         )
 
 
-class RoundObserver(Protocol):
-    """Watches an engine's rounds from its thread; see `wingbeat.runtime.engine.engine.Engine.observe`."""
+class RoundObserver:
+    """Watches an engine's rounds from its thread: sees each one launched and settled, in the same order."""
 
     def launched(self, flight: RoundInFlight) -> None:
         """A round was enqueued, and the next one is not."""
-        ...
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """The oldest launched round is decided, and its sequences have not taken its tokens yet."""
-        ...
 
     def abandoned(self) -> None:
         """The rounds launched and not settled never will be: their sequences are computed again."""
-        ...
 
     def ended(self, request_id: str) -> None:
-        """A request has finished or was aborted."""
-        ...
+        """A request has finished, failed or was aborted."""
 
 
 def launched_round(
@@ -105,6 +123,6 @@ def launched_round(
         decodes=accepted,
         sampled=sampled,
         chunk_taps=chunk_taps,
-        forward_s=forward_s,
+        times=RoundTimes(forward_s),
         download=Download(parts),
     )

@@ -39,8 +39,10 @@ class ModelRunner:
 
     Args:
         model: the verifier with its taps.
-        slots: per-sequence device state, shared with the draft session.
+        slots: per-sequence device state, shared with the drafter client.
         graph_device: captures decode rounds in place of CUDA.
+        on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
+            is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
 
     Raises:
         ValueError: `cuda_graphs` or `compile` is not to be had on this device.
@@ -54,6 +56,7 @@ class ModelRunner:
         slots: SlotState,
         config: EngineConfig,
         graph_device: GraphDevice | None = None,
+        on_host: bool | None = None,
     ) -> None:
         self.loaded = loaded
         self.model = model
@@ -62,8 +65,8 @@ class ModelRunner:
         self.config = config
         self.device = slots.device
         graph_device = _graph_device(config, self.device, graph_device)
-        on_host = self.device.type == "cpu" and graph_device is None
-        self.builder = BatchBuilder(loaded, cache, slots, config, on_host)
+        self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
+        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self.forcer: AcceptanceForcer | None = None
@@ -84,11 +87,6 @@ class ModelRunner:
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the device is the host itself, so that looking at what it computed is no wait."""
-        return self.builder.on_host
 
     def prepare_trees(self) -> None:
         """Capture what trees need, once; no round may be in flight."""

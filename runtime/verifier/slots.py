@@ -91,7 +91,7 @@ class SlotState:
         if plan.admitted:
             self._admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
-        columns = [seq.slot for seq in plan.decodes], [seq.tree_requested for seq in plan.decodes]
+        columns = [seq.slot for seq in plan.decodes], plan.with_trees()
         if columns != self._latest_columns:  # a batch mostly stays as it is
             slots, wanted = upload(columns, self.device).unbind()
             self._latest_columns, self._latest_rows = columns, DecodeRows(slots, wanted.bool())

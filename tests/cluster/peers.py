@@ -23,7 +23,7 @@ from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TreeReply
 
 ROOT = Path(__file__).parents[2]
 SPEC = ChannelSpec(
@@ -72,7 +72,7 @@ def fill_reply(outcome: Outcome, token_ids: Tensor, reply: TreeReply, incarnatio
     reply.token_ids.flatten()[:] = torch.tensor(digests[:15])
     reply.parents.flatten()[: len(digests) - 15] = torch.tensor(digests[15:])
     for index, field in enumerate((reply.epochs, reply.committed_lens, reply.depths, reply.scores, reply.num_valid)):
-        field.fill_(100 * int(outcome.header[0]) + 10 * index + incarnation)
+        field.fill_(100 * RoundHeader.read(outcome.header).round_number + 10 * index + incarnation)
 
 
 def run_drafter(name: str, incarnation: int, mode: str, kind: str) -> None:

@@ -205,9 +205,11 @@ def engine_config(speculation: SpeculationConfig = TREE, **overrides) -> EngineC
     return EngineConfig(**(fields | {"speculation": speculation} | overrides))
 
 
-def new_engine(loaded: LoadedModel, config: EngineConfig, drafter: Drafter | None = None) -> Engine:
-    """An engine over its drafter, both in this thread."""
-    return build_engine(loaded, config, drafter, InProcessChannel)
+def new_engine(
+    loaded: LoadedModel, config: EngineConfig, drafter: Drafter | None = None, on_host: bool | None = None
+) -> Engine:
+    """An engine over its drafter, both in this thread; `on_host` False takes the fixed shapes of an accelerator."""
+    return build_engine(loaded, config, drafter, InProcessChannel, on_host=on_host)
 
 
 def greedy_params(max_tokens: int = NUM_TOKENS, **fields) -> SamplingParams:

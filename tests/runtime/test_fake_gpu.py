@@ -61,9 +61,8 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
 
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
 def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_read(gpu, kind):
-    gpu.waits_in |= {
-        function.__code__ for function in (transfer.copy_into, drafting._put, drafting.DraftSession.collect.__wrapped__)
-    }
+    collect = drafting.DrafterClient.collect.__wrapped__
+    gpu.waits_in |= {function.__code__ for function in (transfer.copy_into, drafting._put, collect)}
     served = serve(gpu, engine_config(TREE, 3), new_drafter(kind, TREE, None), [GREEDY, SAMPLED], on_device=False)
     assert served.engine.runner.graphs.stats.failed == []
     assert served.engine.drafter_state == "attached"
@@ -75,7 +74,7 @@ def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, 
     shape = SpeculationConfig(draft_steps=3, draft_top_k=3, verify_tree_size=8, adaptive=True)
     drafter = new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
     served = serve(gpu, engine_config(shape, num_slots, cuda_graphs=True), drafter, [GREEDY, SAMPLED])
-    assert served.engine.adaptive is not None
+    assert served.engine.stats().policy is not None
     assert served.engine.runner.graphs.stats.failed == []
     assert served.engine.drafter_state == "attached"
 
@@ -128,9 +127,9 @@ def test_kernels_of_a_first_chunk_were_run_before_a_round_waits_for_them(gpu):
 
 def test_a_first_answer_may_take_as_long_as_compiling_does(gpu, monkeypatch):
     limits = []
-    heard = drafting.DraftSession.patience_s.fget
+    heard = drafting.DrafterClient.patience_s.fget
     monkeypatch.setattr(
-        drafting.DraftSession, "patience_s", property(lambda session: limits.append(heard(session)) or limits[-1])
+        drafting.DrafterClient, "patience_s", property(lambda client: limits.append(heard(client)) or limits[-1])
     )
     drafter = new_drafter("eagle-3", CHAIN, FakeGraphDevice(gpu))
     serve(gpu, engine_config(CHAIN, 1, drafter_timeout_s=5.0), drafter, [GREEDY])

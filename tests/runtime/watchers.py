@@ -130,6 +130,10 @@ class FailingEnd:
     def __getattr__(self, name):
         return getattr(self._end, name)
 
+    def fail(self):
+        """From now on."""
+        self._left = 0
+
     def _fails(self, what):
         self._left -= what == self._what
         return what == self._what and self._left < 0

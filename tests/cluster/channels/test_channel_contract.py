@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, InProcessRig, ProcessRig, Rig, fill_reply, publish, round_trip
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.runtime.protocol.messages import TreeReply, reply_layout
+from wingbeat.runtime.protocol.messages import ReplyHeader, TreeReply, reply_layout
 
 
 @pytest.fixture(params=["in-process", "shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
@@ -37,7 +37,7 @@ def test_every_field_arrives_on_both_sides_round_after_round(rig: Rig) -> None:
         reply = rig.verifier.wait_reply(round_number, LONG_S)
         expected = TreeReply(*(torch.zeros(shape, dtype=dtype) for shape, dtype in reply_layout(SPEC).values()))
         fill_reply(outcome, rig.verifier.token_ids, expected, incarnation=2)
-        expected.header[:2] = torch.tensor([round_number, 2])
+        ReplyHeader(round_number, 2).write(expected.header)
         for field, got, want in zip(TreeReply._fields, reply, expected, strict=True):
             assert torch.equal(got.cpu(), want), field
 
@@ -70,9 +70,9 @@ def test_rounds_may_overlap(rig: Rig) -> None:
     older = publish(rig.verifier)
     for _ in range(5):
         newer = publish(rig.verifier)
-        assert rig.verifier.wait_reply(older, LONG_S).header[0] == older
+        assert ReplyHeader.read(rig.verifier.wait_reply(older, LONG_S).header).round_number == older
         older = newer
-    assert rig.verifier.wait_reply(older, LONG_S).header[0] == older
+    assert ReplyHeader.read(rig.verifier.wait_reply(older, LONG_S).header).round_number == older
 
 
 def test_without_a_drafter_nothing_blocks(rig: Rig) -> None:
@@ -90,7 +90,7 @@ def test_a_new_incarnation_skips_old_rounds_and_closes_its_predecessor(rig: Rig)
     assert rig.verifier.incarnation == 4
     for round_number in unread:
         assert rig.verifier.wait_reply(round_number, LONG_S) is None
-    assert round_trip(rig.verifier).header.tolist()[:2] == [3, 4]
+    assert ReplyHeader.read(round_trip(rig.verifier).header) == (3, 4)
     assert saw_close()
 
 

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, Nursery, ProcessRig, eventually, publish, round_trip, state_of
 from wingbeat.cluster.channels.memory import ChannelError, Word
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.runtime.protocol.messages import ReplyHeader
 
 
 @pytest.fixture(params=["shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
@@ -44,14 +44,14 @@ def test_late_writes_of_an_old_incarnation_neither_answer_nor_block(name: str) -
         new.publish_reply()
     assert old.closed
     old.publish_reply()  # to round 1, whose buffers by now hold the answer to round 3
-    assert verifier.wait_reply(3, LONG_S).header[:2].tolist() == [3, 2]
+    assert ReplyHeader.read(verifier.wait_reply(3, LONG_S).header) == (3, 2)
 
     # As if the old one had been stopped between its last check and its writes.
     verifier._words[Word.REPLIED] = old._own_reply_word()
     assert verifier.wait_reply(3, SHORT_S) is None
     assert new.poll_outcome() is None
     reply = verifier.wait_reply(3, LONG_S)
-    reply.header[:2] = torch.tensor([1, 1])
+    ReplyHeader(1, 1).write(reply.header)
     assert verifier.wait_reply(3, LONG_S) is None
     assert verifier.acquire_outcome(LONG_S) is not None
     verifier.close()
@@ -68,7 +68,7 @@ def test_a_drafter_killed_in_a_round_is_noticed_and_replaced(process_rig: Proces
     for _ in range(3):
         assert round_trip(process_rig.verifier) is None
     process_rig.start(3, "answer")
-    assert round_trip(process_rig.verifier).header[1] == 3
+    assert ReplyHeader.read(round_trip(process_rig.verifier).header).incarnation == 3
 
 
 def test_a_stopped_drafter_times_out_and_cannot_disturb_its_successor(process_rig: ProcessRig) -> None:
@@ -79,11 +79,11 @@ def test_a_stopped_drafter_times_out_and_cannot_disturb_its_successor(process_ri
     assert process_rig.verifier.wait_reply(round_number, SHORT_S) is None
     assert process_rig.verifier.peer_alive()
     process_rig.start(2, "answer")
-    assert round_trip(process_rig.verifier).header[1] == 2
+    assert ReplyHeader.read(round_trip(process_rig.verifier).header).incarnation == 2
     os.kill(old, signal.SIGCONT)
     assert eventually(lambda: state_of(old) == "Z")
     for _ in range(4):
-        assert round_trip(process_rig.verifier).header[1] == 2
+        assert ReplyHeader.read(round_trip(process_rig.verifier).header).incarnation == 2
 
 
 def test_a_dead_verifier_closes_its_drafter_and_leaves_no_segment(nursery: Nursery, name: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, publish, round_trip
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS
+from wingbeat.runtime.protocol.messages import ReplyHeader, RoundHeader
 
 
 def test_an_in_process_drafter_may_run_in_another_thread_at_its_own_pace() -> None:
@@ -16,9 +17,9 @@ def test_an_in_process_drafter_may_run_in_another_thread_at_its_own_pace() -> No
     assert channel.drafter_end.wait_outcome(SHORT_S) is None
     round_number = publish(channel.verifier_end)
     assert channel.verifier_end.wait_reply(round_number, SHORT_S) is None
-    assert channel.drafter_end.wait_outcome(LONG_S).header[0] == round_number
+    assert RoundHeader.read(channel.drafter_end.wait_outcome(LONG_S).header).round_number == round_number
     channel.drafter_end.publish_reply()
-    assert channel.verifier_end.wait_reply(round_number, LONG_S).header[0] == round_number
+    assert ReplyHeader.read(channel.verifier_end.wait_reply(round_number, LONG_S).header).round_number == round_number
 
 
 @pytest.mark.timeout(60)
@@ -49,7 +50,7 @@ def test_a_drafter_answers_only_what_it_polled_and_only_once() -> None:
     publish(channel.verifier_end)
     with pytest.raises(RuntimeError, match="no outcome has been polled"):
         drafter.publish_reply()
-    assert drafter.poll_outcome().header[0] == drafter.poll_outcome().header[0] == 1
+    assert [RoundHeader.read(drafter.poll_outcome().header).round_number for _ in range(2)] == [1, 1]
     drafter.publish_reply()
     assert drafter.poll_outcome() is None
     with pytest.raises(RuntimeError, match="no outcome has been polled"):

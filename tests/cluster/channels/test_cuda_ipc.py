@@ -25,6 +25,7 @@ from wingbeat.cluster.channels.memory import (
 )
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.runtime.protocol.messages import ReplyHeader, RoundHeader
 
 OUTCOME = ["0", "1"]
 REPLY = ["2", "3"]
@@ -161,7 +162,7 @@ def test_a_successor_is_not_made_to_wait_for_its_predecessors_work(pair: Pair, m
     assert "wait" not in {kind for kind, _ in pair.verifier_cuda.log}
     assert pair.verifier.publish_outcome() == 3
     pair.answer()
-    assert pair.verifier.wait_reply(3, LONG_S).header[:2].tolist() == [3, 2]
+    assert ReplyHeader.read(pair.verifier.wait_reply(3, LONG_S).header) == (3, 2)
     dead.close()
 
 
@@ -270,7 +271,7 @@ def test_another_gpu_of_the_node_serves_if_it_has_peer_access(name: str):
     verifier = CudaIpcChannel.create(name, SPEC, DEVICE, FakeCuda(machine, visible=(0, 1))).verifier_end
     drafter = CudaIpcChannel.attach(name, 1, DEVICE, FakeCuda(machine, visible=(1, 0)))
     publish(verifier)
-    assert drafter.poll_outcome().header[0] == 1
+    assert RoundHeader.read(drafter.poll_outcome().header).round_number == 1
     drafter.close()
     verifier.close()
 

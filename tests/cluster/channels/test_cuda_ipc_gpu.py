@@ -22,7 +22,7 @@ from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda_runtime import IpcEvent, TorchCudaRuntime
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, buffer_bytes
-from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.protocol.messages import ChannelSpec, ReplyHeader
 
 pytestmark = pytest.mark.gpu
 
@@ -228,7 +228,7 @@ def test_a_drafter_killed_in_a_round_leaves_a_working_verifier(nursery: Nursery,
         assert round_trip(rig.verifier) is None
     torch.cuda.current_stream(DEVICE).synchronize()
     rig.start(2, "answer")
-    assert round_trip(rig.verifier).header[1] == 2
+    assert ReplyHeader.read(round_trip(rig.verifier).header).incarnation == 2
     rig.verifier.close()
 
 

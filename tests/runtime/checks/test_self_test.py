@@ -93,10 +93,9 @@ def test_the_engine_is_as_new_afterwards(pair):
 def test_drafts_are_of_the_full_shape_whatever_pays(pair):
     speculation = SpeculationConfig(draft_steps=5, draft_top_k=1, adaptive=True)
     llm = open_llm(pair, speculation=speculation)
-    adaptive = llm.engine.adaptive
+    adaptive = llm.engine.policy.current
     test = run_self_test(llm.engine, None)
-    assert llm.engine.adaptive is llm.engine.drafting.adaptive is adaptive
-    assert adaptive is not None
+    assert llm.engine.policy.current is adaptive
     assert test.metrics.num_draft_tokens == 5 * test.metrics.num_drafts
     assert adaptive.stats().decisions == {}
 

@@ -30,7 +30,14 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol import transfer
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
+from wingbeat.runtime.protocol.messages import (
+    ChannelSpec,
+    Outcome,
+    RoundHeader,
+    TreeReply,
+    outcome_layout,
+    reply_layout,
+)
 from wingbeat.runtime.verifier.loader import prepare_model
 
 LENGTH = 40
@@ -51,7 +58,7 @@ class RecordingEnd:
         return self._outcome
 
     def wait_reply(self, round_number, timeout_s):
-        slots = self._outcome.proposal_slots[: int(self._outcome.header[3])].clone()
+        slots = self._outcome.proposal_slots[: RoundHeader.read(self._outcome.header).num_proposals].clone()
         reply = self._end.wait_reply(round_number, timeout_s)
         self.trees.append([field[slots].tolist() for field in (reply.token_ids, reply.parents, reply.num_valid)])
         return reply
@@ -211,7 +218,7 @@ class DeviceChannelEnd:
 
     def ask(self, decodes: list[int], chunks: list[int], proposals: list[int], longest: int = 0) -> None:
         outcome = self.outcome
-        outcome.header[:6] = torch.tensor([1, len(decodes), len(chunks), len(proposals), 2, longest])
+        RoundHeader(1, len(decodes), len(chunks), len(proposals), 2, longest).write(outcome.header)
         for slots, field in ((decodes, "decode_slots"), (chunks, "chunk_slots"), (proposals, "proposal_slots")):
             getattr(outcome, field)[: len(slots)] = torch.tensor(slots)
         outcome.chunk_lens[: len(chunks)] = 5

@@ -190,21 +190,20 @@ def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=2), drafter)
-    times, costs = [], []
+    flights, costs = [], []
+    settled = AdaptiveSpeculation.settled
     monkeypatch.setattr(
-        AdaptiveSpeculation,
-        "observe",
-        lambda self, seen, old=AdaptiveSpeculation.observe: (times.append(seen), old(self, seen)),
+        AdaptiveSpeculation, "settled", lambda self, *round_: (flights.append(round_[0]), settled(self, *round_))
     )
-    observe_verify = engine.adaptive.policy.costs.observe_verify
-    engine.adaptive.policy.costs.observe_verify = lambda *args, **more: (
+    observe_verify = engine.policy.current.policy.costs.observe_verify
+    engine.policy.current.policy.costs.observe_verify = lambda *args, **more: (
         costs.append(more),
         observe_verify(*args, **more),
     )
     Run(engine, ref.prompts, greedy_params(6)).finish()
-    assert sum(seen.num_chunk_tokens for seen in times) == sum(map(len, ref.prompts))
-    assert any(more["num_chunk_tokens"] for more in costs)
-    assert all(seen.forward_s > 0 and seen.host_s > 0 for seen in times)
+    assert sum(more["num_chunk_tokens"] for more in costs) > 0
+    assert sum(chunk.length for flight in flights for chunk in flight.plan.chunks) == sum(map(len, ref.prompts))
+    assert all(flight.times.forward_s > 0 and flight.times.host_s > 0 for flight in flights)
     engine.model.remove_taps()
 
 
@@ -269,7 +268,7 @@ class NeverPays(SpeculationPolicy):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
-    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", NeverPays)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.SpeculationPolicy", NeverPays)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
@@ -300,7 +299,7 @@ class PassesOver(SpeculationPolicy):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("caching", [False, True])
 def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch, overlap, caching):
-    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", PassesOver)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.SpeculationPolicy", PassesOver)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4, enable_prefix_caching=caching)
@@ -311,7 +310,7 @@ def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch
         run.step()
     assert drafter.num_passes == 0
     assert engine.stats().num_replayed_tokens == 0
-    engine.adaptive.policy.follows = True
+    engine.policy.current.policy.follows = True
     assert run.finish() == ref.continuations[:4]
     engine.model.remove_taps()
     assert drafter.num_passes > 0
@@ -321,7 +320,7 @@ def test_whoever_was_passed_over_costs_nothing_and_is_caught_up_with(monkeypatch
 
 def test_some_are_followed_even_where_plain_decoding_is_faster(monkeypatch):
     """Or nothing would ever show that drafting pays again."""
-    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.SpeculationPolicy", PassesOver)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.SpeculationPolicy", PassesOver)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     engine = new_engine(ref.loaded, engine_config(SHAPES["chain"], max_num_seqs=4), drafter)
@@ -329,9 +328,10 @@ def test_some_are_followed_even_where_plain_decoding_is_faster(monkeypatch):
     engine.model.remove_taps()
     assert len(ref.prompts) == 8
     assert engine.stats().speculation.num_drafts > 0
-    assert [engine.adaptive.follows_next() for _ in range(16)].count(True) == 2
-    engine.adaptive.policy.follows = True
-    assert all(engine.adaptive.follows_next() for _ in range(16))
+    [seq] = running(1)
+    assert [engine.policy.admit(seq) for _ in range(16)].count(True) == 2
+    engine.policy.current.policy.follows = True
+    assert all(engine.policy.admit(seq) for _ in range(16))
 
 
 def test_mixed_batches_give_each_request_its_plain_text():
@@ -374,7 +374,7 @@ def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
 
 
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.calibrated_speculation.drafter_times", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.drafter_times", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):

@@ -22,7 +22,7 @@ from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wro
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.llm import connect
+from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 from wingbeat.runtime.verifier.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight
@@ -46,8 +46,9 @@ def taps(ref):
 def engine_of():
     made = []
 
-    def make(loaded, drafter, **overrides):
-        made.append(new_engine(loaded, engine_config(**({"overlap": True} | overrides)), drafter))
+    def make(loaded, drafter, on_host=None, channel_factory=InProcessChannel, **overrides):
+        config = engine_config(**({"overlap": True} | overrides))
+        made.append(build_engine(loaded, config, drafter, channel_factory, on_host=on_host))
         return made[-1]
 
     yield make
@@ -159,8 +160,7 @@ def test_trees_in_fixed_shapes_are_the_same_trees(ref, engine_of, kind):
     """As on an accelerator: nothing is cut to what a round needs, and a tree that does not count is a bare root."""
     loaded, end = ending(ref)
     load = Load(ref, end, seed=7)
-    engine = engine_of(loaded, drafter_of(kind, ref), **TIGHT)
-    engine.drafting.on_host = engine.runner.builder.on_host = False
+    engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, **TIGHT)
     tokens, _, reasons = load.play(engine)
     assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
     assert engine.speculation.num_accepted_tokens > 0
@@ -212,6 +212,18 @@ def seeing(method):
     return wrapped
 
 
+class SeeingChannel(InProcessChannel):
+    """A channel whose drafter may look."""
+
+    @property
+    def pump(self):
+        return self._doorbell.pump
+
+    @pump.setter
+    def pump(self, pump):
+        self._doorbell.pump = seeing(pump)
+
+
 LOOKS = {look: getattr(torch.Tensor, look) for look in ("tolist", "numpy", "__array__")}
 
 
@@ -219,8 +231,7 @@ LOOKS = {look: getattr(torch.Tensor, look) for look in ("tolist", "numpy", "__ar
 def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatch, kind):
     loaded, end = ending(ref)
     load = Load(ref, end, seed=11, count=12)
-    engine = engine_of(loaded, drafter_of(kind, ref))
-    engine.drafting.on_host = engine.runner.builder.on_host = False
+    engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, channel_factory=SeeingChannel)
     for owner, name in [
         (engine.scheduler, "schedule"),
         (engine.slots, "load"),
@@ -229,9 +240,6 @@ def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatc
         (engine.drafting, "publish"),
     ]:
         blind(owner, name, monkeypatch)
-    if engine.drafting._end is not None:
-        doorbell = engine.drafting._end._doorbell
-        doorbell.pump = seeing(doorbell.pump)
     tokens, _, reasons = load.play(engine)
     assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
     assert engine.speculation.num_drafts > 0 or kind == "none"
@@ -306,12 +314,19 @@ def test_a_lost_drafter_costs_no_request_and_its_heir_joins(ref, taps, rig, what
 def test_a_drafter_killed_under_load_is_replaced(ref, engine_of):
     loaded, end = ending(ref)
     load = Load(ref, end, seed=3)
-    engine = engine_of(loaded, drafter_of("eagle", ref), **TIGHT)
-    channel_end = engine.drafting._end
+    channels = []
+
+    def breakable(spec):
+        channel = InProcessChannel(spec)
+        channel.verifier_end = FailingEnd(channel.verifier_end, "wait", after=10**6, alive=False)
+        channels.append(channel)
+        return channel
+
+    engine = engine_of(loaded, drafter_of("eagle", ref), channel_factory=breakable, **TIGHT)
 
     def at_round(number):
         if number == 12:
-            engine.drafting._end = FailingEnd(channel_end, "wait", 0, alive=False)
+            channels[0].verifier_end.fail()
         if number == 20:
             assert engine.drafter_state == "lost"
             connect(engine, drafter_of("ngram", ref), InProcessChannel)

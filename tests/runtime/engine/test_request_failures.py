@@ -46,7 +46,7 @@ def fails_in(engine, place: str, after: int = 0) -> None:
         "slots": (engine.slots, "load", lambda plan: plan.admitted),
         "forward": (engine.runner, "launch", lambda plan, *rest: [*plan.decodes, *(c.seq for c in plan.chunks)]),
         "publish": (engine.drafting, "publish", lambda plan, flight: plan.decodes if attached() else []),
-        "settle": (engine.drafting, "settle", lambda seq, num_tokens: [seq]),
+        "settle": (engine.drafting, "settled", lambda flight, result: flight.plan.decodes),
     }[place]
     whole = getattr(owner, name)
 

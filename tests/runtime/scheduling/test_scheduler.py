@@ -6,6 +6,7 @@ import pytest
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
+from wingbeat.runtime.scheduling import suspects
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 
@@ -76,10 +77,10 @@ def test_a_tree_is_given_up_before_a_sequence_is():
     play(scheduler, scheduler.schedule())
     first, second = scheduler.running
     scheduler.block_manager.allocate(scheduler.block_manager.num_free - 5)
-    first.tree_requested = second.tree_requested = True
+    first.draft.tree_requested = second.draft.tree_requested = True
     plan = scheduler.schedule()
     assert names(plan.decodes) == ["a", "b"]
-    assert (first.tree_requested, second.tree_requested) == (True, False)
+    assert plan.with_trees() == [True, False]
     assert len(first.blocks) * 4 >= 8 + 16
     assert scheduler.num_preemptions == 0
 
@@ -165,11 +166,11 @@ def test_everything_finishes_and_the_books_balance(seed):
         assert min(slots, default=0) >= 0
         scheduler.advance(plan, with_trees=True)
         decodes = []
-        for seq in plan.decodes:
-            count = rng.randrange(1, 5) if seq.tree_requested else 1
-            assert len(seq.blocks) * 4 >= len(seq.token_ids) - 1 + (8 if seq.tree_requested else 1)
+        for seq, with_tree in zip(plan.decodes, plan.with_trees(), strict=True):
+            count = rng.randrange(1, 5) if with_tree else 1
+            assert len(seq.blocks) * 4 >= len(seq.token_ids) - 1 + (8 if with_tree else 1)
             decodes.append((seq, [rng.randrange(50) for _ in range(count)]))
-            seq.tree_requested = rng.random() < 0.7
+            seq.draft.tree_requested = rng.random() < 0.7
         chunks = [(chunk, [rng.randrange(50)] if chunk.samples else []) for chunk in plan.chunks]
         for output in scheduler.update(decodes, chunks):
             received[output.request_id] = received.get(output.request_id, 0) + len(output.token_ids)
@@ -189,7 +190,7 @@ def test_a_round_in_flight_counts_with_all_it_may_emit():
     scheduler.add(request("a", 6, max_tokens=50))
     play(scheduler, scheduler.schedule())
     (seq,) = scheduler.running
-    seq.tree_requested = True
+    seq.draft.tree_requested = True
     scheduler.advance(scheduler.schedule(), with_trees=True)
     assert (seq.min_len, seq.max_len, seq.is_decoding) == (8, 13, True)
     plan = scheduler.schedule()
@@ -234,15 +235,15 @@ def test_the_books_balance_one_round_behind(seed):
         plan = scheduler.schedule()
         launched = bool(plan.decodes or plan.chunks)
         if launched:
-            for seq in plan.decodes:
-                assert len(seq.blocks) * 4 >= seq.max_len - 1 + (8 if seq.tree_requested else 1)
+            for seq, with_tree in zip(plan.decodes, plan.with_trees(), strict=True):
+                assert len(seq.blocks) * 4 >= seq.max_len - 1 + (8 if with_tree else 1)
                 assert seq.max_len < scheduler.config.max_model_len
-            paths = [rng.randrange(1, 7) if seq.tree_requested else 1 for seq in plan.decodes]
+            paths = [rng.randrange(1, 7) if with_tree else 1 for with_tree in plan.with_trees()]
             scheduler.advance(plan, with_trees=True)
             epochs = [seq.epoch for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks))]
             in_flight.append((plan, epochs, paths))
             for seq in plan.decodes:
-                seq.tree_requested = rng.random() < 0.7
+                seq.draft.tree_requested = rng.random() < 0.7
         while len(in_flight) > launched:
             settled, epochs, paths = in_flight.pop(0)
             live = iter(epochs)
@@ -283,3 +284,28 @@ def test_a_slot_held_twice_is_noticed():
     scheduler.running[0].slot += 1
     with pytest.raises(IntegrityError, match="slots free or held are"):
         scheduler.check_integrity()
+
+
+def raises_unexplained(scheduler):
+    """A round raises, and what ran in it passes alone."""
+    scheduler.restart()
+    while scheduler.suspects:
+        play(scheduler, scheduler.schedule())
+
+
+def test_rounds_that_raised_long_ago_are_forgotten(monkeypatch):
+    """Failures far apart end nobody's engine; as many in a row are the engine's own."""
+    monkeypatch.setattr(suspects, "FORGOTTEN_AFTER", 20)
+    scheduler = make(max_model_len=512, num_kv_blocks=140)
+    scheduler.add(request("a", 2, max_tokens=400))
+    play(scheduler, scheduler.schedule())
+    for _ in range(suspects.MAX_UNEXPLAINED + 2):
+        raises_unexplained(scheduler)
+        assert scheduler.suspects.num_unexplained == 1
+        for _ in range(20):
+            play(scheduler, scheduler.schedule())
+        assert scheduler.suspects.num_unexplained == 0
+    for _ in range(suspects.MAX_UNEXPLAINED):
+        raises_unexplained(scheduler)
+    with pytest.raises(RuntimeError, match="passed alone"):
+        scheduler.restart()

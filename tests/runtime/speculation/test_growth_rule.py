@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, outcome_layout
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.speculation.acceptance import NUM_BINS, AcceptanceTracker
 from wingbeat.runtime.speculation.growth_rule import GrowthRule, RuleTables
 from wingbeat.runtime.speculation.policy import DraftPlan
@@ -83,13 +83,13 @@ def test_the_rule_for_chains_is_the_rule(num_reqs):
 def test_tables_are_read_once_for_each_number():
     outcome = Outcome(*[torch.zeros(8, dtype=torch.int64)] + [torch.zeros(3) for _ in Outcome._fields[1:]])
     assert not RuleTables.read(outcome).number
-    outcome.header[6] = 5
+    RoundHeader(rule_number=5).write(outcome.header)
     outcome.min_reach[:] = 0.25
     first = RuleTables.read(outcome)
     outcome.min_reach[:] = 0.5
     assert RuleTables.read(outcome, first) is first
     assert first.min_reach == [0.25] * 3
-    outcome.header[6] = 6
+    RoundHeader(rule_number=6).write(outcome.header)
     assert RuleTables.read(outcome, first).min_reach == [0.5] * 3
 
 
@@ -104,13 +104,14 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
     plan, other = (DraftPlan(3, "pays", values, price) for values in (reach, 2 * reach))
 
     def arrives(plan, buffer):
-        number = buffer.header[6] = subject.write_rule(plan, buffer)
+        number = subject.write_rule(plan, buffer, 0)
+        RoundHeader(rule_number=number).write(buffer.header)
         tables = RuleTables.read(buffer)
         assert tables.min_reach == plan.min_reach.tolist()
         assert tables.node_price == price.tolist()
         assert tables.by_confidence == pytest.approx(tracker.table, rel=1e-6)
         assert tables.request_factors == pytest.approx(tracker.request_factors)
-        return int(number)
+        return number
 
     assert arrives(plan, buffers[0]) == arrives(plan, buffers[1]) == 1
     seen = np.ones((1, 2), dtype=bool)
@@ -119,6 +120,6 @@ def test_what_a_verifier_writes_is_what_its_drafter_reads():
     assert arrives(other, buffers[0]) == 3
     for field in buffers[0]:
         field.zero_()
-    subject.forget_rules()
+    subject.calibrate(None, 0.0)
     assert arrives(other, buffers[0]) == 3
-    assert subject.write_rule(DraftPlan(3, "explores"), buffers[0]) == 0
+    assert subject.write_rule(DraftPlan(3, "explores"), buffers[0], 0) == 0

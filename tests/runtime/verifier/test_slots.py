@@ -92,7 +92,7 @@ def test_rows_follow_the_batch():
     rows = state.load(plan(seqs, seqs))
     assert (rows.slots.tolist(), rows.wanted.tolist()) == ([0, 1], [0, 0])
     assert state.load(plan(seqs)) is rows
-    seqs[1].tree_requested = True
+    seqs[1].draft.tree_requested = True
     assert state.load(plan(seqs)).wanted.tolist() == [0, 1]
     assert state.load(plan(seqs[1:])).slots.tolist() == [1]
     assert state.load(plan([])).slots.tolist() == []

@@ -1,0 +1,101 @@
+"""Adaptive speculation of one engine, on costs measured with the first drafter that it is given."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
+from wingbeat.runtime.engine.adaptive_device import DeviceAdaptiveSpeculation
+from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, verifier_times
+from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
+from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.acceptance import AcceptanceTracker
+from wingbeat.runtime.speculation.costs import RoundCosts
+from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, SpeculationPolicy
+from wingbeat.runtime.verifier.decode_graphs import node_buckets
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
+from wingbeat.runtime.verifier.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class MeasuredSpeculation(Speculation):
+    """Fixed trees until costs are measured; adaptive from then on.
+
+    Args:
+        runner: what is measured.
+    """
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+        self._runner = runner
+        self._config = config
+        self._fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self.current: Speculation = self._fixed
+        """What decides now."""
+
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """Measure what rounds cost, once. Trees keep their shape where the drafter does not answer."""
+        if self.current is self._fixed:
+            self.current = self._measured(end, patience_s) or self._fixed
+        self.current.calibrate(end, patience_s)
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
+        current, self.current = self.current, self._fixed
+        try:
+            yield
+        finally:
+            self.current = current
+
+    @property
+    def follows(self) -> bool:
+        """As what decides now, like everything below."""
+        return self.current.follows
+
+    def admit(self, seq: Sequence) -> bool:
+        return self.current.admit(seq)
+
+    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        return self.current.plan(running, proposals)
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        return self.current.write_rule(plan, outcome, num_context_tokens)
+
+    @property
+    def num_nodes(self) -> int | None:
+        return self.current.num_nodes
+
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
+        return self.current.prune(trees, decodes)
+
+    def launched(self, flight: RoundInFlight) -> None:
+        self.current.launched(flight)
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        self.current.settled(flight, result)
+
+    def abandoned(self) -> None:
+        self.current.abandoned()
+
+    def stats(self) -> PolicyStats | None:
+        return self.current.stats()
+
+    def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
+        runner, config, loaded = self._runner, self._config, self._runner.loaded
+        graphs = runner.graphs if loaded.device.type == "cuda" else None
+        device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
+        verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
+        drafter = drafter_times(end, verifier.batch_sizes, patience_s)
+        if drafter is None:
+            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
+            return None
+        max_depth, num_nodes = config.speculation.max_path - 1, config.speculation.num_nodes
+        costs, tracker = RoundCosts(cost_tables(verifier, drafter)), AcceptanceTracker(config.max_num_seqs, max_depth)
+        policy = SpeculationPolicy(costs, tracker, max_depth, num_nodes, stops_early=runner.on_host)
+        if runner.pruner is None:
+            return AdaptiveSpeculation(policy)
+        return DeviceAdaptiveSpeculation(policy, runner.pruner, node_buckets(config))

@@ -1,0 +1,103 @@
+"""Where the host's time goes: by phase over all rounds, and by round."""
+
+import time
+from dataclasses import dataclass
+
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
+
+
+@dataclass
+class PhaseTimes:
+    """Host seconds spent in each phase of the rounds so far; on an accelerator, mostly spent on enqueueing."""
+
+    num_rounds: int = 0
+    schedule_s: float = 0.0
+    draft_wait_s: float = 0.0
+    """Ringing for the drafter, too: where it shares the core, that is waiting for it."""
+    verify_s: float = 0.0
+    """The verifier's forward passes."""
+    accept_s: float = 0.0
+    """Flattening the batch, choosing tokens, walking trees, compacting KV."""
+    publish_s: float = 0.0
+    wait_s: float = 0.0
+    """For the accepted tokens: what the device still has to do when the host has nothing left to do."""
+    update_s: float = 0.0
+
+
+class Phase:
+    """Counts the time within its `with` blocks, less that of phases within them."""
+
+    def __init__(self, clock: "RoundClock") -> None:
+        self._clock = clock
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._clock.begin(self)
+
+    def __exit__(self, *raised: object) -> None:
+        self._clock.end()
+
+
+class RoundClock(RoundObserver):
+    """Times the phases of an engine's rounds: `with clock.schedule:` and so on."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew, between two rounds."""
+        self._num_rounds = 0
+        self._since = 0.0
+        self._open: list[Phase] = []
+        self.schedule, self.draft_wait, self.verify, self.accept = (Phase(self) for _ in range(4))
+        self.publish, self.wait, self.update = (Phase(self) for _ in range(3))
+        self._told = dict.fromkeys((self.draft_wait, self.publish, *self._host_phases), 0.0)
+
+    @property
+    def times(self) -> PhaseTimes:
+        """So far."""
+        phases = (self.schedule, self.draft_wait, self.verify, self.accept, self.publish, self.wait, self.update)
+        return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
+
+    def begin(self, phase: Phase) -> None:
+        """From now on time is this phase's."""
+        self._switch()
+        self._open.append(phase)
+
+    def end(self) -> None:
+        """From now on time is the phase's before it."""
+        self._switch()
+        self._open.pop()
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """Its trees have been waited for; its forward pass lay within `accept`."""
+        flight.times.draft_s = self._take(self.draft_wait)
+        self.verify.seconds += flight.times.forward_s
+        self.accept.seconds -= flight.times.forward_s
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        """What was not told of to an earlier round is told of to this one."""
+        self._num_rounds += 1
+        self._switch()
+        flight.times.publish_s = self._take(self.publish)
+        flight.times.host_s = sum(map(self._take, self._host_phases))
+
+    def abandoned(self) -> None:
+        """What those rounds took is told of to none."""
+        for phase in self._told:
+            self._take(phase)
+
+    @property
+    def _host_phases(self) -> tuple[Phase, ...]:
+        return self.schedule, self.accept, self.wait, self.update
+
+    def _take(self, phase: Phase) -> float:
+        seconds = phase.seconds - self._told[phase]
+        self._told[phase] = phase.seconds
+        return seconds
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self._open[-1].seconds += now - self._since
+        self._since = now

@@ -1,0 +1,118 @@
+"""What an engine asks about speculation, round by round, and the answers of one that never decides."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.runtime.protocol.messages import Outcome, TokenTree
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats
+from wingbeat.runtime.verifier.round import RoundObserver
+
+
+class Speculation(RoundObserver, ABC):
+    """Decides how much is drafted and verified. An engine is built with one and shares it with its drafter client.
+
+    It is asked in this order, for a round and the draft behind it: `admit` for each sequence that got a slot; `prune`
+    and `num_nodes` before the launch; `launched`; `plan` and `write_rule` when the drafter is told; `settled`, with
+    what the round accepted and took (`RoundInFlight.times`). With overlap a round is settled after the next one was
+    launched. Where no drafter is asked, `plan` and `write_rule` are left out; the other calls come in every round.
+
+    Decisions change speed and never tokens.
+    """
+
+    @abstractmethod
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """A drafter is about to be attached: measure what is not known yet. No round is in flight.
+
+        Outcomes written so far count no more: this end has its own buffers.
+
+        Args:
+            patience_s: silence after which the drafter counts as stuck.
+        """
+
+    @property
+    @abstractmethod
+    def follows(self) -> bool:
+        """Whether sequences that the drafter does not follow are to be replayed for it."""
+
+    @abstractmethod
+    def admit(self, seq: Sequence) -> bool:
+        """A sequence that may be drafted for got its slot, or its drafter: whether the drafter is to follow it."""
+
+    @abstractmethod
+    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        """Decide the next draft.
+
+        Args:
+            running: sequences that decode in the next round.
+            proposals: those that may be drafted for.
+        """
+
+    @abstractmethod
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        """Hand the drafter its growth rule for the latest plan, and return its number; 0 grows every level.
+
+        Args:
+            num_context_tokens: context that the drafter takes in first, beside what the round accepted.
+        """
+
+    @property
+    @abstractmethod
+    def num_nodes(self) -> int | None:
+        """Nodes to keep of each tree where the device chooses them; None keeps all."""
+
+    @abstractmethod
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
+        """What to verify of the trees that arrived; None where all are bare roots.
+
+        Args:
+            trees: of all decoding sequences; bare roots where there is none.
+        """
+
+    @abstractmethod
+    def stats(self) -> PolicyStats | None:
+        """Decisions so far; None where nothing is decided."""
+
+
+class FixedSpeculation(Speculation):
+    """Drafts of one shape in every round, all of which is verified.
+
+    Args:
+        max_levels: of each draft.
+    """
+
+    follows: bool = True
+    num_nodes: int | None = None
+
+    def __init__(self, max_levels: int) -> None:
+        self._plan = DraftPlan(max_levels, "fixed")
+
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """Nothing is measured."""
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """As it is anyway; see `MeasuredSpeculation.fixed`."""
+        yield
+
+    def admit(self, seq: Sequence) -> bool:
+        """All are followed."""
+        return True
+
+    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        """Always the same."""
+        return self._plan
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        """Every level is grown."""
+        return 0
+
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
+        """All that arrived."""
+        return trees
+
+    def stats(self) -> PolicyStats | None:
+        """Nothing is decided."""
+        return None

@@ -1,0 +1,65 @@
+"""Who may have made a round raise: each runs alone until it is past that round."""
+
+import math
+
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+MAX_UNEXPLAINED = 3
+"""Rounds that may raise, though whatever ran in them passes alone, until that is the engine's own failure."""
+FORGOTTEN_AFTER = 1000
+"""Rounds in a row that go well until one of those is forgotten."""
+
+
+class Suspects:
+    """Sequences of a round that raised, while it is not known which of them it was."""
+
+    def __init__(self) -> None:
+        self.num_unexplained = 0
+        """Rounds that raised and are not forgotten, though everything that ran in them was carried out alone."""
+        self._passed_at: dict[Sequence, float] = {}
+        """By suspect, the tokens beyond which it is past that round."""
+        self._explained = False
+        self._num_good_rounds = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._passed_at)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq in self._passed_at
+
+    def add(self, seq: Sequence, passed_at: float = math.inf) -> None:
+        """Run a sequence alone until it has more tokens than `passed_at`."""
+        self._passed_at[seq] = passed_at
+
+    def round_raised(self) -> None:
+        """Another round raised.
+
+        Raises:
+            RuntimeError: too often already that was no sequence's doing.
+        """
+        if self.num_unexplained == MAX_UNEXPLAINED:
+            raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
+        self._num_good_rounds = 0
+
+    def round_went_well(self) -> None:
+        """Enough of these make up for one that raised; rounds of one suspect do not count."""
+        if not self.num_unexplained or self._passed_at:
+            return
+        self._num_good_rounds += 1
+        if self._num_good_rounds == FORGOTTEN_AFTER:
+            self._num_good_rounds = 0
+            self.num_unexplained -= 1
+
+    def failed(self, seq: Sequence) -> None:
+        """A sequence raised alone: where it is a suspect, that explains the round."""
+        self._explained |= seq in self._passed_at
+
+    def is_past(self, seq: Sequence) -> bool:
+        """Whether a suspect has gone through the round that raised."""
+        return len(seq.token_ids) > self._passed_at.get(seq, math.inf)
+
+    def clear(self, seq: Sequence) -> None:
+        """A sequence is no suspect any more, if it was one."""
+        if self._passed_at.pop(seq, None) is not None and not self._passed_at:
+            self.num_unexplained += not self._explained
+            self._explained = False
