@@ -4,14 +4,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.model_options import LoadOptions
 
 if TYPE_CHECKING:
     from wingbeat.runtime.checks.inspection import Convention, Inspection
@@ -23,26 +24,13 @@ _AT_ONCE = 16
 """Sequences of the self-test's engine."""
 
 
-class InspectConfig(BaseModel):
+class InspectConfig(LoadOptions):
     """Options of `wingbeat inspect`, the folder apart."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: Path | None = Field(
         None,
         description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV when served; 'auto' is bfloat16 on GPUs, float32 on CPUs."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models are loaded to be tried.")
-    threads: int = Field(1, ge=1, description="Torch CPU threads.")
-
-    @model_validator(mode="after")
-    def _check_folder(self) -> Self:
-        if self.model is not None and not (self.model / "config.json").is_file():
-            raise ValueError(f"--model {self.model}: no config.json there; give a Hugging Face checkpoint's folder")
-        return self
 
 
 @dataclass(frozen=True)
@@ -106,18 +94,15 @@ def inspect_folder(config: InspectConfig, folder: Path, open_engine: OpenEngine)
     import torch
 
     from wingbeat.runtime.checks.inspection import inspect_head, inspect_model
-    from wingbeat.runtime.config import resolve_dtype
     from wingbeat.runtime.heads.load import is_head_folder
     from wingbeat.runtime.heads.target import TargetDescription
 
-    is_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = "cuda" if is_cuda else "cpu"
-    dtype = getattr(torch, resolve_dtype(config.dtype, device))
+    dtype = getattr(torch, config.resolved_dtype())
     target = None if config.model is None else TargetDescription.from_checkpoint(config.model)
     if is_head_folder(folder):
         inspection = inspect_head(folder, target, dtype)
     else:
-        inspection = inspect_model(folder, dtype, torch.device(device))
+        inspection = inspect_model(folder, dtype, torch.device(config.resolved_device()))
     return Report(inspection) if target is None else _try(config, folder, inspection, target, open_engine)
 
 

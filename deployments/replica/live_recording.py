@@ -35,7 +35,7 @@ def needs_with_capture(config: AppConfig, needs: DrafterNeeds, num_layers: int) 
     if needs.keeps_context:
         taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to capture"
         raise ValueError(
-            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.drafter_name()} taps {taps}; serve with "
+            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.choice().label} taps {taps}; serve with "
             "an EAGLE head, 'ngram', 'suffix' or 'none'"
         )
     return needs._replace(tap_layers=default_tap_layers(num_layers))
