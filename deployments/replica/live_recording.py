@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.format import DTYPES, CaptureSpec
-from wingbeat.runtime.recordings.frozen_verifier import default_tap_layers
 from wingbeat.runtime.recordings.live import LiveCapture
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 
