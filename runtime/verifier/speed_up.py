@@ -79,7 +79,7 @@ class InputMajorLinear(nn.Linear):
 
 @torch.inference_mode()
 def fuse_norms(model: nn.Module) -> int:
-    """Let root-mean-square norms run as `torch.nn.functional.rms_norm`, one operation in place of five; returns how many do."""
+    """Let root-mean-square norms run as torch's one operation, not as five; returns how many do."""
     num_fused = 0
     for module in model.modules():
         kind, weight = type(module), getattr(module, "weight", None)
