@@ -170,7 +170,7 @@ MAY_IMPORT = {
     "runtime.speculation": {"runtime.protocol"},
     "runtime.tensor_files": set(),
     "runtime.token_length": set(),
-    "runtime.tokenizer": {"runtime.token_length"},
+    "runtime.tokenizer": {"runtime.scheduling", "runtime.token_length"},
     "runtime.tokenizer_file": {"runtime.tensor_files"},
     "runtime.training": {
         "runtime.config",

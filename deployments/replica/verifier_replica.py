@@ -19,6 +19,7 @@ from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.cluster.cores import CoreClaim, claim_core, pin_thread
 from wingbeat.cluster.placement import Share, claim_devices, drafter_options
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.build import EngineSetup, build_setup, create_channel, load_factory
@@ -130,16 +131,16 @@ class Verifier:
             await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
 
-    async def describe(self) -> dict[str, Any]:
-        """Fields of `ModelInfo`."""
-        return asdict(self._info) if is_dataclass(self._info) else self._info
+    async def describe(self) -> ModelInfo:
+        """The model that is served here."""
+        return self._info
 
     async def submit(self, *, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
         """Hand requests to the engine; what it refuses is said in the stream.
 
         Raises:
             WrongEngine: this is another engine.
-            ClientGone: the client has no open stream here.
+            RouterGone: the client has no open stream here.
         """
         self._check(engine_id, client_id)
         self._loop.submit(client_id, requests)
@@ -159,7 +160,7 @@ class Verifier:
 
         Raises:
             WrongEngine: this is another engine.
-            ClientGone: the router showed no sign of life.
+            RouterGone: the router showed no sign of life.
             EngineFailed: the engine's thread has died.
         """
         self._check(engine_id, client_id)

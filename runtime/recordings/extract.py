@@ -19,8 +19,8 @@ from wingbeat.runtime.recordings.recording_sources import (
     CorpusSource,
     PromptSource,
     Sampling,
-    Source,
     Start,
+    TextSource,
     read_prompts,
 )
 from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
@@ -160,7 +160,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
 def _fill(
     config: ExtractConfig,
     verifier: FrozenVerifier,
-    source: Source,
+    source: TextSource,
     writer: CaptureWriter,
     total: int,
     on_sequences: Callable[[int], None],
@@ -210,7 +210,7 @@ def _capture(
     return [records[number] for number in range(len(starts))]
 
 
-def _source(config: ExtractConfig, folder: Path) -> Source:
+def _source(config: ExtractConfig, folder: Path) -> TextSource:
     sampling = Sampling(config.greedy_fraction, config.temperature, config.seed)
     if config.prompts is not None:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))

@@ -1,6 +1,5 @@
 """Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
 
-import logging
 from pathlib import Path
 
 import torch
@@ -20,8 +19,6 @@ from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.speed_up import speed_up
 from wingbeat.runtime.verifier.taps import decoder_layers
 from wingbeat.runtime.verifier.trial import reference_logits, try_model
-
-logger = logging.getLogger(__name__)
 
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
