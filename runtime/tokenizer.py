@@ -291,9 +291,7 @@ class TextStream:
                 return StreamedText("".join(pieces), index + 1, True)
         return StreamedText("".join(pieces), len(token_ids), False)
 
-    def take(
-        self, token_ids: Sequence[int], finish: FinishReason | None
-    ) -> tuple[StreamedText, FinishReason | None]:
+    def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
         """`push`, and the rest where the engine has finished; with the reason why the text ends, stop strings known."""
         got = self.push(token_ids)
         if got.stopped or finish is None:
