@@ -6,16 +6,15 @@ pair as a first one does: the pause before a first replacement is none. What the
 
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.replica import supervisor as drafter_supervisor
-from wingbeat.deployments.replica.engine_factory import build_engine
-from wingbeat.deployments.replica.factories import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.build import AskNeeds, EngineSetup, build_setup
 
 PATH = "chaos_engine:build_without_back_off"
 PAUSES = ("FIRST_BACK_OFF_S", "LAST_BACK_OFF_S")
 
 
 def build_without_back_off(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
-    """`build_engine`; raises AttributeError where the supervisor's pauses have other names."""
+    """`build_setup`; raises AttributeError where the supervisor's pauses have other names."""
     for name in PAUSES:
         getattr(drafter_supervisor, name)
         setattr(drafter_supervisor, name, 0.0)
-    return build_engine(config, ask_needs)
+    return build_setup(config, ask_needs)

@@ -90,10 +90,10 @@ def open_llm(
         max_model_len=MAX_MODEL_LEN,
         num_kv_blocks=1 + max_num_seqs * blocks_per_seq,
         enable_prefix_caching=False,
+        compile=compiled,
         speculation=speculation,
     )
-    options = {"compile": True} if compiled else {}
-    return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads, **options)
+    return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads)
 
 
 def greedy(max_tokens: int, speculation: bool = True) -> SamplingParams:

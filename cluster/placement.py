@@ -11,9 +11,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-VERIFIER_BUNDLE = 0
-"""Serve puts the replica itself into the first bundle of its group."""
 DRAFTER_BUNDLE = 1
+"""Serve puts the replica itself into the first bundle of its group."""
 STRATEGY = "STRICT_PACK"
 """The channel is memory of one node, so a pair never spans two."""
 NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"

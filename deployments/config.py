@@ -5,33 +5,19 @@ import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
-from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
-from wingbeat.runtime.demo import demo_pair
-from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
+from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.runtime.config import EngineConfig
 
-_ENGINE_LIMITS = (
-    "max_num_seqs",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "block_size",
-    "num_kv_blocks",
-    "kv_cache_memory_bytes",
-    "enable_prefix_caching",
-    "drafter_timeout_s",
-    "compile",
-    "overlap",
-    "cuda_graphs",
-)
 _ENGINE = EngineConfig()
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 
 
-class AppConfig(BaseModel):
+class AppConfig(ModelOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -39,18 +25,8 @@ class AppConfig(BaseModel):
     """
 
     # An error's input would show the key beside the field that is wrong.
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
-    model: Path | None = Field(None, description="Directory of the verifier's checkpoint; none serves the demo pair.")
-    drafter: str = Field(
-        "auto",
-        description="Directory of an EAGLE head or of a draft model, 'mtp' (the model's own multi-token prediction), "
-        "'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import path of a class, or 'auto': "
-        "the demo pair's head for the demo model, 'mtp' where the model's checkpoint has it, 'ngram' for any other.",
-    )
-    allow_bad_drafter: bool = Field(
-        False, description="Serve a drafter that fails its self-test at the start, with a warning."
-    )
     served_model_name: str | None = Field(
         None, description="Name clients pass as `model`; none uses the directory's name."
     )
@@ -97,44 +73,20 @@ class AppConfig(BaseModel):
         "what is free beside the weights.",
     )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
-    draft_steps: int | None = Field(
-        None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
-    )
-    draft_top_k: int | None = Field(
-        None, description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}."
-    )
-    verify_tree_size: int | None = Field(
-        None,
-        description="Most tree nodes verified per sequence and round, root included; "
-        f"{default_by_device('verify_tree_size')}.",
-    )
-    adaptive: bool | None = Field(
-        None,
-        description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
-        f"drafted; {default_by_device('adaptive')}.",
-    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="'auto' is cuda where num_gpus_per_verifier is above 0, cpu elsewhere."
-    )
     channel: Literal["auto", "shm", "cuda_ipc"] = Field(
         "auto",
         description="What carries rounds between verifier and drafter: host memory, or GPU memory where both have a "
         "GPU. 'auto' is cuda_ipc where both have one, shm elsewhere.",
     )
-    compile: bool = Field(False, description="Run the models through torch.compile; longer start, faster rounds.")
     overlap: bool | None = Field(
         None, description="Run the host one round behind the device; by default on GPUs. False gives the same tokens."
     )
     cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
-    threads: int = Field(1, ge=1, description="Torch CPU threads of the verifier, and of the drafter.")
     share_core: bool = Field(
         True,
         description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
@@ -161,7 +113,6 @@ class AppConfig(BaseModel):
     )
 
     @field_validator(
-        "model",
         "served_model_name",
         "num_replicas",
         "num_kv_blocks",
@@ -172,9 +123,8 @@ class AppConfig(BaseModel):
         mode="before",
     )
     @classmethod
-    def _none_by_word(cls, value: Any) -> Any:
-        """The command line has no other way to say null."""
-        return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value
+    def _nothing_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
 
     @field_validator("api_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
@@ -223,14 +173,15 @@ class AppConfig(BaseModel):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         """Refuse what no single field can see, naming field, value and what is allowed."""
-        self._check_paths()
+        if self.capture_dir is not None and self.capture_dir.exists() and not self.capture_dir.is_dir():
+            raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
         if self.num_replicas is not None and self.autoscaling_config is not None:
             raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
         if self.device == "cuda" and self.num_gpus_per_verifier == 0:
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
-        if self.device == "cuda" and self._choice().needs_gpu and self.num_gpus_per_drafter == 0:
+        if self.device == "cuda" and self.choice().needs_gpu and self.num_gpus_per_drafter == 0:
             raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
         if self.cuda_graphs and self.resolved_device() == "cpu":
             raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
@@ -249,16 +200,6 @@ class AppConfig(BaseModel):
         self.engine_config()
         return self
 
-    def _check_paths(self) -> None:
-        if self.model is not None and not (self.model / "config.json").is_file():
-            raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
-        if self.capture_dir is not None and self.capture_dir.exists() and not self.capture_dir.is_dir():
-            raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
-        self._choice()
-
-    def _choice(self) -> DrafterChoice:
-        return parse_drafter(self.drafter, self.model)
-
     def access(self, bound_host: str | None) -> Access:
         """Who may use the HTTP surface of a server bound to `bound_host`."""
         return Access.of_server(
@@ -274,14 +215,7 @@ class AppConfig(BaseModel):
         Raises:
             ValueError: a limit is out of range; names field and value.
         """
-        given = {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
-        tree = SpeculationConfig.default(self.resolved_device(), **given)
-        limits = {name: getattr(self, name) for name in _ENGINE_LIMITS}
-        return EngineConfig(**limits, gpu_share=min(self.num_gpus_per_verifier, 1.0) or 1.0, speculation=tree)
-
-    def resolved_dtype(self) -> str:
-        """Name of torch's dtype, `auto` resolved."""
-        return resolve_dtype(self.dtype, self.resolved_device())
+        return self._engine_config(gpu_share=min(self.num_gpus_per_verifier, 1.0) or 1.0)
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
@@ -296,7 +230,7 @@ class AppConfig(BaseModel):
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
         has_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0
-        return "cuda" if has_gpu and self._choice().can_use_gpu else "cpu"
+        return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
     def channel_kind(self) -> ChannelKind:
         """Kind of channel between verifier and drafter.
@@ -308,27 +242,7 @@ class AppConfig(BaseModel):
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""
-        return self._choice().drafts
-
-    def tests_drafter(self) -> bool:
-        """Whether the drafter is tried at the start: one with weights, unless a factory of the user's own builds it."""
-        return self._choice().has_weights and self.drafter_factory is None
-
-    def model_dir(self) -> Path:
-        """The verifier's checkpoint.
-
-        Raises:
-            FileNotFoundError: none is configured and this installation comes without the demo pair.
-        """
-        return demo_pair().verifier if self.model is None else self.model
-
-    def drafter_source(self) -> str | Path:
-        """What `load_drafter` takes, `auto` resolved."""
-        return self._choice().source
-
-    def drafter_name(self) -> str:
-        """One word for people to read."""
-        return self._choice().label
+        return self.choice().drafts
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

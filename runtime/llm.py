@@ -1,27 +1,23 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from wingbeat.runtime.checks.readings import ConventionChoice, choose_convention
-from wingbeat.runtime.checks.self_test import SelfTest, check_drafter
 from wingbeat.runtime.config import EngineConfig, resolve_dtype
-from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.choice import parse_drafter
-from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
-from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import LoadedModel, load_model
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
 
 class LocalChannel(Protocol):
@@ -86,11 +82,6 @@ class LLM:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
     """
 
-    convention_choice: ConventionChoice | None = None
-    """How an EAGLE head was found to be read; None where its files say that, and for other kinds."""
-    self_test: SelfTest | None = None
-    """Of the drafter; None for kinds without weights, and where a benchmark draws acceptance itself."""
-
     def __init__(
         self,
         model: str | Path,
@@ -101,28 +92,27 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         threads: int = 1,
-        compile: bool = False,
         allow_bad_drafter: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch_dtype = getattr(torch, resolve_dtype(dtype, device))
-        loaded = load_model(model, torch_dtype, torch.device(device))
-        target = TargetDescription.from_checkpoint(model)
-        engine_config = replace(engine_config, compile=compile or engine_config.compile)
-        options = DrafterOptions(torch_dtype, device, cuda_graphs=engine_config.cuda_graphs is not False)
-        self.tokenizer = Tokenizer.find(model)
-        choice = parse_drafter(drafter, target.path)
-        built = load_drafter(choice.source, target, engine_config.speculation, options)
+        choice = parse_drafter(drafter, Path(model))
+        settings = PairSettings(Path(model), choice, engine_config, torch_dtype, allow_bad_drafter)
+        built: Drafter | None = None
+
+        def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:
+            nonlocal built
+            built = drafter_of_pair(settings, device)
+            if convention is not None:
+                built.read_as(convention)
+            return DrafterNeeds() if built is None else built.needs
+
+        self.engine, self.tokenizer, self.convention_choice, check = engine_of_pair(settings, device, ask_needs)
         if built is not None:
-            built.warn_of_long_context(engine_config.max_model_len)
-            self.convention_choice = choose_convention(choice.source, target, loaded, self.tokenizer)
-            if self.convention_choice is not None:
-                built.read_as(self.convention_choice.best.convention)
-        self.engine = build_engine(loaded, engine_config, built, channel_factory)
-        if choice.has_weights and engine_config.forced_acceptance is None:
-            self.self_test = check_drafter(self.engine, self.tokenizer, choice.label, allow_bad_drafter)
+            connect(self.engine, built, channel_factory)
+        self.self_test = None if check is None else check(self.engine)
 
     def stream(self, prompts: list[list[int]], params: list[SamplingParams]) -> Iterator[tuple[int, RequestOutput]]:
         """Run prompts together; yields (index of the prompt, its new tokens) round by round.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.token_length import longest_token
 
 REPLACEMENT = "�"
@@ -289,6 +290,14 @@ class TextStream:
             if stopped:
                 return StreamedText("".join(pieces), index + 1, True)
         return StreamedText("".join(pieces), len(token_ids), False)
+
+    def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
+        """`push`, and the rest where the engine has finished; with the reason why the text ends, stop strings known."""
+        got = self.push(token_ids)
+        if got.stopped or finish is None:
+            return got, FinishReason.STOP if got.stopped else None
+        rest = self.flush()
+        return got._replace(text=got.text + rest.text), FinishReason.STOP if rest.stopped else finish
 
     def flush(self) -> StreamedText:
         """The rest, once no more tokens come."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.replica.factories import EngineSetup
+from wingbeat.deployments.replica.build import EngineSetup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.protocol.ends import VerifierEnd

@@ -12,7 +12,7 @@ from _model import Steps, llama_config, plain_step_bytes, random_model, shape_fa
 
 from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layer_compile import CompiledLayers
+from wingbeat.runtime.verifier.compiled import CompiledLayers
 from wingbeat.runtime.verifier.loader import LoadedModel
 
 CONTEXT = 1024

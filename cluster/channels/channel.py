@@ -1,30 +1,8 @@
 """The channel between a verifier and its drafter: the protocol of its rounds, and the kind for one process.
 
 A kind of channel differs in how its memory is made and in how its doorbell waits; the two ends are the same. They keep
-the contract of `wingbeat.runtime.protocol.ends`.
-
-Rounds. The verifier fills the buffers of round n (parity n % 2) and then raises `OUTCOME_SEQ` to n. The drafter answers
-in the reply buffers of the same parity and then raises `REPLIED`. Round n may be filled once round n - 2 is answered.
-Each counter has one writer and is written after its data, so no lock is needed.
-
-Devices. Where a kind keeps messages on a device, a counter says "enqueued": the writer recorded an event before it
-raised the counter, and the reader makes its own stream wait for that event (`ReadyEvents`): no end waits for a device.
-- An event is waited for only when the doorbell rang for its very round, by the incarnation that is attached, and while
-  its recorder lives. What the recorder never reached, or left behind when it died, is never put before a stream.
-- Before the buffers of round n are filled again, the verifier's stream waits for the reply to round n - 2 also where
-  nobody asked for it: the drafter's device reads the old outcome until then. The other direction needs nothing more,
-  because the verifier records outcome n after it enqueued its reads of reply n - 2.
-
-A change of drafter. Each drafter attaches under an incarnation, larger than any before. It takes over by writing one
-word, `ATTACHED` (incarnation and process id together), last. From then on its predecessor's end is closed, and whatever
-that one still writes, if it was merely stopped, is fenced:
-- `REPLIED` carries the incarnation. A late write of the old one never counts as an answer, and the new one restores its
-  own value whenever it polls.
-- A reply whose header names another round or incarnation is not returned.
-What remains: a process stopped in the middle of filling a reply and resumed while its successor fills the same buffers
-may leave a tree mixed of both. The engine takes a tree only with the sequence's epoch and committed length, parents
-smaller than their nodes and tokens of the vocabulary; such a tree is safe to verify whatever it says, because
-verification decides every token by itself. A bad tree costs speed, not output.
+the contract of `wingbeat.runtime.protocol.ends`. `docs/channel.md` has the rules of rounds, of devices, and of a change
+of drafter.
 """
 
 import os

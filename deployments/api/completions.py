@@ -17,7 +17,8 @@ from wingbeat.deployments.api.requests import (
     GenerationBody,
     invalid,
 )
-from wingbeat.deployments.fleet.interface import Admission, EnginePool, EngineUnavailable
+from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
+from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
 
@@ -214,28 +215,21 @@ class CompletionService:
             return asked
         return rest if default is None else min(default, rest)
 
-    async def _run_choice(self, choice: Choice, admission: Admission) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
         stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
         prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
-                got = stream.push(output.token_ids)
-                text, num_tokens, finish = prefix + got.text, got.num_tokens, output.finish_reason
-                prefix = ""
-                if got.stopped:
-                    finish = FinishReason.STOP
+                got, finish = stream.take(output.token_ids, output.finish_reason)
+                text, prefix = prefix + got.text, ""
                 if finish is not None:
                     break
-                yield ChoiceDelta(choice.index, text, num_tokens)
+                yield ChoiceDelta(choice.index, text, got.num_tokens)
         admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
-        if not got.stopped:
-            rest = stream.flush()
-            text += rest.text
-            finish = FinishReason.STOP if rest.stopped else finish
-        yield ChoiceDelta(choice.index, text, num_tokens, finish, metrics, output.num_cached_tokens)
+        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, output.num_cached_tokens)
 
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:

@@ -106,12 +106,6 @@ def run_prompt(
     token_ids: list[int] = []
     pieces: list[str] = []
     metrics, finish = None, FinishReason.ABORT
-
-    def take(text: str) -> None:
-        pieces.append(text)
-        if on_text is not None and text:
-            on_text(text)
-
     try:
         with closing(llm.stream([prompt_ids], [params])) as outputs:
             for _, output in outputs:
@@ -119,17 +113,15 @@ def run_prompt(
                 if stream is None:
                     token_ids += output.token_ids
                     continue
-                got = stream.push(output.token_ids)
+                got, finish = stream.take(output.token_ids, output.finish_reason)
                 token_ids += output.token_ids[: got.num_tokens]
-                take(got.text)
-                if got.stopped:
-                    return Generated("".join(pieces), token_ids, FinishReason.STOP, metrics)
+                pieces.append(got.text)
+                if on_text is not None and got.text:
+                    on_text(got.text)
+                if finish is not None:
+                    break
     except ValueError as error:
         raise UserError(str(error)) from error
-    if stream is not None:
-        rest = stream.flush()
-        take(rest.text)
-        finish = FinishReason.STOP if rest.stopped else finish
     return Generated("".join(pieces), token_ids, finish, metrics)
 
 

@@ -1,75 +1,53 @@
-"""`wingbeat inspect`: what a checkpoint folder holds, and how it drafts for a verifier."""
+"""`wingbeat inspect`: what a checkpoint folder holds, and how it drafts for a verifier.
+
+Reads configs and the shapes of tensors; weights are loaded only to probe a model and to try a drafter.
+"""
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import torch
+import transformers
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.model_options import LoadOptions
+from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.conventions import stated
+from wingbeat.runtime.heads.files import read_shapes
+from wingbeat.runtime.heads.head_config import aux_layer_ids, is_text_rope
+from wingbeat.runtime.heads.layouts import Family
+from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
+from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.verifier.loader import load_model
 
-if TYPE_CHECKING:
-    from wingbeat.runtime.checks.inspection import Convention, Inspection
-    from wingbeat.runtime.checks.readings import ConventionChoice
-    from wingbeat.runtime.checks.self_test import SelfTest
-    from wingbeat.runtime.heads.target import TargetDescription
-
+Findings = dict[str, Any]
+"""What `--json` prints."""
+_TOKEN_MAPS = ("d2t", "t2d")
+_LENT = ("embed_tokens.weight", "lm_head.weight")
+_DEFAULT_NUM_TAPS = 3
+_DEEP = 1024
+"""Layers of a verifier that is not known: more than any has, so that all readings of ids are possible."""
 _AT_ONCE = 16
 """Sequences of the self-test's engine."""
 
 
-class InspectConfig(BaseModel):
+class InspectConfig(LoadOptions):
     """Options of `wingbeat inspect`, the folder apart."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: Path | None = Field(
         None,
         description="Folder of the verifier to try the drafter with; a model's own, to try its prediction modules.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV when served; 'auto' is bfloat16 on GPUs, float32 on CPUs."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models are loaded to be tried.")
-    threads: int = Field(1, ge=1, description="Torch CPU threads.")
-
-    @model_validator(mode="after")
-    def _check_folder(self) -> Self:
-        if self.model is not None and not (self.model / "config.json").is_file():
-            raise ValueError(f"--model {self.model}: no config.json there; give a Hugging Face checkpoint's folder")
-        return self
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that was found out."""
-
-    inspection: "Inspection"
-    verifier: Path | None = None
-    drafter: str | None = None
-    """Kind that was tried with the verifier."""
-    choice: "ConventionChoice | None" = None
-    self_test: "SelfTest | None" = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        fields = self.inspection.as_dict()
-        if self.verifier is None:
-            return fields | {"verifier": None, "drafter": None, "measured_convention": None, "self_test": None}
-        measured = None
-        if self.choice is not None:
-            measured = {"chosen": self.choice.best.convention._asdict(), **self.choice.as_dict()}
-        return fields | {
-            "verifier": str(self.verifier),
-            "drafter": self.drafter,
-            "measured_convention": measured,
-            "self_test": None if self.self_test is None else self.self_test.as_dict(),
-        }
 
 
 def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_engine: OpenEngine) -> None:
@@ -80,127 +58,258 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     """
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no config.json there; give a checkpoint's folder")
-    # Importing torch and transformers takes seconds.
-    import transformers
-
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
-        report = inspect_folder(config, folder, open_engine)
+        dtype = getattr(torch, config.resolved_dtype())
+        target = None if config.model is None else TargetDescription.from_checkpoint(config.model)
+        if is_head_folder(folder):
+            found = inspect_head(folder, target, dtype)
+        else:
+            found = inspect_model(folder, dtype, torch.device(config.resolved_device()))
+        found |= {"verifier": None, "drafter": None, "measured_convention": None, "self_test": None}
+        if target is not None:
+            found |= _try(config, folder, found, target, open_engine)
     except (ValueError, OSError) as error:
         raise UserError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
     if as_json:
-        print(json.dumps(report.as_dict()))
+        print(json.dumps(found))
         return
     console = Console()
-    for table in _tables(report):
+    for table in _tables(found):
         console.print(table)
 
 
-def inspect_folder(config: InspectConfig, folder: Path, open_engine: OpenEngine) -> Report:
-    """Read the folder, and try it with the verifier where one is given.
+def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dtype) -> Findings:
+    """Look into a draft head's folder.
+
+    Args:
+        target: its verifier, which settles what its config leaves to it.
+        dtype: it would be served in.
 
     Raises:
-        ValueError, OSError, UserError: as `inspect_command`.
+        CheckpointError: it cannot be read, is of a family that is not supported, or does not fit the verifier.
     """
-    import torch
+    checkpoint = read_checkpoint(folder)
+    hidden_size = target.hidden_size if target is not None else _target_hidden_size(checkpoint)
+    readings = () if target is None else checkpoint.conventions(target.num_layers, hidden_size)
+    placeholder = HeadConvention(tuple(range(_num_taps(checkpoint))))
+    config = checkpoint.config(hidden_size, readings[0] if readings else placeholder)
+    names = (
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("target_hidden_size", "vocab_size", "draft_vocab_size", "max_position_embeddings", "num_taps"),
+    )
+    shapes = {name: getattr(config, name) for name in names}
+    parameters = _count(shape for name, shape in checkpoint.shapes.items() if name not in _TOKEN_MAPS)
+    kv_numbers = 2 * config.num_key_value_heads * config.head_dim
+    return _common(folder, dtype, parameters, parameters, kv_numbers) | {
+        "kind": "eagle",
+        "format": f"{checkpoint.layout.family} in {checkpoint.layout.name} layout",
+        "shapes": shapes | {"rope_type": config.rope_parameters.get("rope_type", "default")},
+        "convention": _convention(checkpoint, readings) if readings else _convention_alone(checkpoint, hidden_size),
+        "from_verifier": [name for name in _LENT if name not in checkpoint.shapes],
+        "notes": ["m-RoPE is read as for text"] if is_text_rope(checkpoint.raw) else [],
+    }
 
-    from wingbeat.runtime.checks.inspection import inspect_head, inspect_model
-    from wingbeat.runtime.config import resolve_dtype
-    from wingbeat.runtime.heads.load import is_head_folder
-    from wingbeat.runtime.heads.target import TargetDescription
 
-    is_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    device = "cuda" if is_cuda else "cpu"
-    dtype = getattr(torch, resolve_dtype(config.dtype, device))
-    target = None if config.model is None else TargetDescription.from_checkpoint(config.model)
-    if is_head_folder(folder):
-        inspection = inspect_head(folder, target, dtype)
-    else:
-        inspection = inspect_model(folder, dtype, torch.device(device))
-    return Report(inspection) if target is None else _try(config, folder, inspection, target, open_engine)
+def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Findings:
+    """Look into a causal LM's folder, and load it to probe its attention.
+
+    Raises:
+        CheckpointError: its tensors cannot be read.
+        ValueError, OSError: transformers does not know its config.
+    """
+    target = TargetDescription.from_checkpoint(folder)
+    # As a dictionary: some configs refuse to name one value for what differs from layer to layer.
+    config, tensors = target.config.to_dict(), read_shapes(folder)
+    probe, kv_numbers = _probe(folder, dtype, device)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("intermediate_size", "vocab_size", "max_position_embeddings")
+    num_modules, parameters = num_mtp_modules(target), _count(tensors.values())
+    in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
+    whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return _common(folder, dtype, parameters, parameters - in_modules, kv_numbers) | {
+        "kind": "model",
+        "format": (getattr(whole, "architectures", None) or [type(whole).__name__])[0],
+        "shapes": {name: config[name] for name in names if config.get(name) is not None},
+        "probe": probe,
+        "mtp": {"modules": num_modules, "parameters": in_modules} if num_modules else None,
+    }
+
+
+def _common(folder: Path, dtype: torch.dtype, parameters: int, num_served: int, kv_numbers: int) -> Findings:
+    """What is said of heads and models alike, and nothing in place of what is said of one kind.
+
+    Args:
+        parameters, num_served: numbers in the files, and in memory when served.
+        kv_numbers: in the KV cache, per token.
+    """
+    memory = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "weights_bytes": num_served * dtype.itemsize,
+        "kv_bytes_per_token": kv_numbers * dtype.itemsize,
+    }
+    files = [file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+    return {
+        "path": str(folder),
+        "parameters": parameters,
+        "file_bytes": sum(file.stat().st_size for file in files),
+        "memory": memory,
+        **{"convention": None, "from_verifier": [], "probe": None, "mtp": None, "notes": []},
+    }
+
+
+def _convention(checkpoint: HeadCheckpoint, readings: tuple[HeadConvention, ...]) -> Findings:
+    """How a head's weights are read, as far as its files say; the likeliest reading is the first."""
+    fields = HeadConvention._fields
+    return {
+        "likeliest": readings[0]._asdict(),
+        "open_fields": [name for name in fields if len({getattr(reading, name) for reading in readings}) > 1],
+        "readings": [reading._asdict() for reading in readings],
+        "source": _source(checkpoint),
+    }
+
+
+def _convention_alone(checkpoint: HeadCheckpoint, target_hidden_size: int) -> Findings:
+    """What can be said without the verifier: the number of its layers decides what ids and defaults mean."""
+    given = stated(checkpoint.raw)
+    if given is not None:
+        return _convention(checkpoint, (given,)) | {"readings": []}
+    ids, name_outputs = aux_layer_ids(checkpoint.raw)
+    taps = None if ids is None else tuple(layer + name_outputs for layer in ids)
+    found = _convention(checkpoint, checkpoint.conventions(_DEEP, target_hidden_size))
+    return found | {"likeliest": found["likeliest"] | {"tap_layers": taps}, "readings": []}
+
+
+def _source(checkpoint: HeadCheckpoint) -> str:
+    """Where the taps come from."""
+    ids, name_outputs = aux_layer_ids(checkpoint.raw)
+    if checkpoint.layout.family is Family.EAGLE1:
+        return "the output of the verifier's final norm"
+    if stated(checkpoint.raw) is not None:
+        return "stated by the file"
+    if ids is None:
+        return "no ids in the config: layers 2, n // 2 and n - 3 of n are usual"
+    return f"ids {list(ids)} in the config, counted by the layer they {'leave' if name_outputs else 'enter'}"
+
+
+def _num_taps(checkpoint: HeadCheckpoint) -> int:
+    if checkpoint.layout.family is Family.EAGLE1:
+        return 1
+    given, (ids, _) = stated(checkpoint.raw), aux_layer_ids(checkpoint.raw)
+    if given is not None:
+        return len(given.tap_layers)
+    return _DEFAULT_NUM_TAPS if ids is None else len(ids)
+
+
+def _target_hidden_size(checkpoint: HeadCheckpoint) -> int:
+    """From what `fc` reads: the taps, or a token's embedding and one hidden state."""
+    width = checkpoint.shapes.get("fc.weight", (0, 0))[-1]
+    return width // (2 if checkpoint.layout.family is Family.EAGLE1 else _num_taps(checkpoint))
+
+
+def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Findings, int]:
+    """Whether a model can be the verifier, with runs of equal layers; numbers in its KV cache per token."""
+    try:
+        loaded = load_model(folder, dtype, device)
+    except ValueError as error:  # an UnsupportedModelError, or transformers has no causal LM of this kind
+        return {"can_be_verifier": False, "reason": str(error).strip().splitlines()[0]}, 0
+    groups: list[Findings] = []
+    for index, layer in enumerate(loaded.layers):
+        described = asdict(layer)
+        if groups and {name: groups[-1][name] for name in described} == described:
+            groups[-1]["last"] = index
+        else:
+            groups.append({"first": index, "last": index, **described})
+    return {
+        "can_be_verifier": True,
+        "max_model_len": loaded.max_position_embeddings,
+        "eos_token_ids": sorted(loaded.eos_token_ids),
+        "layers": groups,
+    }, sum(layer.kv_size for layer in loaded.layers)
+
+
+def _is_mtp(name: str, target: TargetDescription) -> bool:
+    if name.startswith("mtp."):
+        return True
+    _, found, rest = name.partition("layers.")
+    number = rest.partition(".")[0]
+    return bool(found) and number.isdigit() and int(number) >= target.num_layers
+
+
+def _count(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _try(
-    config: InspectConfig, folder: Path, inspection: "Inspection", target: "TargetDescription", open_engine: OpenEngine
-) -> Report:
+    config: InspectConfig, folder: Path, found: Findings, target: TargetDescription, open_engine: OpenEngine
+) -> Findings:
     """Run the folder as a drafter, whether it suits or not."""
-    drafter = str(folder)
+    drafter, kind = str(folder), "eagle" if found["kind"] == "eagle" else "draft_model"
     if folder.resolve() == target.path.resolve():
-        if inspection.mtp is None:
+        if found["mtp"] is None:
             raise UserError(f"--model {target.path}: the model has no prediction modules to try; give another drafter")
-        drafter = "mtp"
-    local = LocalConfig(
-        model=target.path,
-        drafter=drafter,
-        allow_bad_drafter=True,
-        dtype=config.dtype,
-        device=config.device,
-        threads=config.threads,
-        adaptive=False,
-    )
-    llm = open_engine(local, _AT_ONCE)
-    kind = "mtp" if drafter == "mtp" else "eagle" if inspection.kind == "eagle" else "draft_model"
-    return Report(inspection, target.path, kind, llm.convention_choice, llm.self_test)
+        drafter = kind = "mtp"
+    shared = {name: getattr(config, name) for name in LoadOptions.model_fields}
+    llm = open_engine(LocalConfig(**shared, drafter=drafter, allow_bad_drafter=True, adaptive=False), _AT_ONCE)
+    choice, test = llm.convention_choice, llm.self_test
+    return {
+        "verifier": str(target.path),
+        "drafter": kind,
+        "measured_convention": choice and {"chosen": choice.best.convention._asdict(), **choice.as_dict()},
+        "self_test": test and test.as_dict(),
+    }
 
 
-def _tables(report: Report) -> list[Table]:
+def _tables(found: Findings) -> Iterator[Table]:
     """The folder's content; its layers; the readings that were measured; the self-test."""
-    made = [_content(report.inspection)]
-    if report.inspection.probe is not None and "layers" in report.inspection.probe:
-        made.append(_layers(report.inspection.probe["layers"]))
-    if report.choice is not None:
-        made.append(_readings(report.choice))
-    if report.self_test is not None:
-        made.append(_self_test(report.self_test, str(report.verifier)))
-    return made
+    content = Table(title=found["path"], show_header=False, title_justify="left")
+    for row in _content(found):
+        content.add_row(*row)
+    yield content
+    if found["probe"] is not None and "layers" in found["probe"]:
+        yield _layers(found["probe"]["layers"])
+    if found["measured_convention"] is not None:
+        yield _readings(**found["measured_convention"])
+    if found["self_test"] is not None:
+        yield _self_test(found["self_test"], found["verifier"])
 
 
-def _content(inspection: "Inspection") -> Table:
-    table = Table(title=inspection.path, show_header=False, title_justify="left")
-    table.add_row("format", inspection.format)
-    for name, value in inspection.shapes.items():
-        table.add_row(name, str(value))
-    memory = inspection.memory
-    table.add_row("parameters", f"{inspection.parameters:,}")
-    table.add_row("files", _bytes(inspection.file_bytes))
-    table.add_row(f"weights in {memory.dtype}", _bytes(memory.weights_bytes))
-    if memory.kv_bytes_per_token:
-        table.add_row(f"KV per token in {memory.dtype}", _bytes(memory.kv_bytes_per_token))
-    if inspection.convention is not None:
-        for name, text in _convention(inspection.convention):
-            table.add_row(name, text)
-        table.add_row("from the verifier", ", ".join(inspection.from_verifier) or "nothing")
-    if inspection.probe is not None:
-        table.add_row("as a verifier", _verdict(inspection.probe))
-        modules = inspection.mtp
+def _content(found: Findings) -> Iterator[tuple[str, str]]:
+    yield "format", found["format"]
+    yield from ((name, str(value)) for name, value in found["shapes"].items())
+    memory = found["memory"]
+    yield "parameters", f"{found['parameters']:,}"
+    yield "files", _bytes(found["file_bytes"])
+    yield f"weights in {memory['dtype']}", _bytes(memory["weights_bytes"])
+    if memory["kv_bytes_per_token"]:
+        yield f"KV per token in {memory['dtype']}", _bytes(memory["kv_bytes_per_token"])
+    if found["convention"] is not None:
+        yield from _convention_rows(found["convention"])
+        yield "from the verifier", ", ".join(found["from_verifier"]) or "nothing"
+    if found["probe"] is not None:
+        refusal = f"refused: {found['probe'].get('reason')}"
+        agrees = "its attention agrees with transformers' own"
+        yield "as a verifier", agrees if found["probe"]["can_be_verifier"] else refusal
+        modules = found["mtp"]
         text = "none" if modules is None else f"{modules['modules']} of {modules['parameters']:,} parameters"
-        table.add_row("prediction modules (MTP)", text)
-    for note in inspection.notes:
-        table.add_row("note", note)
-    return table
+        yield "prediction modules (MTP)", text
+    yield from (("note", note) for note in found["notes"])
 
 
-def _convention(convention: "Convention") -> Iterable[tuple[str, str]]:
-    fields = dict(convention.likeliest)
+def _convention_rows(convention: Findings) -> Iterator[tuple[str, str]]:
+    fields, open_fields = dict(convention["likeliest"]), ", ".join(convention["open_fields"])
     taps = fields.pop("tap_layers")
     layers = "those of the verifier's depth" if taps is None else str(list(taps))
-    yield "taps enter layers", f"{layers} ({convention.source})"
-    for name, value in fields.items():
-        yield name, "as in the config" if value is None else str(value)
-    if convention.open_fields and convention.readings:
-        yield "left open by the files", f"{', '.join(convention.open_fields)}: {len(convention.readings)} readings"
-    elif convention.open_fields:
-        yield "open without the verifier", ", ".join(convention.open_fields)
+    yield "taps enter layers", f"{layers} ({convention['source']})"
+    yield from ((name, "as in the config" if value is None else str(value)) for name, value in fields.items())
+    if open_fields and convention["readings"]:
+        yield "left open by the files", f"{open_fields}: {len(convention['readings'])} readings"
+    elif open_fields:
+        yield "open without the verifier", open_fields
 
 
-def _verdict(probe: dict[str, Any]) -> str:
-    if not probe["can_be_verifier"]:
-        return f"refused: {probe['reason']}"
-    return "its attention agrees with transformers' own"
-
-
-def _layers(groups: list[dict[str, Any]]) -> Table:
+def _layers(groups: list[Findings]) -> Table:
     table = Table("layers", "heads", "KV heads", "key size", "value size", "window", title="Attention")
     for group in groups:
         span = str(group["first"]) if group["first"] == group["last"] else f"{group['first']}-{group['last']}"
@@ -209,29 +318,23 @@ def _layers(groups: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _readings(choice: "ConventionChoice") -> Table:
-    differing = [
-        name
-        for name in choice.best.convention._fields
-        if len({getattr(reading.convention, name) for reading in choice.readings}) > 1
-    ]
+def _readings(chosen: Findings, readings: list[Findings]) -> Table:
+    differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
     table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
-    for reading in choice.readings:
-        values = [getattr(reading.convention, name) for name in differing]
+    for reading in readings:
+        values = [reading["convention"][name] for name in differing]
         fields = [str(list(value)) if isinstance(value, tuple) else str(value) for value in values]
-        mark = "chosen" if reading is choice.best else ""
-        table.add_row(mark, *fields, f"{reading.length:.2f}", " ".join(f"{share:.2f}" for share in reading.by_depth))
+        mark, shares = "chosen" if reading["convention"] == chosen else "", reading["by_depth"]
+        table.add_row(mark, *fields, f"{reading['length']:.2f}", " ".join(f"{share:.2f}" for share in shares))
     return table
 
 
-def _self_test(test: "SelfTest", verifier: str) -> Table:
-    from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE
-
-    outcome = "passed" if test.passed else f"[red]below {LEAST_ACCEPTANCE} at the first position: refused[/red]"
+def _self_test(test: Findings, verifier: str) -> Table:
+    outcome = "passed" if test["passed"] else f"[red]below {LEAST_ACCEPTANCE} at the first position: refused[/red]"
     title = f"Self-test with {verifier}: {outcome}"
-    caption = f"{test.metrics.acceptance_length:.2f} tokens per draft"
+    caption = f"{test['acceptance_length']:.2f} tokens per draft"
     table = Table("depth", "accepted if reached", title=title, caption=caption, title_justify="left", min_width=40)
-    for position, rate in enumerate(test.metrics.acceptance_rate_per_pos()):
+    for position, rate in enumerate(test["acceptance_rate_per_pos"]):
         table.add_row(str(position + 1), f"{rate:.3f}")
     return table
 

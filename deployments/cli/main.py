@@ -11,7 +11,6 @@ import typer
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
-from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import Config, UserError, model_command
 from wingbeat.deployments.config import AppConfig
@@ -71,18 +70,10 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         """Compare speculative with plain decoding in this process."""
         bench_command(config, as_json, open_engine)
 
-    def inspect(
-        config: InspectConfig,
-        folder: Annotated[Path, typer.Argument(help="Folder of a draft head or a model.", show_default=False)],
-        as_json: JsonOption = False,
-    ) -> None:
-        """Show what a checkpoint holds, and how it drafts for a verifier."""
-        inspect_command(config, folder, as_json, open_engine)
-
     app.command("serve")(model_command(AppConfig, _serve))
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
-    app.command("inspect")(model_command(InspectConfig, inspect))
+    _add_inspect(app, open_engine)
     _add_train(app)
     _add_extract(app)
     return app
@@ -107,6 +98,26 @@ def _serve(
         raise UserError(str(error)) from error
 
 
+def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
+    """`inspect` reads its own arguments later, as `train` does."""
+
+    def inspect(context: typer.Context) -> None:
+        """Show what a checkpoint holds, and how it drafts for a verifier."""
+        from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
+
+        def run(
+            config: InspectConfig,
+            folder: Annotated[Path, typer.Argument(help="Folder of a draft head or a model.", show_default=False)],
+            as_json: JsonOption = False,
+        ) -> None:
+            """Show what a checkpoint holds, and how it drafts for a verifier."""
+            inspect_command(config, folder, as_json, open_engine)
+
+        _run_now(context, InspectConfig, run)
+
+    app.command("inspect", context_settings=_READS_LATER)(inspect)
+
+
 def _add_train(app: typer.Typer) -> None:
     """`train` reads its own arguments later: its options come from modules that import torch."""
 
@@ -129,11 +140,16 @@ def _add_extract(app: typer.Typer) -> None:
             """Capture a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
             extract_command(config)
 
-        own = _new_app("Capture a verifier's hidden states.")
-        own.command()(model_command(ExtractConfig, run))
-        own(context.args, prog_name="wingbeat extract", standalone_mode=False)
+        _run_now(context, ExtractConfig, run)
 
     app.command("extract", context_settings=_READS_LATER)(extract)
+
+
+def _run_now(context: typer.Context, config_class: type[Config], run: Callable[..., None]) -> None:
+    """Read the arguments that were left for later."""
+    own = _new_app(run.__doc__)
+    own.command()(model_command(config_class, run))
+    own(context.args, prog_name=context.command_path, standalone_mode=False)
 
 
 def _train_app() -> typer.Typer:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wingbeat.deployments.cli.buffer_sizes import check_channel, check_memory
 from wingbeat.deployments.config import AppConfig
-from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp, parse_drafter
+from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoint import check_files, check_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line, quiet
@@ -100,7 +100,7 @@ def _check_capture(config: AppConfig) -> None:
 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:
     """The mistakes about a drafter that need no imports."""
-    choice = parse_drafter(config.drafter, config.model)
+    choice = config.choice()
     if not _drafter_is_ours(config, choice, here):
         return
     package = str(choice.source).partition(".")[0]
@@ -125,7 +125,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _check_factories(config: AppConfig) -> None:
-    from wingbeat.deployments.replica.factories import load_factory
+    from wingbeat.deployments.replica.build import load_factory
 
     for path in (config.engine_factory, config.drafter_factory):
         if path is not None:
@@ -139,7 +139,7 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
     from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
     from wingbeat.runtime.heads.target import TargetDescription
 
-    choice, taps_size = parse_drafter(config.drafter, config.model), 0
+    choice, taps_size = config.choice(), 0
     if _drafter_is_ours(config, choice, here):
         with one_line(file.name), quiet():
             target = TargetDescription.from_checkpoint(file.folder)

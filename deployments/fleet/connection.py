@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from wingbeat.deployments.fleet.interface import RequestFailed
+from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
 from wingbeat.deployments.fleet.wire import (
     Delta,
     GivenUp,
@@ -36,7 +36,15 @@ class EngineLost(Exception):
 
 
 class EngineTransport(Protocol):
-    """Calls to engines by id. Each raises whatever the transport raises when the engine is gone."""
+    """The engines of one model, and calls to them by id, which raise whatever the transport raises when one is gone."""
+
+    async def describe(self) -> ModelInfo:
+        """The model, from any engine; waits until one is there."""
+        ...
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
+        ...
 
     def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for this client, the first one empty as soon as requests may be submitted."""

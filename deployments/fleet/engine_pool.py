@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Protocol
 
 from wingbeat.cluster.routing import EngineLoad, TokenRate, choose_engine, num_missing_places, retry_after_s
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineLost, EngineTransport
@@ -20,20 +19,8 @@ DRAIN_POLL_S = 0.05
 SHUTTING_DOWN = "The server is shutting down."
 
 
-class EngineSource(EngineTransport, Protocol):
-    """A transport that also knows the engines and their model."""
-
-    async def describe(self) -> ModelInfo:
-        """The model, from any engine; waits until one is there."""
-        ...
-
-    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
-        """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
-        ...
-
-
 class Reservation:
-    """Places taken in one pool; see `Admission` in `engine_interface`."""
+    """Places for requests, in the engines or in the queue before them; taken until they are released."""
 
     def __init__(self, pool: "EnginePool", num_requests: int) -> None:
         self._pool = pool
@@ -47,9 +34,9 @@ class Reservation:
 
 
 class EnginePool:
-    """The router's side of `EnginePool` in `engine_interface`: one multiplexed connection per engine."""
+    """All engines that serve one model, with one multiplexed connection to each."""
 
-    def __init__(self, source: EngineSource, *, max_num_seqs: int, max_queued_requests: int) -> None:
+    def __init__(self, source: EngineTransport, *, max_num_seqs: int, max_queued_requests: int) -> None:
         self._source = source
         self._max_num_seqs = max_num_seqs
         self._max_queued_requests = max_queued_requests
@@ -144,7 +131,10 @@ class EnginePool:
         return Reservation(self, num_requests)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
-        """Run a request that was admitted; yields its tokens as they arrive. Closing the generator early aborts it.
+        """Run a request that was admitted; yields its tokens as they arrive, several per output possible.
+
+        The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
+        so far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
         When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
         the text is the one the first engine would have written. An engine that dies by an exception names the requests

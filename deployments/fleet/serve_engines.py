@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.fleet.directory import DIRECTORY
-from wingbeat.deployments.fleet.interface import ModelInfo, model_info
+from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 
 
 class ServeEngines:
-    """`EngineSource` over Ray Serve; each call names the replica it is for."""
+    """`EngineTransport` over Ray Serve; each call names the replica it is for."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -18,7 +18,7 @@ class ServeEngines:
 
     async def describe(self) -> ModelInfo:
         """The model, from any engine; waits until one is there."""
-        return model_info(await self._handle.describe.remote())
+        return await self._handle.describe.remote()
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
         """Report the live engines now and at every change; returns the way to unsubscribe."""

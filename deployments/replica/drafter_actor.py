@@ -12,14 +12,12 @@ from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.replica.factories import load_factory
-from wingbeat.deployments.replica.pair_channel import attach_channel
+from wingbeat.deployments.replica.build import attach_channel, build_draft_worker, load_factory
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
 
 logger = logging.getLogger(__name__)
-OWN_FACTORY = "wingbeat.deployments.replica.drafter_factory:build_draft_worker"
 WAIT_S = 0.1
 """Longest wait for a round; within it the doorbell wakes the thread at once."""
 SHARED_WAIT_S = 0.3e-3
@@ -60,7 +58,8 @@ class DrafterActor:
         torch.set_num_threads(config.threads)
         self._config = config
         self._core = core
-        self._worker: Worker = load_factory(config.drafter_factory or OWN_FACTORY)(config)
+        build = load_factory(config.drafter_factory) if config.drafter_factory else build_draft_worker
+        self._worker: Worker = build(config)
         if convention is not None:
             self._worker.drafter.read_as(convention)
         self._lock = threading.Lock()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
-from wingbeat.deployments.replica.outbox import ClientGone, Outbox
+from wingbeat.deployments.replica.outbox import Outbox, RouterGone
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
@@ -124,13 +124,13 @@ class EngineLoop:
         """Hand over requests; refusals arrive in the outbox.
 
         Raises:
-            ClientGone: the client is not connected.
+            RouterGone: the client is not connected.
             EngineFailed: the engine is gone.
             TypeError, IndexError: something among the requests has no number that an answer could go to.
         """
         self.check_alive()
         if client_id not in self._outboxes:
-            raise ClientGone(f"client {client_id} is not connected to this engine")
+            raise RouterGone(f"client {client_id} is not connected to this engine")
         self._post(_Submission(self, client_id, requests))
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
@@ -245,7 +245,7 @@ class EngineLoop:
         outbox = self._outboxes.pop(client_id, None)
         self._abort([request_id for request_id, owner in self._owners.items() if owner[0] == client_id])
         if outbox is not None:
-            outbox.end(ClientGone(f"client {client_id} was disconnected"))
+            outbox.end(RouterGone(f"client {client_id} was disconnected"))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

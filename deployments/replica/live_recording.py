@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.format import DTYPES, CaptureSpec
-from wingbeat.runtime.recordings.frozen_verifier import default_tap_layers
 from wingbeat.runtime.recordings.live import LiveCapture
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 
@@ -35,7 +35,7 @@ def needs_with_capture(config: AppConfig, needs: DrafterNeeds, num_layers: int) 
     if needs.keeps_context:
         taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to capture"
         raise ValueError(
-            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.drafter_name()} taps {taps}; serve with "
+            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.choice().label} taps {taps}; serve with "
             "an EAGLE head, 'ngram', 'suffix' or 'none'"
         )
     return needs._replace(tap_layers=default_tap_layers(num_layers))

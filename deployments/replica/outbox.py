@@ -10,7 +10,7 @@ from wingbeat.runtime.scheduling.request import RequestOutput
 logger = logging.getLogger(__name__)
 
 
-class ClientGone(Exception):
+class RouterGone(Exception):
     """The client is not connected, or its connection was closed."""
 
 
@@ -90,7 +90,7 @@ class Outbox:
             self._event_loop.call_soon_threadsafe(self._ready.set)
         except RuntimeError:
             # The consumer's event loop is closed: the process is going down and nobody waits any more.
-            self._ended_by = self._ended_by or ClientGone("the event loop is closed")
+            self._ended_by = self._ended_by or RouterGone("the event loop is closed")
 
 
 def _pack(number: int, rounds: list[RequestOutput]) -> WireOutput:

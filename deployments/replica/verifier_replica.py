@@ -19,19 +19,18 @@ from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.cluster.cores import CoreClaim, claim_core, pin_thread
 from wingbeat.cluster.placement import Share, claim_devices, drafter_options
 from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.build import EngineSetup, build_setup, create_channel, load_factory
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.engine_loop import EngineLoop
-from wingbeat.deployments.replica.factories import EngineSetup, load_factory
 from wingbeat.deployments.replica.live_recording import TrafficCapture, start_capture
-from wingbeat.deployments.replica.pair_channel import create_channel
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 
 logger = logging.getLogger(__name__)
-OWN_FACTORY = "wingbeat.deployments.replica.engine_factory:build_engine"
 SWITCH_INTERVAL_S = 0.5e-3
 """How long the event loop may keep the interpreter from the engine's thread; Python's default of 5 ms is a third of a
 round."""
@@ -115,11 +114,9 @@ class Verifier:
         # Launched first: its process starts and loads while this one loads the model.
         drafter = RayDrafter(config, self._core and self._core.core) if config.has_drafter() else None
         self._first_drafter = drafter
-        setup: EngineSetup = await asyncio.to_thread(
-            load_factory(config.engine_factory or OWN_FACTORY),
-            config,
-            drafter.needs if drafter is not None else _no_needs,
-        )
+        build = load_factory(config.engine_factory) if config.engine_factory else build_setup
+        ask_needs = drafter.needs if drafter is not None else _no_needs
+        setup: EngineSetup = await asyncio.to_thread(build, config, ask_needs)
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
         self._loop.start()
@@ -134,16 +131,16 @@ class Verifier:
             await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
 
-    async def describe(self) -> dict[str, Any]:
-        """Fields of `ModelInfo`."""
-        return asdict(self._info) if is_dataclass(self._info) else self._info
+    async def describe(self) -> ModelInfo:
+        """The model that is served here."""
+        return self._info
 
     async def submit(self, *, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
         """Hand requests to the engine; what it refuses is said in the stream.
 
         Raises:
             WrongEngine: this is another engine.
-            ClientGone: the client has no open stream here.
+            RouterGone: the client has no open stream here.
         """
         self._check(engine_id, client_id)
         self._loop.submit(client_id, requests)
@@ -163,7 +160,7 @@ class Verifier:
 
         Raises:
             WrongEngine: this is another engine.
-            ClientGone: the router showed no sign of life.
+            RouterGone: the router showed no sign of life.
             EngineFailed: the engine's thread has died.
         """
         self._check(engine_id, client_id)

@@ -160,7 +160,6 @@ def store_kv(
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable:
-    """See `wingbeat.kernels.kv.reference.pool_table`."""
     parts = [part for layer in caches for part in layer]
     device = parts[0].device
     for index, part in enumerate(parts):

@@ -24,7 +24,6 @@ def process_logits(
     any_filtered: bool,
     processors: LogitProcessors | None,
 ) -> Tensor:
-    """See `sampling.process_logits`."""
     num_rows, vocab_size = logits.shape
     if num_rows == 0:
         return torch.empty(0, vocab_size, dtype=torch.float32, device=logits.device)

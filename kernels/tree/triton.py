@@ -63,7 +63,6 @@ def _walk_kernel(
 def walk_tree(
     token_ids: Tensor, parents: Tensor, num_valid: Tensor, target_token_ids: Tensor, max_path: int
 ) -> WalkResult:
-    """See `tree.walk_tree`."""
     num_reqs, num_nodes = token_ids.shape
     nodes, tokens = (torch.empty(num_reqs, max_path, dtype=torch.int64, device=token_ids.device) for _ in range(2))
     num_tokens = torch.empty(num_reqs, dtype=torch.int64, device=token_ids.device)
@@ -146,7 +145,6 @@ def _paths_kernel(token_ids, parents, out, num_nodes, max_depth, ROWS: tl.conste
 
 
 def path_token_ids(token_ids: Tensor, parents: Tensor, max_depth: int) -> Tensor:
-    """See `tree.path_token_ids`."""
     num_reqs, num_nodes = token_ids.shape
     out = torch.empty(num_reqs, num_nodes, max_depth, dtype=torch.int64, device=token_ids.device)
     rows = min(triton.next_power_of_2(num_nodes), 64)

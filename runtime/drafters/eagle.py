@@ -21,7 +21,7 @@ from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionSegment, attend_in_blocks, attend_segments, build_segment
-from wingbeat.runtime.verifier.linear_layout import lay_out_linears
+from wingbeat.runtime.verifier.speed_up import lay_out_linears
 
 
 class EagleDrafter(Drafter):

@@ -25,8 +25,8 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.speculation.costs import CostTables
+from wingbeat.runtime.verifier.compiled import replay_ms
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.layer_compile import replay_ms
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 

@@ -42,7 +42,6 @@ class CudaGraphDevice:
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def new_pool(self) -> Any:
-        """See `GraphDevice.new_pool`."""
         return torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Callable[[], ResultT]) -> ResultT:
@@ -92,11 +91,9 @@ class CudaGraphDevice:
             torch.zeros(1, device=self.device)
 
     def replay(self, graph: torch.cuda.CUDAGraph) -> None:
-        """See `GraphDevice.replay`."""
         graph.replay()
 
     def synchronize(self) -> None:
-        """See `GraphDevice.synchronize`."""
         torch.cuda.synchronize(self.device)
 
     def memory_bytes(self) -> int:

@@ -19,6 +19,14 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
+def default_tap_layers(num_layers: int) -> tuple[int, ...]:
+    """`default_taps`, or for shallow models the first odd layer, a middle one and the last."""
+    standard = default_taps(num_layers)
+    if is_valid(standard, num_layers):
+        return standard
+    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
+
+
 def candidates(
     num_layers: int,
     ids: Iterable[int] | None,

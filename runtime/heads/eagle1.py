@@ -49,7 +49,6 @@ class Eagle1Head(DecoderHead):
 
     @property
     def convention(self) -> HeadConvention:
-        """See `DraftHead.convention`."""
         return HeadConvention(self.config.tap_layers)
 
     def _set_convention(self, convention: HeadConvention) -> None:

@@ -56,7 +56,6 @@ class EagleHead(DecoderHead):
 
     @property
     def convention(self) -> HeadConvention:
-        """See `DraftHead.convention`."""
         config = self.config
         return HeadConvention(config.tap_layers, config.norm_output, config.norm_before_residual, self._theta_read)
 

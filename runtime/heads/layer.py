@@ -112,11 +112,9 @@ class DecoderHead(DraftHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """See `DraftHead.dtype`."""
         return self.post_attention_layernorm.weight.dtype
 
     def rotary(self, position_ids: Tensor) -> Rotary:
-        """See `DraftHead.rotary`."""
         # signed_inv_freq is (-f, f); cos is even and sin odd, so of rotate_half only the swap of the halves is left.
         angles = position_ids.unsqueeze(-1).unsqueeze(-1) * self.signed_inv_freq
         return (angles.cos() * self._rope_scale).to(self.dtype), (angles.sin() * self._rope_scale).to(self.dtype)

@@ -75,8 +75,6 @@ SPECULATORS = Layout(
 )
 MODELOPT = Layout("ModelOpt", Family.EAGLE3, "layers.0.", bias_on_output=True)
 
-LAYOUTS = (SAFEAILAB_1, SAFEAILAB, SPECFORGE, ANGELSLIM, SPECULATORS, MODELOPT)
-
 _IN_LAYER = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 _IN_ATTENTION = ("q_norm", "k_norm", "o_proj")
 

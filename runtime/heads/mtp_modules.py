@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
-from wingbeat.runtime.verifier.linear_layout import lay_out_linears
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
+from wingbeat.runtime.verifier.speed_up import lay_out_linears
 
 
 class MtpModule(nn.Module):

@@ -19,12 +19,13 @@ from wingbeat.runtime.recordings.recording_sources import (
     CorpusSource,
     PromptSource,
     Sampling,
-    Source,
     Start,
+    TextSource,
     read_prompts,
 )
 from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loaded_model import end_of_text_ids
 
 _MIN_ANSWER = 16
 """Tokens an answer must have room for, or its prompt is left out."""
@@ -159,7 +160,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
 def _fill(
     config: ExtractConfig,
     verifier: FrozenVerifier,
-    source: Source,
+    source: TextSource,
     writer: CaptureWriter,
     total: int,
     on_sequences: Callable[[int], None],
@@ -194,7 +195,7 @@ def _capture(
     on_sequences: Callable[[int], None],
 ) -> list[Record]:
     """The sequences of one shard, in their order; computed in batches of like lengths."""
-    eos_token_ids = _eos_token_ids(verifier) if stops else frozenset()
+    eos_token_ids = end_of_text_ids(verifier.model) if stops else frozenset()
     by_length = sorted(range(len(starts)), key=lambda number: (len(starts[number].token_ids), number))
     records: dict[int, Record] = {}
     for first in range(0, len(starts), config.batch_size):
@@ -209,7 +210,7 @@ def _capture(
     return [records[number] for number in range(len(starts))]
 
 
-def _source(config: ExtractConfig, folder: Path) -> Source:
+def _source(config: ExtractConfig, folder: Path) -> TextSource:
     sampling = Sampling(config.greedy_fraction, config.temperature, config.seed)
     if config.prompts is not None:
         prompts = read_prompts(config.prompts, Tokenizer.load(folder))
@@ -227,13 +228,6 @@ def _check_fits(config: ExtractConfig, verifier: FrozenVerifier) -> None:
         raise ValueError(f"sequence_length={config.sequence_length}: the verifier has {positions} positions")
     if config.top_k > verifier.embedding.shape[0]:
         raise ValueError(f"top_k={config.top_k}: the verifier has {verifier.embedding.shape[0]} tokens")
-
-
-def _eos_token_ids(verifier: FrozenVerifier) -> frozenset[int]:
-    generation = verifier.model.generation_config
-    eos = generation.eos_token_id if generation is not None else None
-    eos = verifier.model.config.get_text_config().eos_token_id if eos is None else eos
-    return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
 
 
 def _progress_bar() -> Progress:

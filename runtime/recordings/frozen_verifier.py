@@ -3,8 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from wingbeat.runtime.heads.conventions import default_tap_layers
+from wingbeat.runtime.verifier.taps import LayerTaps, decoder_layers
 
 
 class Observation(NamedTuple):
@@ -18,10 +21,10 @@ class Observation(NamedTuple):
 
 
 class FrozenVerifier:
-    """A causal LM in evaluation mode with hooks on the tapped layers.
+    """A causal LM in evaluation mode whose hidden states are tapped.
 
     Args:
-        tap_layers: layers whose input is tapped, ascending; the number of layers stands for the final norm's output.
+        tap_layers: as for `LayerTaps`.
 
     Raises:
         ValueError: a tap names a layer the model lacks, or the layers cannot be found.
@@ -36,13 +39,8 @@ class FrozenVerifier:
         self.hidden_size: int = text_config.hidden_size
         self.num_layers: int = text_config.num_hidden_layers
         self.tap_layers = tap_layers or default_tap_layers(self.num_layers)
-        if any(not 0 <= layer <= self.num_layers for layer in self.tap_layers):
-            raise ValueError(f"tap_layers={self.tap_layers} are not all in 0..{self.num_layers}")
-        self._taps: dict[int, Tensor] = {}
-        self.layers = _decoder_layers(self.model, self.num_layers)
-        for layer in self.tap_layers:
-            module = self.layers[layer] if layer < self.num_layers else self.model.get_output_embeddings()
-            module.register_forward_pre_hook(self._record(layer), with_kwargs=True)
+        self.layers = decoder_layers(self.model, self.num_layers)
+        self._taps = LayerTaps(self.model, self.layers, self.tap_layers)
 
     @property
     def embedding(self) -> Tensor:
@@ -57,10 +55,9 @@ class FrozenVerifier:
     @torch.no_grad()
     def observe(self, token_ids: Tensor) -> Observation:
         """Logits and taps of sequences, int64 [batch, length]."""
-        logits = self.model(input_ids=token_ids, use_cache=False).logits
-        taps = torch.cat([self._taps[layer] for layer in self.tap_layers], dim=-1)
         self._taps.clear()
-        return Observation(logits, taps)
+        logits = self.model(input_ids=token_ids, use_cache=False).logits
+        return Observation(logits, torch.cat(self._taps.take(), dim=-1))
 
     @torch.no_grad()
     def continue_text(
@@ -93,24 +90,3 @@ class FrozenVerifier:
             rows.append(new)
         self._taps.clear()
         return torch.cat(rows, dim=1)
-
-    def _record(self, layer: int):
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            self._taps[layer] = args[0] if args else kwargs["hidden_states"]
-
-        return hook
-
-
-def default_tap_layers(num_layers: int) -> tuple[int, ...]:
-    """The layers EAGLE-3 taps (input of 2, n // 2 and n - 3); for shallow models the first odd, a middle, the last."""
-    standard = (2, num_layers // 2, num_layers - 3)
-    if standard[0] < standard[1] < standard[2]:
-        return standard
-    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
-
-
-def _decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and name.endswith("layers"):
-            return module
-    raise ValueError(f"{type(model).__name__} has no list of {num_layers} decoder layers")

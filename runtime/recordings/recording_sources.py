@@ -43,7 +43,7 @@ class Start(NamedTuple):
     """Leading tokens whose prediction is not to be learnt."""
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Beginnings by number."""
 
     digest: str

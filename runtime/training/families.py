@@ -5,11 +5,11 @@ from pathlib import Path
 from torch import Tensor
 
 from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.load import load_eagle_head, save_eagle_head
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.recordings.frozen_verifier import default_tap_layers
 from wingbeat.runtime.recordings.reader import CaptureReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head

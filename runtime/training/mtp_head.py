@@ -65,7 +65,6 @@ class MtpHead(DraftHead):
 
     @property
     def convention(self) -> HeadConvention:
-        """See `DraftHead.convention`."""
         return self._convention
 
     def _set_convention(self, convention: HeadConvention) -> None:
@@ -74,7 +73,6 @@ class MtpHead(DraftHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """See `DraftHead.dtype`."""
         return self.module.eh_proj.weight.dtype
 
     def fuse(self, taps: Tensor) -> Tensor:

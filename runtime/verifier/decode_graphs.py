@@ -92,7 +92,7 @@ class DecodeGraphs:
         """Capture rounds of bare roots.
 
         Args:
-            layers: entered meanwhile; see `wingbeat.runtime.verifier.layer_compile.faster_layers`.
+            layers: entered meanwhile; see `wingbeat.runtime.verifier.compiled.faster_layers`.
         """
         self._capture((1,), layers)
 

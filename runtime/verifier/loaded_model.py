@@ -20,8 +20,6 @@ class LoadedModel:
     model: PreTrainedModel
     name: str
     layers: list[LayerAttention]
-    decoder: nn.Module
-    """Owns the layers; its output is the final norm's."""
     decoder_layers: nn.ModuleList
     hidden_size: int
     vocab_size: int
@@ -42,3 +40,11 @@ class LoadedModel:
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers; 0 stands for none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
+
+
+def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end a model's text: its generation config's, or its config's."""
+    generation = model.generation_config
+    eos = None if generation is None else generation.eos_token_id
+    eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos
+    return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)

@@ -1,11 +1,8 @@
 """Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
 
-import logging
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.verifier.architecture_checks import (
@@ -17,14 +14,11 @@ from wingbeat.runtime.verifier.architecture_checks import (
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
-from wingbeat.runtime.verifier.fused_norm import fuse_norms
-from wingbeat.runtime.verifier.fused_rope import fuse_rope
-from wingbeat.runtime.verifier.linear_layout import lay_out_linears
-from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
+from wingbeat.runtime.verifier.speed_up import speed_up
+from wingbeat.runtime.verifier.taps import decoder_layers
 from wingbeat.runtime.verifier.trial import reference_logits, try_model
-
-logger = logging.getLogger(__name__)
 
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -72,26 +66,19 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
 
 
 def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention) -> LoadedModel:
-    """Let a model attend by our function, and lay it out for few rows."""
+    """Let a model attend by our function, and run faster (`speed_up`)."""
     config = model.config.get_text_config()
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    eos = getattr(config, "eos_token_id", None) if eos is None else eos
-    eos_ids = frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
     model.set_attn_implementation(ATTENTION_NAME)
-    fuse_norms(model)
-    fuse_rope(model)
-    lay_out_linears(model)
-    decoder_layers = _decoder_layers(model, len(probed.layers))
+    speed_up(model)
     return LoadedModel(
         model=model,
         name=name,
         layers=probed.layers,
-        decoder=next(module for module in model.modules() if decoder_layers in list(module.children())),
-        decoder_layers=decoder_layers,
+        decoder_layers=decoder_layers(model, len(probed.layers)),
         hidden_size=config.hidden_size,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_position_embeddings=probed.max_positions,
-        eos_token_ids=eos_ids,
+        eos_token_ids=end_of_text_ids(model),
     )
 
 
@@ -99,18 +86,3 @@ def _cause(error: Exception) -> str:
     """One line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-
-
-def _architecture(config: Any) -> str:
-    names = getattr(config, "architectures", None)
-    return names[0] if names else type(config).__name__
-
-
-def _decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """The decoder's own layer list: the outermost ModuleList whose members hold one attention module each."""
-    for _, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            owners = [{getattr(part, "layer_idx", None) for part in layer.modules()} - {None} for layer in module]
-            if all(owner == {index} for index, owner in enumerate(owners)):
-                return module
-    raise UnsupportedModelError("no list of its modules holds one attention per layer, which drafters tap by number")

@@ -22,11 +22,10 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
-from wingbeat.runtime.verifier.compiled_decode import CompiledDecode
+from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.forced_acceptance import AcceptanceForcer
-from wingbeat.runtime.verifier.layer_compile import faster_layers, replay_ms
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.pruning import DevicePruner

@@ -34,7 +34,6 @@ _PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
 _NUM_STEPS = 3
 """Tokens behind the prompt: plain steps, and the root of the tree."""
 _LONGEST, _SHORTER_BY = 29, 12
-_BLOCK_SIZE = 16
 _CHUNKS = (7, 1)
 """Tokens of the long prompt's first chunks; the rest is the third."""
 _WIDEST_TRIED_WINDOW = 64

@@ -169,20 +169,30 @@ def test_only_a_drafter_that_runs_a_model_must_have_a_gpu_where_the_verifier_has
 def test_auto_means_prompt_lookup_for_a_model_without_a_head(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     config = AppConfig(model=tmp_path)
-    assert (config.drafter_source(), config.drafter_name(), config.has_drafter()) == ("ngram", "ngram", True)
-    assert LocalConfig(model=tmp_path).folders() == (tmp_path, "ngram")
+    assert (config.choice().source, config.choice().label, config.has_drafter()) == ("ngram", "ngram", True)
+    assert LocalConfig(model=tmp_path).choice() == config.choice()
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "none", "some.module.Class"])
 def test_server_and_command_line_take_the_same_drafters(drafter: str, tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    assert AppConfig(model=tmp_path, drafter=drafter).drafter_source() == drafter
-    assert LocalConfig(model=tmp_path, drafter=drafter).folders() == (tmp_path, drafter)
+    assert AppConfig(model=tmp_path, drafter=drafter).choice().source == drafter
+    assert LocalConfig(model=tmp_path, drafter=drafter).choice().source == drafter
 
 
-def test_the_command_line_refuses_what_the_server_refuses():
-    with pytest.raises(ValidationError, match="drafter is 'eagel': must be 'auto', 'none'"):
-        LocalConfig(drafter="eagel")
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none'"),
+        ({"model": "/no/such/model"}, "model is '/no/such/model': must be a directory with a config.json"),
+        ({"draft_top_k": 0}, "draft_top_k is 0: use at least 1"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("options", [AppConfig, LocalConfig])
+def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type, values: dict, message: str):
+    with pytest.raises(ValidationError, match=message):
+        options(**values)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -3,15 +3,14 @@
 import time
 
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.replica.engine_factory import build_engine
-from wingbeat.deployments.replica.factories import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.build import AskNeeds, EngineSetup, build_setup
 
 ROUND_S = 0.05
 
 
 def build_slow_engine(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     """Engine factory for `AppConfig.engine_factory`: no round takes less than `ROUND_S`."""
-    setup = build_engine(config, ask_needs)
+    setup = build_setup(config, ask_needs)
     step = setup.engine.step
 
     def slow_step() -> list:

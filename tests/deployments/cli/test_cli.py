@@ -162,7 +162,7 @@ class TestBench:
         ("generate --prompt-ids 1,-2", "--prompt-ids"),
         ("generate hi --model /nowhere", "/nowhere"),
         ("generate hi --drafter nonsense", "nonsense"),
-        ("generate hi --draft-steps 0", "--draft-steps 0"),
+        ("generate hi --draft-steps 0", "draft_steps is 0"),
         ("generate hi --dtype int8", "--dtype int8"),
         ("generate hi --wings 2", "--wings"),
         ("generate hi there", "there"),
@@ -238,6 +238,6 @@ def test_the_demo_pair_is_verifier_and_drafter(tmp_path):
 def test_limits_hold_exactly_the_sequences_asked_for(tmp_path):
     config = {"model_type": "llama", "max_position_embeddings": 96}
     Path(tmp_path / "config.json").write_text(json.dumps(config))
-    limits = LocalConfig(model=tmp_path).engine_config(tmp_path, 3)
+    limits = LocalConfig(model=tmp_path).engine_config(3)
     assert (limits.max_model_len, limits.max_num_seqs) == (96, 3)
     assert limits.num_kv_blocks == 3 * limits.max_blocks_per_seq + 1

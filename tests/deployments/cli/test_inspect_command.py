@@ -131,7 +131,7 @@ def refused(folder: Path, name: str) -> str:
     [
         (["/nowhere"], "/nowhere"),
         ([], "folder"),
-        ([HEAD, "--model", "/nowhere"], "--model /nowhere"),
+        ([HEAD, "--model", "/nowhere"], "model is '/nowhere'"),
         ([HEAD, "--dtype", "int8"], "--dtype int8"),
         ([VERIFIER, "--model", VERIFIER], "prediction modules"),
         (["eagle4"], "EAGLE-4"),

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.replica.engine_factory import build_engine
+from wingbeat.deployments.replica.build import build_setup
 from wingbeat.deployments.replica.live_recording import needs_with_capture, start_capture
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
@@ -50,7 +50,7 @@ def test_a_drafter_that_has_no_taps_and_keeps_context_is_refused(tiny_model, tmp
 
 def test_an_engine_of_the_configuration_writes_what_it_served(tiny_model, tmp_path):
     config = app_config(tiny_model, capture_dir=tmp_path, capture_share=1.0, served_model_name="tiny")
-    setup = build_engine(config, lambda convention=None: DrafterNeeds())
+    setup = build_setup(config, lambda convention=None: DrafterNeeds())
     capture = start_capture(config, setup.engine, "engine1")
     setup.engine.observe(capture.rounds)
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -84,6 +84,6 @@ def test_a_folder_that_cannot_be_is_named(tiny_model, tmp_path):
     with pytest.raises(ValueError, match=r"capture_dir is .*file': must be a directory"):
         app_config(tiny_model, capture_dir=tmp_path / "file")
     config = app_config(tiny_model, capture_dir=tmp_path / "file" / "below")
-    engine = build_engine(config, lambda convention=None: DrafterNeeds()).engine
+    engine = build_setup(config, lambda convention=None: DrafterNeeds()).engine
     with pytest.raises(ValueError, match=r"capture_dir is .*below': Not a directory"):
         start_capture(config, engine, "engine1")

@@ -13,7 +13,7 @@ from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.deployments.config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica import verifier_replica as verifier
-from wingbeat.deployments.replica.factories import EngineSetup
+from wingbeat.deployments.replica.build import EngineSetup
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -104,7 +104,7 @@ def test_a_failed_start_leaves_nothing_behind(
     claims: list[str], monkeypatch: pytest.MonkeyPatch, factory: str, attaches: bool, message: str
 ):
     monkeypatch.setattr(FakeRayDrafter, "attaches", attaches)
-    monkeypatch.setattr(verifier, "load_factory", lambda path: globals()[factory])
+    monkeypatch.setattr(verifier, "build_setup", globals()[factory])
     num_threads = threading.active_count()
 
     async def start() -> Verifier:

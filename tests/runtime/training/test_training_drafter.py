@@ -6,11 +6,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.runtime.training_world import HIDDEN, TAPS, VOCAB, losses, make_corpus, make_verifier, metrics, short_run
+from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.unroll import matches, unroll
 from wingbeat.runtime.recordings.corpus import WindowSampler
-from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier, default_tap_layers
+from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.training import drafter
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.evaluation import greedy_acceptance
@@ -231,7 +232,7 @@ def test_the_last_tap_is_what_enters_the_output_matrix(verifier_path):
 
 
 def test_a_tap_outside_the_model_is_refused(verifier_path):
-    with pytest.raises(ValueError, match=r"tap_layers=\(1, 4\)"):
+    with pytest.raises(ValueError, match=r"tap layers \[4\] do not exist"):
         FrozenVerifier(str(verifier_path), (1, 4), "cpu", torch.float32)
 
 

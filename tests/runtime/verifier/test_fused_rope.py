@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.verifier import fused_rope
-from wingbeat.runtime.verifier.fused_rope import Rope, fuse_rope
+from wingbeat.runtime.verifier.speed_up import FUNCTION_NAME, Rope, fuse_rope
 
 
 def random_model(config, dtype=torch.float32):
@@ -73,7 +72,7 @@ def test_a_function_that_only_looks_alike_is_left_alone(monkeypatch):
     def apply_rotary_pos_emb(q, k, cos, sin):
         return q * cos[:, None], k * cos[:, None]
 
-    monkeypatch.setitem(globals(), fused_rope.FUNCTION_NAME, apply_rotary_pos_emb)
+    monkeypatch.setitem(globals(), FUNCTION_NAME, apply_rotary_pos_emb)
     assert fuse_rope(nn.Sequential(LooksAlike())) == 0
 
 
@@ -82,7 +81,7 @@ def test_a_function_of_higher_precision_is_left_alone_where_that_shows(monkeypat
         rotated = modeling_llama.apply_rotary_pos_emb(q.double(), k.double(), cos.double(), sin.double())
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 
-    monkeypatch.setitem(globals(), fused_rope.FUNCTION_NAME, apply_rotary_pos_emb)
+    monkeypatch.setitem(globals(), FUNCTION_NAME, apply_rotary_pos_emb)
     for dtype, num_fused in ((torch.float64, 1), (torch.bfloat16, 0)):
         module = LooksAlike()
         module.weight = nn.Parameter(torch.ones(1, dtype=dtype))

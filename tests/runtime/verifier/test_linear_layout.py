@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.verifier.linear_layout import InputMajorLinear, lay_out_linears
+from wingbeat.runtime.verifier.speed_up import InputMajorLinear, lay_out_linears
 
 
 def random_model(name, dtype=torch.float32):

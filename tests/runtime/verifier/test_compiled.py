@@ -8,7 +8,7 @@ import torch
 from tests.runtime.models import prepare_model, random_model
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME, AttentionMetadata, build_segment
-from wingbeat.runtime.verifier.layer_compile import CompiledLayers, _faster, faster_layers, replay_ms
+from wingbeat.runtime.verifier.compiled import CompiledLayers, _faster, faster_layers, replay_ms
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 BLOCK_SIZE = 16

@@ -1,6 +1,8 @@
-"""The configuration's channel is the one that both processes get, and impossible GPUs end the start in one line."""
+"""What both processes of a pair are built from: the channel they meet in, and no more code than each needs."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from wingbeat.cluster.channels.memory import ChannelError
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.deployments.config import AppConfig
-from wingbeat.deployments.replica.pair_channel import attach_channel, create_channel
+from wingbeat.deployments.replica.build import attach_channel, create_channel
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SPEC = ChannelSpec(
@@ -42,3 +44,10 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
 def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
     with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
         create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)
+
+
+def test_the_drafters_process_does_not_wait_for_the_verifiers_code():
+    rooms = ("runtime.engine.engine", "runtime.verifier.loader", "runtime.recordings", "runtime.checks")
+    code = "import sys, wingbeat.deployments.replica.build; print(*sys.modules)"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [name for name in got.stdout.split() if name.removeprefix("wingbeat.").startswith(rooms)]

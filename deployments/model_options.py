@@ -1,0 +1,124 @@
+"""What every command that runs a model can be told: which model, which drafter, and how the two are run."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
+
+
+class LoadOptions(BaseModel):
+    """A model's folder, and where and how its weights are held."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: Path | None = Field(None, description="Folder of a Hugging Face checkpoint; none takes the demo pair.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="'auto' is cuda where there is one; of a server, where num_gpus_per_verifier is above 0.",
+    )
+    threads: int = Field(1, ge=1, description="Torch CPU threads; of a server, the verifier's and the drafter's each.")
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _none_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.model is not None and not (self.model / "config.json").is_file():
+            raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
+        return self
+
+    def resolved_device(self) -> str:
+        """`cpu` or `cuda`; imports torch to know whether there is one."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def resolved_dtype(self) -> str:
+        """Name of torch's dtype, `auto` resolved."""
+        return resolve_dtype(self.dtype, self.resolved_device())
+
+
+class ModelOptions(LoadOptions):
+    """A model and its drafter.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+    """
+
+    drafter: str = Field(
+        "auto",
+        description="Folder of an EAGLE head or of a draft model, 'mtp' (the model's own multi-token prediction), "
+        "'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import path of a class, or 'auto': "
+        "the demo pair's head for the demo model, 'mtp' where the model's checkpoint has it, 'ngram' for any other.",
+    )
+    allow_bad_drafter: bool = Field(
+        False, description="Use a drafter that fails its self-test at the start, with a warning."
+    )
+    draft_steps: int | None = Field(
+        None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
+    )
+    draft_top_k: int | None = Field(
+        None, description=f"Children per expanded node, 1 drafts a chain; {default_by_device('draft_top_k')}."
+    )
+    verify_tree_size: int | None = Field(
+        None,
+        description="Most tree nodes verified per sequence and round, root included; "
+        f"{default_by_device('verify_tree_size')}.",
+    )
+    adaptive: bool | None = Field(
+        None,
+        description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
+        f"drafted; {default_by_device('adaptive')}.",
+    )
+    compile: bool = Field(
+        False, description="Run the verifier's decode rounds through torch.compile; longer start, faster rounds."
+    )
+
+    @model_validator(mode="after")
+    def _check_drafter(self) -> Self:
+        self.choice()
+        SpeculationConfig.default("cpu", **self._tree())
+        return self
+
+    def choice(self) -> DrafterChoice:
+        """The drafter, `auto` resolved."""
+        return parse_drafter(self.drafter, self.model)
+
+    def model_dir(self) -> Path:
+        """The verifier's checkpoint.
+
+        Raises:
+            FileNotFoundError: none is given and this installation comes without the demo pair.
+        """
+        return demo_pair().verifier if self.model is None else self.model
+
+    def _engine_config(self, **given: Any) -> EngineConfig:
+        """Limits of one engine: the fields that bear a limit's name, and those `given` in their place.
+
+        Raises:
+            ValueError: a limit is out of range; names field and value.
+        """
+        names = (field.name for field in fields(EngineConfig))
+        own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
+        speculation = SpeculationConfig.default(self.resolved_device(), **self._tree())
+        return EngineConfig(**own | given, speculation=speculation)
+
+    def _tree(self) -> dict[str, Any]:
+        return {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
+
+
+def none_by_word(value: Any) -> Any:
+    """The command line has no other way to say null."""
+    return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value

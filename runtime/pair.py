@@ -1,0 +1,100 @@
+"""From settings to the two halves of a pair, each in whichever process it is to run.
+
+What only the verifier needs is imported by `engine_of_pair`: a drafter's process starts seconds sooner without it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.choice import DrafterChoice
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.target import TargetDescription
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.checks.readings import ConventionChoice
+    from wingbeat.runtime.checks.self_test import SelfTest
+    from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.tokenizer import Tokenizer
+    from wingbeat.runtime.verifier.loaded_model import LoadedModel
+
+
+class PairSettings(NamedTuple):
+    """What both halves are built from."""
+
+    model: Path
+    """The verifier's folder."""
+    drafter: DrafterChoice
+    engine: EngineConfig
+    dtype: torch.dtype
+    allow_bad_drafter: bool = False
+    """Warn about a drafter that does not suit the model instead of refusing it."""
+    tests_drafter: bool = True
+    """False where the drafter is not Wingbeat's own: how it reads its weights and what it is worth is not asked."""
+
+
+class PairEngine(NamedTuple):
+    """The verifier's half."""
+
+    engine: "Engine"
+    tokenizer: "Tokenizer | None"
+    convention_choice: "ConventionChoice | None"
+    """How an EAGLE head was found to be read; None where its files say that, and for other kinds."""
+    check_drafter: "Callable[[Engine], SelfTest] | None"
+    """The self-test, for the idle engine once its drafter is attached, raises BadDrafterError; None for kinds without
+    weights, and where a benchmark draws acceptance itself."""
+
+
+def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Drafter | None:
+    """Load the drafter; None where everything is decoded plainly.
+
+    Raises:
+        ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
+    """
+    target, config = TargetDescription.from_checkpoint(settings.model), settings.engine
+    options = DrafterOptions(settings.dtype, device, cuda_graphs=config.cuda_graphs is not False)
+    drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
+    if drafter is not None:
+        drafter.warn_of_long_context(config.max_model_len)
+    return drafter
+
+
+def engine_of_pair(
+    settings: PairSettings,
+    device: str | torch.device,
+    ask_needs: "Callable[[HeadConvention | None, LoadedModel], DrafterNeeds]",
+) -> PairEngine:
+    """Load the verifier.
+
+    Args:
+        ask_needs: what the drafter needs, given how it shall read its head (None where its files say that) and the
+            verifier; asked last, so that a drafter of another process loads at the same time.
+
+    Raises:
+        ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
+        CheckpointError: the drafter's head cannot be read.
+    """
+    from wingbeat.runtime.checks.readings import choose_convention
+    from wingbeat.runtime.checks.self_test import check_drafter
+    from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.tokenizer import Tokenizer
+    from wingbeat.runtime.verifier.loader import load_model
+
+    loaded = load_model(settings.model, settings.dtype, torch.device(device))
+    tokenizer, choice, check = Tokenizer.find(settings.model), None, None
+    drafter = settings.drafter
+    if drafter.has_weights and settings.tests_drafter:
+        target = TargetDescription.from_checkpoint(settings.model)
+        choice = choose_convention(drafter.source, target, loaded, tokenizer)
+        if settings.engine.forced_acceptance is None:
+            check = partial(
+                check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
+            )
+    needs = ask_needs(None if choice is None else choice.best.convention, loaded)
+    return PairEngine(Engine(loaded, settings.engine, needs), tokenizer, choice, check)
