@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON ?= python3
 PORT ?= 8000
+# Processes that run tests; Ray and the applications have more of their own.
+WORKERS ?= 2
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
 
@@ -12,12 +14,13 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 serve: $(STAMP)
 	$(VENV)/bin/wingbeat serve --port $(PORT)
 
+# A small case of every feature.
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
-# With what takes minutes: 20,000 hostile requests, kills under load, signals at every stage of a start.
-test-all: $(STAMP)
-	$(VENV)/bin/python -m pytest -m 'not gpu'
+# Everything: what `make test` runs, then the rest of every table, 20,000 hostile requests, kills under load.
+test-all: test
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m 'slow and not gpu'
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)

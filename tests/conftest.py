@@ -13,6 +13,8 @@ import openai
 import pytest
 import torch
 
+from tests.covering import spread
+
 # Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
 # module of any folder may be what imports it.
 if not torch.cuda.is_available():
@@ -21,6 +23,31 @@ if not torch.cuda.is_available():
 ROOT = str(Path(__file__).parents[1])
 MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Apply `few`, and tell pytest-xdist what must stay together."""
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") and hasattr(item, "callspec"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for table in cases.values():
+        (count,) = table[0].get_closest_marker("few").args
+        for index in set(range(len(table))) - set(spread([item.callspec.indices.items() for item in table], count)):
+            table[index].add_marker(pytest.mark.slow)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            # A file's fixtures are made once, and there is one cluster.
+            group = "ray" if item.get_closest_marker("ray") else item.path.name
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """pytest-xdist appends the group to a test's name; a failure is reported by the name that runs it alone."""
+    if hasattr(report, "node"):
+        report.nodeid = report.nodeid.rpartition("@")[0]
 
 
 class App:
@@ -87,6 +114,12 @@ def running(name: str, url: str, **args: Any) -> Iterator[App]:
     finally:
         app.close()
         serve.delete(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def single_thread() -> None:
+    """Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
