@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.covering import spread
+from tests.hostile.contract import KEY
 
 # Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
 # module of any folder may be what imports it.
@@ -53,10 +54,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 class App:
     """A running application: its clients, its engines' figures."""
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, api_key: str = "none") -> None:
         self.name = name
-        self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key="none", max_retries=0, timeout=300)
-        self.http = httpx.Client(base_url=f"{url}/{name}", timeout=60)
+        self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key=api_key, max_retries=0, timeout=300)
+        self.http = httpx.Client(base_url=f"{url}/{name}", headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
 
     def complete(self, prompt: Any, client: openai.OpenAI | None = None, **fields: Any) -> Any:
         """A completion, 48 tokens and greedy unless the fields say otherwise; extensions go in `extra`."""
@@ -108,7 +109,7 @@ def running(name: str, url: str, **args: Any) -> Iterator[App]:
     from wingbeat.deployments.config import AppConfig
 
     serve.run(build(AppConfig(**args)), name=name, route_prefix=f"/{name}")
-    app = App(name, url)
+    app = App(name, url, args.get("api_key", "none"))
     try:
         yield app
     finally:
@@ -157,6 +158,16 @@ def ray_cluster() -> Iterator[str]:
 def start_app(ray_cluster: str) -> Callable[..., Any]:
     """Starts another application: `with start_app(name, **args) as app`."""
     return lambda name, **args: running(name, ray_cluster, **args)
+
+
+@pytest.fixture(scope="session")
+def demo_app(ray_cluster: str) -> Iterator[App]:
+    """The demo pair with its EAGLE head behind a key; a stuck drafter is noticed sooner than `make serve` does.
+
+    Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
+    """
+    with running("demo", ray_cluster, api_key=KEY, drafter_timeout_s=2.0, adaptive=False) as app:
+        yield app
 
 
 @pytest.fixture(scope="session")
