@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             # A file's fixtures are made once, and there is one cluster.
-            group = "ray" if item.get_closest_marker("ray") else item.path.name
+            group = "ray" if "ray_cluster" in getattr(item, "fixturenames", ()) else item.path.name
             item.add_marker(pytest.mark.xdist_group(group))
 
 

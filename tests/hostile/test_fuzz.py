@@ -80,7 +80,12 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("seed", "count"), [pytest.param(1, 100, id="100"), pytest.param(2, 20_000, id="20000", marks=pytest.mark.slow)]
+    ("seed", "count"),
+    [
+        pytest.param(1, 100, id="100"),
+        pytest.param(1, 2000, id="2000", marks=pytest.mark.slow),
+        pytest.param(2, 20_000, id="20000", marks=pytest.mark.soak),
+    ],
 )
 def test_every_answer_is_one_that_the_document_allows(address, demo_app, tokenizer, seed, count):
     statuses, wrong = asyncio.run(bombard(address, tokenizer, seed, count))

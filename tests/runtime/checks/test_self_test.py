@@ -20,6 +20,8 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
 from wingbeat.runtime.verifier.loader import load_model
 
+pytestmark = pytest.mark.few(1)
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):

@@ -20,6 +20,8 @@ from wingbeat.runtime.heads.load import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(2)
+
 NUM_NEW = 48
 
 

@@ -33,6 +33,8 @@ from wingbeat.runtime.protocol import transfer
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(1)
+
 LENGTH = 40
 
 

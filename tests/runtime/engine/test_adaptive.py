@@ -39,6 +39,8 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 
+pytestmark = pytest.mark.few(1)
+
 SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
 
 

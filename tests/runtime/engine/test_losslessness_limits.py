@@ -20,6 +20,8 @@ from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 
+pytestmark = pytest.mark.few(1)
+
 SHORT = 48
 
 

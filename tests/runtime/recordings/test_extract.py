@@ -194,6 +194,7 @@ extract(ExtractConfig.model_validate_json(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_loses_only_its_current_shard(config, tmp_path):
     config = config.model_copy(update={"sequences": 160, "shard_bytes": 12_000, "output": tmp_path / "whole"})
     killed = config.model_copy(update={"output": tmp_path / "killed"})

@@ -22,6 +22,8 @@ from wingbeat.runtime.recordings.live import MIN_TOKENS, LiveCapture, is_sampled
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 from wingbeat.runtime.recordings.reader import CaptureReader
 
+pytestmark = pytest.mark.few(1)
+
 SHORT = 40
 TAPS = (1, 2, 3)
 """Those of `models.random_head`."""
@@ -310,6 +312,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_every_shard_but_its_last(ref, writer_of, tmp_path):
     spec = writer_of().spec.model_copy(update={"hidden_size": 8})
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live"), spec.model_dump_json()])

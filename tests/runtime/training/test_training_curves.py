@@ -13,6 +13,8 @@ from wingbeat.runtime.training.curves import CURVES_FILE, EVENTS_FOLDER
 from wingbeat.runtime.training.drafter import train_drafter
 from wingbeat.runtime.training.losses import DraftLoss
 
+pytestmark = pytest.mark.few(1)
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

@@ -28,6 +28,8 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier import decode_graphs
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(1)
+
 SHAPES = {"chain": CHAIN, "tree": TREE}
 SHORT = 48
 

@@ -12,6 +12,8 @@ from tests.runtime.models import CONFIGS
 from wingbeat.runtime.verifier import fused_rope
 from wingbeat.runtime.verifier.fused_rope import Rope, fuse_rope
 
+pytestmark = pytest.mark.few(3)
+
 
 def random_model(config, dtype=torch.float32):
     torch.manual_seed(3)
@@ -105,6 +107,7 @@ def test_what_is_not_covered_goes_to_the_original():
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_a_fused_model_can_be_compiled():
     """torch.compile looks names up by a function's module, where the model's own function still is."""
     torch._dynamo.reset()

@@ -28,6 +28,8 @@ from wingbeat.runtime.speculation.policy import SpeculationPolicy
 from wingbeat.runtime.verifier.pruning import DevicePruner, unpack_evidence
 from wingbeat.runtime.verifier.slots import SlotState
 
+pytestmark = pytest.mark.few(2)
+
 DEPTH = 15
 SHAPES = {"chain": replace(CHAIN, adaptive=True), "tree": replace(TREE, adaptive=True)}
 
