@@ -1,4 +1,4 @@
-"""One Ray cluster and the real application on it, for every test that needs them, whichever folder it is in."""
+"""What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
 
 import os
 import socket
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 import torch
 
@@ -55,11 +53,15 @@ class App:
     """A running application: its clients, its engines' figures."""
 
     def __init__(self, name: str, url: str, api_key: str = "none") -> None:
+        # Each run of any test would wait seconds for these.
+        import httpx
+        import openai
+
         self.name = name
         self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key=api_key, max_retries=0, timeout=300)
         self.http = httpx.Client(base_url=f"{url}/{name}", headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
 
-    def complete(self, prompt: Any, client: openai.OpenAI | None = None, **fields: Any) -> Any:
+    def complete(self, prompt: Any, client: Any = None, **fields: Any) -> Any:
         """A completion, 48 tokens and greedy unless the fields say otherwise; extensions go in `extra`."""
         extra = {"ignore_eos": True, **fields.pop("extra", {})}
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0, **fields}
