@@ -83,7 +83,7 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
     ("seed", "count"),
     [
         pytest.param(1, 100, id="100"),
-        pytest.param(1, 2000, id="2000", marks=pytest.mark.slow),
+        pytest.param(1, 1000, id="1000", marks=pytest.mark.slow),
         pytest.param(2, 20_000, id="20000", marks=pytest.mark.soak),
     ],
 )
