@@ -8,9 +8,7 @@ import torch
 
 from tests.runtime.drafters.test_shared_kv import saved
 from tests.runtime.models import (
-    CHAIN,
     HIDDEN_SIZE,
-    TREE,
     VOCAB_SIZE,
     Reference,
     greedy,
@@ -32,7 +30,6 @@ NUM_TOKENS = 48
 """That a reference of a kind's own verifier holds."""
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 USER_DRAFTER = str(Path(__file__).parents[2] / "examples" / "user_drafter")
-SHAPES = {"chain": CHAIN, "tree": TREE}
 
 
 @dataclass
