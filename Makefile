@@ -2,22 +2,30 @@
 VENV := .venv
 PYTHON ?= python3
 PORT ?= 8000
+# Processes that run tests; Ray and the applications have more of their own.
+WORKERS ?= 2
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
 
-.PHONY: serve test test-all lint clean
+.PHONY: serve test test-all soak lint clean
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
 serve: $(STAMP)
 	$(VENV)/bin/wingbeat serve --port $(PORT)
 
+# A small case of every feature.
 test: $(STAMP)
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
-# With what takes minutes: 20,000 hostile requests, kills under load, signals at every stage of a start.
-test-all: $(STAMP)
-	$(VENV)/bin/python -m pytest -m 'not gpu'
+# What `make test` runs, then the rest of every table and what takes a while.
+test-all: test
+	$(PYTEST) -m 'slow and not gpu'
+
+# 20,000 hostile requests to the whole application.
+soak: $(STAMP)
+	$(VENV)/bin/python -m pytest -m soak
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)

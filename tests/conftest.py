@@ -1,4 +1,4 @@
-"""One Ray cluster and the real application on it, for every test that needs them, whichever folder it is in."""
+"""What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
 
 import os
 import socket
@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 import torch
+
+from tests.covering import spread
+from tests.hostile.contract import KEY
 
 # Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
 # module of any folder may be what imports it.
@@ -23,15 +24,44 @@ MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Apply `few`, and tell pytest-xdist what must stay together."""
+    cases: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") and hasattr(item, "callspec"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for table in cases.values():
+        (count,) = table[0].get_closest_marker("few").args
+        for index in set(range(len(table))) - set(spread([item.callspec.indices.items() for item in table], count)):
+            table[index].add_marker(pytest.mark.slow)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            # A file's fixtures are made once, and there is one cluster.
+            group = "ray" if "ray_cluster" in getattr(item, "fixturenames", ()) else item.path.name
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """pytest-xdist appends the group to a test's name; a failure is reported by the name that runs it alone."""
+    if hasattr(report, "node"):
+        report.nodeid = report.nodeid.rpartition("@")[0]
+
+
 class App:
     """A running application: its clients, its engines' figures."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name = name
-        self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key="none", max_retries=0, timeout=300)
-        self.http = httpx.Client(base_url=f"{url}/{name}", timeout=60)
+    def __init__(self, name: str, url: str, api_key: str = "none") -> None:
+        # Each run of any test would wait seconds for these.
+        import httpx
+        import openai
 
-    def complete(self, prompt: Any, client: openai.OpenAI | None = None, **fields: Any) -> Any:
+        self.name = name
+        self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key=api_key, max_retries=0, timeout=300)
+        self.http = httpx.Client(base_url=f"{url}/{name}", headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
+
+    def complete(self, prompt: Any, client: Any = None, **fields: Any) -> Any:
         """A completion, 48 tokens and greedy unless the fields say otherwise; extensions go in `extra`."""
         extra = {"ignore_eos": True, **fields.pop("extra", {})}
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 48, "temperature": 0, **fields}
@@ -81,12 +111,18 @@ def running(name: str, url: str, **args: Any) -> Iterator[App]:
     from wingbeat.deployments.config import AppConfig
 
     serve.run(build(AppConfig(**args)), name=name, route_prefix=f"/{name}")
-    app = App(name, url)
+    app = App(name, url, args.get("api_key", "none"))
     try:
         yield app
     finally:
         app.close()
         serve.delete(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def single_thread() -> None:
+    """Tiny models lose time to a second thread, one thread sums in one order, and each worker has its processor."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -124,6 +160,16 @@ def ray_cluster() -> Iterator[str]:
 def start_app(ray_cluster: str) -> Callable[..., Any]:
     """Starts another application: `with start_app(name, **args) as app`."""
     return lambda name, **args: running(name, ray_cluster, **args)
+
+
+@pytest.fixture(scope="session")
+def demo_app(ray_cluster: str) -> Iterator[App]:
+    """The demo pair with its EAGLE head behind a key; a stuck drafter is noticed sooner than `make serve` does.
+
+    Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
+    """
+    with running("demo", ray_cluster, api_key=KEY, drafter_timeout_s=2.0, adaptive=False) as app:
+        yield app
 
 
 @pytest.fixture(scope="session")

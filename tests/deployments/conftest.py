@@ -1,10 +1,8 @@
-"""One tiny checkpoint for all tests of this folder, and the way to the fakes and the modules beside the tests."""
+"""One tiny checkpoint for all tests of this folder."""
 
 from pathlib import Path
 
 import pytest
-
-TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.fixture(scope="session")

@@ -160,6 +160,7 @@ def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_
     until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
 
 
+@pytest.mark.slow
 def test_requests_of_a_killed_router_are_aborted(fake_app: httpx.Client):
     body = {"model": "tiny", "prompt": "abc", "max_tokens": 3900, "seed": 5, "n": 8, "stream": True}
     with fake_app.stream("POST", "/v1/completions", json=body) as response:
@@ -170,6 +171,7 @@ def test_requests_of_a_killed_router_are_aborted(fake_app: httpx.Client):
     until(lambda: fake_app.get("/health").status_code == 200)
 
 
+@pytest.mark.slow
 def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
     fast = complete(real_app, PROMPT, temperature=0, max_tokens=64)
     plain = complete(real_app, PROMPT, temperature=0, max_tokens=64, speculation={"enabled": False})
@@ -178,6 +180,7 @@ def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
     assert plain["metrics"]["speculative_decoding"]["num_drafts"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.Client, how: signal.Signals):
     (engine,) = verifier_stats(REAL).values()
@@ -199,6 +202,7 @@ def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.
     assert not process_exists(engine["drafter_pid"])
 
 
+@pytest.mark.slow
 def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
     from ray import serve
 
@@ -207,6 +211,7 @@ def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1  # block 0 is the padding's
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_be_read_is_the_start_error(ray_cluster: str, tiny_model: Path, tmp_path: Path):
     from ray import serve
 

@@ -1,21 +1,10 @@
-"""The demo pair, started once, and what tests need to look at its processes."""
+"""What tests need to look at the processes of an application."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def eagle_app(start_app: Callable[..., Any]) -> Iterator[Any]:
-    """The demo pair with its EAGLE head; a stuck drafter is noticed sooner than `make serve` does.
-
-    Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
-    """
-    with start_app("e2e-eagle", drafter_timeout_s=2.0, adaptive=False) as app:
-        yield app
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,12 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DEMO = BENCHMARKS.parent / "examples" / "demo_pair"
 
-pytestmark = pytest.mark.skipif(
-    not (DEMO / "drafter" / "config.json").is_file(), reason="the demo pair comes with a source checkout"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (DEMO / "drafter" / "config.json").is_file(), reason="the demo pair comes with a source checkout"
+    ),
+]
 
 
 def quick_run(script: str, output: Path, *options: str) -> dict:
@@ -48,7 +51,6 @@ def test_host_overhead_reports_both_loops_at_every_batch_size(tmp_path):
         assert total > 0
 
 
-@pytest.mark.slow
 def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     picture = tmp_path / "sweep.png"
     figures = quick_run("load_sweep.py", tmp_path / "sweep.json", "--plot", str(picture))
@@ -61,7 +63,6 @@ def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
     figures = quick_run("serving.py", tmp_path / "serving.json", "--plain-app", "--overhead")
@@ -75,7 +76,6 @@ def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
     assert all(len(way["local"]) == len(way["remote"]) > 0 for way in figures["overhead"])
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_every_contestant_takes_its_turns(tmp_path):
     figures = quick_run("peer_transformers.py", tmp_path / "peer.json")
@@ -85,7 +85,6 @@ def test_every_contestant_takes_its_turns(tmp_path):
         assert all(one["tokens_per_s"] > 0 for one in figures[kind])
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_no_kill_costs_a_request_or_a_text(tmp_path):
     run = quick_run("chaos.py", tmp_path / "chaos.json")["kills"]
@@ -97,7 +96,6 @@ def test_no_kill_costs_a_request_or_a_text(tmp_path):
     assert run["met"]["decoding"] > 0
 
 
-@pytest.mark.slow
 def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
     figures = quick_run("drafters.py", tmp_path / "drafters.json")
     assert set(figures) == {"held-out text", "the same requests again"}

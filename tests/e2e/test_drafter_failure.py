@@ -53,29 +53,30 @@ def read_all(app, disturb=lambda: None) -> list[tuple[str, str | None]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(eagle_app) -> list[tuple[str, str | None]]:
-    return read_all(eagle_app)
+def undisturbed(demo_app) -> list[tuple[str, str | None]]:
+    return read_all(demo_app)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_streams_are_unharmed_and_speculation_returns(eagle_app, undisturbed, until, process_exists, how):
-    before = eagle_app.engine()
-    usual = eagle_app.complete(PROBE).metrics["speculative_decoding"]
+def test_streams_are_unharmed_and_speculation_returns(demo_app, undisturbed, until, process_exists, how):
+    before = demo_app.engine()
+    usual = demo_app.complete(PROBE).metrics["speculative_decoding"]
     assert usual["num_drafts"] > 0
     assert before["drafter_state"] == "attached"
 
-    disturbed = read_all(eagle_app, lambda: os.kill(before["drafter_pid"], how))
+    disturbed = read_all(demo_app, lambda: os.kill(before["drafter_pid"], how))
     assert disturbed == undisturbed
     assert all(finish == "length" for _, finish in disturbed)
 
     def speculates_as_before() -> bool:
-        metrics = eagle_app.complete(PROBE).metrics["speculative_decoding"]
+        metrics = demo_app.complete(PROBE).metrics["speculative_decoding"]
         return metrics["num_drafts"] > 0 and metrics["acceptance_length"] >= 0.8 * usual["acceptance_length"]
 
     until(speculates_as_before, BACK_WITHIN_S)
-    after = eagle_app.engine()
+    after = demo_app.engine()
     assert after["drafter_incarnation"] > before["drafter_incarnation"]
     assert after["drafter_pid"] != before["drafter_pid"]
     assert after["pid"] == before["pid"], "the verifier itself must have survived"
     until(lambda: not process_exists(before["drafter_pid"]))
-    eagle_app.check_integrity()
+    demo_app.check_integrity()

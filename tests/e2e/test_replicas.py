@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 NUM_TOKENS = 240
 LONG_TOKENS = 1200
 PROMPTS = [
@@ -23,10 +23,10 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def expected(eagle_app) -> list[str]:
+def expected(demo_app) -> list[str]:
     """What the single EAGLE pair answers."""
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        return list(threads.map(lambda prompt: eagle_app.text(prompt, max_tokens=NUM_TOKENS), PROMPTS))
+        return list(threads.map(lambda prompt: demo_app.text(prompt, max_tokens=NUM_TOKENS), PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,6 @@ def test_plain_decoding_writes_what_the_eagle_pair_writes(narrow_app, expected):
     assert narrow_app.engine()["drafter_pid"] == 0
 
 
-@pytest.mark.slow
 def test_prompt_lookup_writes_what_the_eagle_pair_writes(start_app, expected):
     with start_app("e2e-ngram", drafter="ngram") as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
         answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))

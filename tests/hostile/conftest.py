@@ -1,13 +1,11 @@
-"""The application that hostile requests go to: the demo pair with a key."""
+"""Where hostile requests go, and the option that sends one of them again."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from .client import Address
-from .contract import KEY
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,17 +13,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def hostile_app(start_app: Callable[..., Any]) -> Iterator[Any]:
-    """The demo pair behind a key. Trees are fixed: measured costs of a busy machine may switch speculation off."""
-    with start_app("hostile", api_key=KEY, adaptive=False) as app:
-        yield app
-
-
-@pytest.fixture(scope="session")
-def address(hostile_app: Any, ray_cluster: str) -> Address:
-    """Where it listens."""
+def address(demo_app: Any, ray_cluster: str) -> Address:
+    """Where the demo pair listens."""
     url = urlsplit(ray_cluster)
-    return Address(url.hostname, url.port, "/hostile")
+    return Address(url.hostname, url.port, f"/{demo_app.name}")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-TITLES = ("ProxyActor", "ServeReplica:hostile:Router")
+TITLES = ("ProxyActor", "ServeReplica:demo:Router")
 
 
 def resident_bytes() -> dict[str, int]:

@@ -34,18 +34,21 @@ def is_refusal(answer: Answer) -> bool:
     return answer.status == 0 or 400 <= answer.status < 500 or answer.status == 503
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", malformed(""))
 def test_malformed_bytes_are_refused(address, name):
     answer = asyncio.run(answer_to(address, malformed(address.prefix)[name]))
     assert is_refusal(answer), f"{answer.status} {answer.body[:300]!r}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", unusual(""))
 def test_unusual_bytes_are_served_or_refused(address, name):
     answer = asyncio.run(answer_to(address, unusual(address.prefix)[name]))
     assert answer.status == 200 or is_refusal(answer), f"{answer.status} {answer.body[:300]!r}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["X-Request-Id", "Authorization", "Origin", "Content-Type", "Cookie"])
 def test_header_bytes_that_are_no_text_end_nobody_elses_request(address, name):
     data = get(address.prefix, name.encode() + b": \xff\xfe")
@@ -70,6 +73,7 @@ def test_a_body_that_is_too_long_is_a_413_and_ends_the_connection(address, annou
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_in_drops_is_served_and_holds_nobody_up(address):
     async def scene() -> None:
         head = post(address.prefix, ("Content-Length", str(len(BODY))), ("Connection", "close"), body=b"")
@@ -103,6 +107,7 @@ def test_requests_in_a_row_on_one_connection_are_answered_in_their_order(address
     assert (second.status, second.all("x-request-id"), second.rest) == (200, ["second"], b"")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sent", [len(BODY), len(BODY) - 1, 0], ids=["whole-body", "cut-body", "no-body"])
 def test_a_client_that_says_it_has_finished_gets_an_end(address, sent):
     data = post(address.prefix, ("Content-Length", str(len(BODY))), body=BODY[:sent])
@@ -110,6 +115,7 @@ def test_a_client_that_says_it_has_finished_gets_an_end(address, sent):
     assert is_refusal(answer) or (answer.status == 200 and sent == len(BODY))
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_hold_nobody_up(address):
     async def scene() -> None:
         beginnings = (
@@ -135,7 +141,8 @@ def stream_bytes(address: Address) -> bytes:
     return completion(prompt="import", max_tokens=1500, n=4, stream=True, temperature=1, seed=1).wire(address.prefix)
 
 
-def test_a_client_that_never_reads_its_stream_harms_nobody(address, hostile_app, until):
+@pytest.mark.slow
+def test_a_client_that_never_reads_its_stream_harms_nobody(address, demo_app, until):
     async def scene() -> None:
         async with bystanders(address, count=1, max_tokens=64):
             reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
@@ -149,12 +156,13 @@ def test_a_client_that_never_reads_its_stream_harms_nobody(address, hostile_app,
 
     with bounded_growth(MAX_GROWTH_BYTES):
         asyncio.run(scene())
-    until(lambda: hostile_app.engine()["num_requests"] == 0)
-    hostile_app.check_integrity()
+    until(lambda: demo_app.engine()["num_requests"] == 0)
+    demo_app.check_integrity()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "closed"])
-def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(address, hostile_app, until, reset):
+def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(address, demo_app, until, reset):
     async def scene() -> None:
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(stream_bytes(address))
@@ -167,7 +175,7 @@ def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(address, hostile_ap
             await writer.wait_closed()
 
     asyncio.run(scene())
-    until(lambda: hostile_app.engine()["num_requests"] == 0)
-    stats = hostile_app.engine()
+    until(lambda: demo_app.engine()["num_requests"] == 0)
+    stats = demo_app.engine()
     assert stats["num_free_blocks"] == stats["num_blocks"] - 1, "all but the padding's"
-    hostile_app.check_integrity()
+    demo_app.check_integrity()

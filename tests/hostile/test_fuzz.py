@@ -80,14 +80,19 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("seed", "count"), [pytest.param(1, 600, id="600"), pytest.param(2, 20_000, id="20000", marks=pytest.mark.slow)]
+    ("seed", "count"),
+    [
+        pytest.param(1, 100, id="100"),
+        pytest.param(1, 1000, id="1000", marks=pytest.mark.slow),
+        pytest.param(2, 20_000, id="20000", marks=pytest.mark.soak),
+    ],
 )
-def test_every_answer_is_one_that_the_document_allows(address, hostile_app, tokenizer, seed, count):
+def test_every_answer_is_one_that_the_document_allows(address, demo_app, tokenizer, seed, count):
     statuses, wrong = asyncio.run(bombard(address, tokenizer, seed, count))
     assert not wrong, f"{len(wrong)} of {count} answers are wrong, such as\n" + "\n".join(wrong[:MAX_REPORTED])
     assert statuses[200] > count / 8, f"too few requests were served to say anything: {statuses}"
-    assert statuses[503] < count / 100, f"too many requests met a busy server: {statuses}"
-    hostile_app.check_integrity()
+    assert statuses[503] <= count / 100, f"too many requests met a busy server: {statuses}"
+    demo_app.check_integrity()
 
 
 def test_a_request_of_the_fuzzer_can_be_sent_alone(address, tokenizer, request):

@@ -20,7 +20,7 @@ from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 
 pytestmark = pytest.mark.ray
-HERE = str(Path(__file__).parent)
+ROOT = Path(__file__).parents[2]
 START_S = 240.0
 TIMEOUT_S = 8
 LONG = 1900
@@ -42,7 +42,7 @@ class Server:
             "drafter": "ngram",
             "draft-steps": 1,
             "max-num-seqs": 4,
-            "engine-factory": "slow_engine:build_slow_engine",
+            "engine-factory": "tests.hostile.slow_engine:build_slow_engine",
             "shutdown-timeout-s": TIMEOUT_S,
         }
         command = [
@@ -53,10 +53,10 @@ class Server:
             "--no-adaptive",
         ]
         command += [f"--{name}={value}" for name, value in options.items()]
-        environ = {**os.environ, "PYTHONPATH": HERE, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
         environ.pop("RAY_ADDRESS", None)
         with self.output.open("w") as output, self.errors.open("w") as errors:
-            self.process = subprocess.Popen(command, env=environ, stdout=output, stderr=errors)
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=errors)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
 
     def wait_for(self, condition: Callable[[], object]) -> None:

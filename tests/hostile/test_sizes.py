@@ -79,8 +79,12 @@ SIZES: dict[str, tuple[Callable[[], bytes], int, str | None, str | None]] = {
     ),
 }
 
+IN_EVERY_RUN = ("just-4-MiB", "above-4-MiB", "a-million-token-ids")
 
-@pytest.mark.parametrize("name", SIZES)
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
 def test_a_large_body_is_answered_by_its_rule_while_others_go_on(address, name):
     make, status, code, param = SIZES[name]
     case = replace(completion(), body=make())
@@ -103,6 +107,7 @@ def test_a_large_body_is_answered_by_its_rule_while_others_go_on(address, name):
         asyncio.run(scene())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "code"), [(20_000, "context_length_exceeded"), (120_000, "invalid_json")])
 def test_a_conversation_of_many_messages_is_refused(address, count, code):
     message = b'{"role":"user","content":"hi"}'

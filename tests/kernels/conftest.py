@@ -1,19 +1,9 @@
-"""One thread a test, memory that shows what a kernel leaves unwritten, and the way to the modules beside the tests."""
+"""Memory that shows what a kernel leaves unwritten."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors of these tests are too small to be shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.protocol import transfer
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
+pytestmark = pytest.mark.few(2)
+
 SHAPES = {"chain": CHAIN, "tree": TREE}
 PER_LAYER = 34
 """Of a Llama: 7 products, 16 of the norms, 5 of rope, 2 sums, 2 of the activation, keys stored, attention. A context of

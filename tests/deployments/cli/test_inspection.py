@@ -16,6 +16,8 @@ from wingbeat.deployments.cli.inspect_command import inspect_head, inspect_model
 from wingbeat.runtime.heads.load import CheckpointError, head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
+pytestmark = pytest.mark.few(3)
+
 CPU = torch.device("cpu")
 
 

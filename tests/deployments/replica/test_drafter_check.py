@@ -52,6 +52,7 @@ def engine_stats(app: str) -> dict:
     return serve.get_deployment_handle("Verifier", app).stats.remote().result(timeout_s=60)
 
 
+@pytest.mark.slow
 def test_a_reading_that_was_found_is_the_drafters_and_its_successors(ray_cluster: str, mislabelled: Path):
     from ray import serve
 
@@ -125,6 +126,7 @@ def test_lines_of_a_process_of_the_application_are_shown(capfd):
     assert line.endswith("wingbeat.runtime.checks.self_test: accepted")
 
 
+@pytest.mark.slow
 def test_a_bad_drafter_is_the_start_error(ray_cluster: str, random_head: Path):
     from ray import serve
 

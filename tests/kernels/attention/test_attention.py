@@ -10,6 +10,8 @@ from tests.kernels.slow_trees import path_to_root
 from wingbeat.kernels.attention.reference import context_mask, masked_attention, paged_attention, read_kv
 from wingbeat.kernels.kv.reference import move_kv, store_kv
 
+pytestmark = pytest.mark.few(4)
+
 WINDOWS = [None, 1, 5, 64]
 
 

@@ -6,6 +6,8 @@ import torch
 from tests.kernels.attention_cases import CAUSAL, DEVICE, TREES, Case, assert_close, build, by_formula
 from wingbeat.kernels.attention.reference import tree_attention
 
+pytestmark = pytest.mark.few(6)
+
 
 @pytest.mark.parametrize("case", TREES + CAUSAL, ids=str)
 def test_reference_is_the_formula(case):

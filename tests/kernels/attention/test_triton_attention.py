@@ -17,6 +17,8 @@ from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.attention.splits import workspace_size
 from wingbeat.kernels.attention.tiles import TileConfig
 
+pytestmark = pytest.mark.few(3)
+
 TINY = TileConfig(16, 16, 4, 2, 1)
 
 

@@ -7,6 +7,8 @@ import torch
 
 from wingbeat.kernels.kv import reference as kv_cache
 
+pytestmark = pytest.mark.few(4)
+
 triton_kv_cache = pytest.importorskip("wingbeat.kernels.kv.triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from tests.kernels.chi_square import CHI2_LIMIT, chi_square
 from wingbeat.kernels.sampling.reference import choose_tokens, process_logits, sampling_workspace
 
+pytestmark = pytest.mark.few(4)
+
 
 @dataclass(frozen=True)
 class Rows:

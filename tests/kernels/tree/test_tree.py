@@ -9,6 +9,8 @@ import torch
 from tests.kernels.slow_trees import path_to_root, random_parents
 from wingbeat.kernels.tree.reference import ancestor_mask, pack_mask, path_token_ids, unpack_mask, walk_tree
 
+pytestmark = pytest.mark.few(4)
+
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 7, 63, 64, 65, 130])
 @pytest.mark.parametrize("shape", ["random", "chain", "star"])

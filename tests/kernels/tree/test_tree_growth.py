@@ -10,6 +10,8 @@ from tests.kernels.slow_trees import path_to_root
 from wingbeat.kernels.tree.growth import TreeTable
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words, unpack_mask
 
+pytestmark = pytest.mark.few(4)
+
 
 def slow_growth(levels, top_k: int, num_nodes: int, root: int):
     """EAGLE-2 over lists: levels[l] = (token_ids, log_probs), each [frontier][top_k]. Returns nodes and frontiers."""

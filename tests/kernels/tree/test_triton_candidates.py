@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
 
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.few(3), pytest.mark.usefixtures("poisoned_memory")]
 
 
 def random_candidates(num_reqs: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:

@@ -43,6 +43,7 @@ def outputs_of(layers):
     return tuple(layer - 1 for layer in layers)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "ids", [outputs_of(TAPS), TAPS, None], ids=["ids name outputs", "ids name inputs", "ids are missing"]
 )
@@ -71,6 +72,7 @@ def test_the_engine_drafts_with_the_reading_that_was_found(pair, cache, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_mislabelled_norm_output_is_found_by_the_later_drafts(cache, tmp_path, caplog):
     head = as_specforge(DEMO_PAIR / "drafter", tmp_path / "head", (1, 11, 20), norm_output=True)
     target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
@@ -100,6 +102,7 @@ def test_what_was_found_is_kept_and_needs_no_verifier_again(pair, verifier, cach
     assert kept.read_text() == before
 
 
+@pytest.mark.slow
 def test_other_weights_are_measured_anew(pair, verifier, cache, tmp_path):
     head = as_specforge(pair[1], tmp_path / "head", TAPS)
     choose_convention(head, *verifier, None)
@@ -110,6 +113,7 @@ def test_other_weights_are_measured_anew(pair, verifier, cache, tmp_path):
     assert len(list(cache.glob("convention-*.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_only_a_warning(pair, verifier, cache, tmp_path, caplog):
     cache.write_text("in the way")
     choice = choose_convention(as_specforge(pair[1], tmp_path / "head", TAPS), *verifier, None)
@@ -124,6 +128,7 @@ def test_nothing_is_measured_where_nothing_is_open(pair, verifier):
     assert choose_convention("ngram", target, None, None) is None
 
 
+@pytest.mark.slow
 def test_the_measured_figure_is_what_the_engine_accepts(pair, verifier):
     """Same text, same head; the engine drafts from some positions of it, the measurement from all."""
     target, loaded = verifier

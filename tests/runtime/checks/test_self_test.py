@@ -20,6 +20,8 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
 from wingbeat.runtime.verifier.loader import load_model
 
+pytestmark = pytest.mark.few(1)
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -58,6 +60,7 @@ def test_taps_off_by_one_are_refused_with_the_figure_and_the_way_round(pair, off
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_random_head_is_served_where_that_is_asked_for(pair, tmp_path, caplog):
     save_eagle_head(random_head(load_model(pair[0], torch.float32, torch.device("cpu"))), tmp_path / "random")
     with pytest.raises(BadDrafterError, match="random"):
@@ -90,6 +93,7 @@ def test_the_engine_is_as_new_afterwards(pair):
     assert llm.generate(prompt, [greedy_params(24)])[0].num_cached_tokens > 0, "the prefix cache still works"
 
 
+@pytest.mark.slow
 def test_drafts_are_of_the_full_shape_whatever_pays(pair):
     speculation = SpeculationConfig(draft_steps=5, draft_top_k=1, adaptive=True)
     llm = open_llm(pair, speculation=speculation)
@@ -100,6 +104,7 @@ def test_drafts_are_of_the_full_shape_whatever_pays(pair):
     assert adaptive.stats().decisions == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", ["chain", "tree"])
 def test_captured_rounds_with_the_host_a_round_behind_are_as_new_too(pair, speculation):
     """What a GPU does: pruned on the device, replayed as graphs, results read one round late."""
@@ -116,6 +121,7 @@ def test_captured_rounds_with_the_host_a_round_behind_are_as_new_too(pair, specu
     engine.check_integrity()
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_tested(pair, tmp_path):
     assert open_llm(pair, pair[0]).self_test.first_position > 0.95, "the verifier itself, up to rounding"
     random_model("llama", num_hidden_layers=1).save_pretrained(tmp_path / "other")
@@ -123,6 +129,7 @@ def test_a_draft_model_is_tested(pair, tmp_path):
         open_llm(pair, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_prediction_modules_are_tested(tmp_path):
     Modules.random("deepseek_v3", 1).save(tmp_path)
     with pytest.raises(BadDrafterError, match="mtp"):
@@ -130,10 +137,12 @@ def test_prediction_modules_are_tested(tmp_path):
     assert open_llm((tmp_path, "mtp"), allow_bad_drafter=True).self_test.first_position < LEAST_ACCEPTANCE
 
 
+@pytest.mark.slow
 def test_the_shortest_contexts_can_be_tested(pair):
     assert open_llm(pair, max_model_len=8).self_test.num_tokens == 32 * 6
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_lost_meanwhile_is_no_pass(pair):
     channels = []
 
@@ -156,6 +165,7 @@ def test_a_busy_engine_is_not_disturbed(pair):
     stream.close()
 
 
+@pytest.mark.slow
 def test_contexts_beyond_the_trained_positions_are_warned_of(pair, tmp_path, caplog):
     short = rewrite_config(pair[1], tmp_path / "short", max_position_embeddings=128)
     with caplog.at_level(logging.WARNING):
@@ -166,6 +176,7 @@ def test_contexts_beyond_the_trained_positions_are_warned_of(pair, tmp_path, cap
     assert "128 positions" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_limit_lies_between_heads_that_suit_and_those_that_do_not(pair, off_by_one):
     good = open_llm(pair).self_test.first_position
     bad = open_llm(pair, off_by_one, allow_bad_drafter=True).self_test.first_position

@@ -31,6 +31,8 @@ from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(1)
+
 SMALL = {"num_hidden_layers": 2}
 MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
 SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}

@@ -63,6 +63,7 @@ def drafted(tree, row):
     return [list(column.tolist()) for column in columns]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("draft_vocab_size", [None, 48])
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def a_round(world, slots, depth, device="cpu"):
     return world.batch(decodes=decodes, proposals=slots, max_levels=depth, device=device)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @torch.inference_mode()

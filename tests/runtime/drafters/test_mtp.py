@@ -25,6 +25,8 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.loader import load_model
 
+pytestmark = pytest.mark.few(1)
+
 MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
 SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2)]

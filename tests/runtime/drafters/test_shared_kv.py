@@ -35,6 +35,8 @@ from wingbeat.runtime.llm import connect
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.loader import load_model
 
+pytestmark = pytest.mark.few(1)
+
 MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
 SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 TYPES = ["sliding_attention", "full_attention"]

@@ -114,6 +114,7 @@ def test_a_name_without_a_dot_is_refused_with_what_is_allowed():
         find_class("Whole")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREE, SpeculationConfig(1, 1, 2)], ids=["chain", "tree", "one"])
 def test_the_example_drafts_and_changes_no_token(shape, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLE)

@@ -40,6 +40,8 @@ from wingbeat.runtime.protocol.messages import (
 )
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(1)
+
 LENGTH = 40
 
 

@@ -5,6 +5,8 @@ import pytest
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 
+pytestmark = pytest.mark.few(1)
+
 SHORT = 48
 
 

@@ -1,29 +1,94 @@
 """Greedy decoding through the whole engine writes what transformers' generate() writes, token for token."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
+from tests.covering import pairwise
+from tests.runtime.drafter_kinds import KINDS, USER_DRAFTER
 from tests.runtime.models import (
     CHAIN,
     DEMO_PAIR,
     NUM_TOKENS,
     TREE,
     WINDOW,
+    Run,
     eagle_drafter,
     engine_config,
     generate,
     greedy_params,
     reference,
 )
+from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree, wrong_tree
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.llm import build_engine
 
 MODELS = ["llama", "qwen3", "mistral", "gemma3", "qwen3_moe"]
 if DEMO_PAIR.is_dir():
     MODELS.append("demo")
-SHAPES = {"chain": CHAIN, "tree": TREE}
+OWN = "own"
+"""The model that the drafter was made for, where it cannot draft for another."""
+SHORT = 48
+ROOMS = {
+    "roomy": {},
+    # Requests are preempted, prompts come in pieces, blocks are taken again.
+    "tight": {"max_model_len": 128, "num_kv_blocks": 20, "max_num_batched_tokens": 24},
+    "trickle": {"max_num_batched_tokens": 7, "block_size": 4, "num_kv_blocks": 600},
+}
+AXES = {
+    "model": [*MODELS, OWN],
+    "drafter": [
+        *("eagle", "none", "right", "random", "ngram", "wrong", "malformed"),
+        *("eagle1", "draft_model", "mtp", "shared_keys", "suffix", "user"),
+    ],
+    "shape": ["tree", "chain"],
+    "trees": ["fixed", "adaptive"],
+    "batch": ["8", "1"],
+    "loop": ["waiting", "overlapped"],
+    "rounds": ["eager", "graphs"],
+    "room": list(ROOMS),
+}
+ONLY_FOR_ITS_OWN = {"mtp", "shared_keys"}
+ONLY_FOR_LLAMA = {"wrong", "malformed", "eagle1", "draft_model", "suffix", "user"}
+ONLY_TREES = {"random", "wrong", "malformed"}
+NEVER_TAKEN = {"none", "wrong", "malformed"}
+OFTEN_TAKEN = {"right", "random", "ngram"}
+
+
+def allowed(row):
+    """Whether a row can be run and says something that others do not."""
+    drafter = row["drafter"]
+    return (
+        (row["model"] == OWN) == (drafter in ONLY_FOR_ITS_OWN)
+        and (drafter not in ONLY_FOR_LLAMA or row["model"] == "llama")
+        and (drafter not in {*ONLY_TREES, "none"} or row["shape"] == "tree")
+        and (drafter != "none" or row["trees"] == "fixed")
+        and (row["batch"] == "8" or row["room"] != "tight")
+    )
+
+
+def table():
+    """Rows in which all pairs of values meet; the first of each model and of each drafter is in every run."""
+    seen, params = set(), []
+    for row in pairwise(AXES, allowed):
+        values = {("model", row["model"]), ("drafter", row["drafter"])}
+        params.append(pytest.param(row, id="-".join(row.values()), marks=() if values - seen else pytest.mark.slow))
+        seen |= values
+    return params
+
+
+@pytest.fixture(scope="module")
+def kind_of(tmp_path_factory):
+    """The drafters that are loaded by name, each with its verifier."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(USER_DRAFTER)
+        yield cache(lambda name: KINDS[name](tmp_path_factory.mktemp(name)))
 
 
 def scripted(ref, plan, corrupt=None):
@@ -43,8 +108,17 @@ def demo_drafter(ref, speculation):
     return EagleDrafter(head, speculation)
 
 
-def eagle(ref, speculation):
-    return demo_drafter(ref, speculation) if ref.name == "demo" else eagle_drafter(ref.loaded, speculation)
+def drafter_of(name, ref, speculation):
+    """A drafter for any verifier. In right trees each accepted node lies behind two decoys: its KV must be moved."""
+    if name == "eagle":
+        return demo_drafter(ref, speculation) if ref.name == "demo" else eagle_drafter(ref.loaded, speculation)
+    if name == "none":
+        return None
+    if name == "ngram":
+        return NgramDrafter(speculation)
+    right = right_chain if speculation.draft_top_k == 1 else right_tree
+    plan = {"right": right, "random": random_tree, "wrong": wrong_tree, "malformed": right_tree}[name]
+    return scripted(ref, plan, malform if name == "malformed" else None)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -56,70 +130,50 @@ def test_references_are_decisive_and_varied(model):
     assert min(len(sequence) for sequence in ref.sequences) > 4 * WINDOW
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("model", MODELS)
-def test_plain(model, batch):
-    ref = reference(model)
-    count = 8 if batch == 8 else 2
-    config = engine_config(max_num_seqs=batch)
-    tokens, _ = generate(ref.loaded, config, None, ref.prompts[:count], greedy_params())
-    assert tokens == ref.continuations[:count]
+@pytest.mark.parametrize("row", table())
+def test_the_text_is_that_of_generate(row, kind_of):
+    name = row["drafter"]
+    speculation = replace({"tree": TREE, "chain": CHAIN}[row["shape"]], adaptive=row["trees"] == "adaptive")
+    if name in KINDS and name != "ngram":
+        ref, drafter = kind_of(name).ref, kind_of(name).drafter(speculation)
+    else:
+        ref = reference(row["model"])
+        drafter = drafter_of(name, ref, speculation)
+    limits = ROOMS[row["room"]] | {"max_num_seqs": int(row["batch"]), "overlap": row["loop"] == "overlapped"}
+    device = RecordingDevice() if row["rounds"] == "graphs" else None
+    length = min(NUM_TOKENS if row["room"] == "roomy" else SHORT, *map(len, ref.continuations))
+    count = 8 if row["batch"] == "8" else 2
+    engine = build_engine(ref.loaded, engine_config(speculation, **limits), drafter, InProcessChannel, device)
+    try:
+        tokens = Run(engine, ref.prompts[:count], greedy_params(length)).finish()
+    finally:
+        engine.model.remove_taps()
+    assert tokens == [text[:length] for text in ref.continuations[:count]]
+    stats, drafts = engine.stats(), engine.speculation
+    assert stats.num_preemptions > 0 or row["room"] != "tight"
+    assert stats.num_free_blocks == stats.num_blocks - 1
+    assert (stats.graphs is not None and sum(stats.graphs.replays.values()) > 0) == (row["rounds"] == "graphs")
+    assert engine.drafter_state == ("none" if name == "none" else "attached")
+    if name in NEVER_TAKEN:
+        assert drafts.num_accepted_tokens == 0
+    if name == "malformed":
+        assert drafts.num_drafts == 0
+    elif row["trees"] == "fixed" and row["room"] == "roomy" and row["batch"] == "8":
+        assert (drafts.num_drafts > 0) == (name != "none")
+        assert drafts.num_accepted_tokens > 0 or name not in OFTEN_TAKEN
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("model", MODELS)
-def test_eagle_head(model, shape, batch):
-    ref = reference(model)
-    count = 8 if batch == 8 else 2
-    config = engine_config(SHAPES[shape], max_num_seqs=batch)
-    drafter = eagle(ref, SHAPES[shape])
-    tokens, engine = generate(ref.loaded, config, drafter, ref.prompts[:count], greedy_params())
-    assert tokens == ref.continuations[:count]
-    assert engine.speculation.num_drafts > count * NUM_TOKENS / 6
-    assert engine.drafter_state == "attached"
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("model", MODELS)
-def test_always_right(model, shape, batch):
-    """In the tree every accepted node lies behind two decoys, so that its KV must be moved to where it belongs."""
-    ref = reference(model)
-    config = engine_config(SHAPES[shape], max_num_seqs=batch)
-    drafter = scripted(ref, right_chain if shape == "chain" else right_tree)
-    tokens, engine = generate(ref.loaded, config, drafter, ref.prompts, greedy_params())
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_all_that_is_right_is_accepted(shape):
+    ref = reference("llama")
+    drafter = drafter_of("right", ref, shape)
+    tokens, engine = generate(ref.loaded, engine_config(shape), drafter, ref.prompts, greedy_params())
     assert tokens == ref.continuations
     # One token comes with the prompt and the last one alone; each round between brings five drafted ones and the bonus.
     num_drafts = 8 * ((NUM_TOKENS - 1) // 6)
     assert engine.speculation.num_drafts == num_drafts
     assert engine.speculation.num_accepted_tokens == 5 * num_drafts
-    assert drafter.num_unknown == 0 or batch == 1
-
-
-@pytest.mark.parametrize("model", ["llama", "gemma3"])
-def test_always_wrong(model):
-    ref = reference(model)
-    tokens, engine = generate(ref.loaded, engine_config(), scripted(ref, wrong_tree), ref.prompts, greedy_params())
-    assert tokens == ref.continuations
-    assert engine.speculation.num_drafts > 8 * NUM_TOKENS * 0.9
-    assert engine.speculation.num_accepted_tokens == 0
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_prompt_lookup(model):
-    ref = reference(model)
-    tokens, engine = generate(ref.loaded, engine_config(), NgramDrafter(TREE), ref.prompts, greedy_params())
-    assert tokens == ref.continuations
-    assert engine.speculation.num_accepted_tokens > 0
-
-
-@pytest.mark.parametrize("model", ["llama", "mistral", "gemma3", "qwen3_moe"])
-def test_random_trees(model):
-    ref = reference(model)
-    tokens, engine = generate(ref.loaded, engine_config(), scripted(ref, random_tree), ref.prompts, greedy_params())
-    assert tokens == ref.continuations
-    assert engine.speculation.num_accepted_tokens > 8 * 20
+    assert drafter.num_unknown == 0
 
 
 @pytest.mark.parametrize("speculation", [SpeculationConfig(draft_top_k=1, draft_steps=5), SpeculationConfig(3, 4, 16)])
@@ -137,16 +191,6 @@ def test_trees_the_configuration_does_not_foresee(speculation):
     tokens, engine = generate(ref.loaded, engine_config(speculation), scripted(ref, plan), ref.prompts, greedy_params())
     assert tokens == ref.continuations
     assert engine.drafter_state == "attached"
-
-
-@pytest.mark.parametrize("model", ["llama", "mistral"])
-def test_malformed_trees_are_dropped(model):
-    ref = reference(model)
-    drafter = scripted(ref, right_tree, malform)
-    tokens, engine = generate(ref.loaded, engine_config(), drafter, ref.prompts, greedy_params())
-    assert tokens == ref.continuations
-    assert engine.speculation.num_drafts == 0
-    assert drafter.num_trees > 8 * NUM_TOKENS * 0.9
 
 
 def test_some_malformed_among_good_trees():

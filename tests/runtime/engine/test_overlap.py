@@ -27,6 +27,8 @@ from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingP
 from wingbeat.runtime.verifier.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight
 
+pytestmark = pytest.mark.few(1)
+
 DRAFTERS = ["none", "right", "wrong", "ngram", "eagle"]
 SHORT = 48
 TIGHT = {"max_model_len": 128, "num_kv_blocks": 12, "max_num_batched_tokens": 33}

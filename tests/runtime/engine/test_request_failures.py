@@ -58,6 +58,7 @@ def fails_in(engine, place: str, after: int = 0) -> None:
     setattr(owner, name, fragile)
 
 
+@pytest.mark.few(2)
 @both
 @pytest.mark.parametrize(
     ("place", "after"),

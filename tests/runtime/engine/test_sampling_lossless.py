@@ -17,6 +17,8 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loader import prepare_model
 
+pytestmark = pytest.mark.few(1)
+
 LENGTH = 40
 KINDS = {"T0.7": (0.7, 1.0), "T1": (1.0, 1.0), "T1-p0.9": (1.0, 0.9)}
 

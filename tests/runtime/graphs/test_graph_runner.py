@@ -146,6 +146,7 @@ def test_no_sequences_have_no_buckets():
         batch_buckets(0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
 @pytest.mark.parametrize(("num_reqs", "size"), [(1, 3), (2, 5), (3, 5), (3, 2), (4, 4)])
 def test_padding_changes_no_state_and_no_row(num_reqs, size, captured):

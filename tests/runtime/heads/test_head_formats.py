@@ -11,6 +11,8 @@ from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
+pytestmark = pytest.mark.few(3)
+
 STEPS = 5
 CHAIN = SpeculationConfig(STEPS, 1)
 SAME_WEIGHTS = ("safeailab", "specforge", "speculators-plain", "modelopt-plain", "angelslim")

@@ -154,6 +154,7 @@ def test_a_second_run_finds_nothing_to_do(config):
     assert (again.index.num_sequences, again.index.complete) == (20, True)
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(config):
     extract(config)
     before = files(config.output)
@@ -163,6 +164,7 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended(config):
     assert all(after[name] == content for name, content in before.items() if name != INDEX_FILE)
 
 
+@pytest.mark.slow
 def test_other_settings_do_not_continue_a_capture(config):
     extract(config)
     with pytest.raises(CaptureError, match="sequence_length 24, not 32"):
@@ -171,6 +173,7 @@ def test_other_settings_do_not_continue_a_capture(config):
         extract(config.model_copy(update={"corpus": Path(json.__file__).parent}))
 
 
+@pytest.mark.slow
 def test_the_bound_of_bytes_is_kept_and_what_is_there_can_be_read(config):
     whole = extract(config).index
     bounded = config.model_copy(
@@ -194,6 +197,7 @@ extract(ExtractConfig.model_validate_json(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_loses_only_its_current_shard(config, tmp_path):
     config = config.model_copy(update={"sequences": 160, "shard_bytes": 12_000, "output": tmp_path / "whole"})
     killed = config.model_copy(update={"output": tmp_path / "killed"})

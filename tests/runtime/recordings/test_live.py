@@ -22,6 +22,8 @@ from wingbeat.runtime.recordings.live import MIN_TOKENS, LiveCapture, is_sampled
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 from wingbeat.runtime.recordings.reader import CaptureReader
 
+pytestmark = pytest.mark.few(1)
+
 SHORT = 40
 TAPS = (1, 2, 3)
 """Those of `models.random_head`."""
@@ -170,6 +172,7 @@ def test_preempted_sequences_are_captured_once(ref, true_taps, engine_of, writer
     assert sorted(assert_true(captured(tmp_path), ref, true_taps)) == list(range(8))
 
 
+@pytest.mark.slow
 def test_what_came_from_the_prefix_cache_is_left_out(ref, true_taps, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("none"), writer_of()
     Run(engine, [ref.prompts[4]], greedy_params(4)).finish()
@@ -194,6 +197,7 @@ def test_an_aborted_request_is_captured_as_far_as_it_came(ref, engine_of, writer
     assert record.token_ids.tolist() == [*ref.prompts[1], *ref.continuations[1][:10]]
 
 
+@pytest.mark.slow
 def test_very_short_sequences_are_left_out(ref, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("none"), writer_of()
     observed(engine, writer)
@@ -235,6 +239,7 @@ def test_without_memory_sequences_are_dropped_and_counted(ref, true_taps, engine
     assert not writer.reserve(1)
 
 
+@pytest.mark.slow
 def test_the_bound_of_disk_is_that_of_all_engines_together(ref, engine_of, writer_of, tmp_path):
     first = writer_of()
     engine = engine_of("none")
@@ -267,6 +272,7 @@ def test_a_quiet_server_writes_what_it_has(ref, engine_of, writer_of, tmp_path):
     assert CaptureReader(tmp_path / "live").num_sequences == 1
 
 
+@pytest.mark.slow
 def test_a_full_shard_is_written_while_the_server_is_busy(ref, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("none"), writer_of(shard_bytes=20_000)
     observed(engine, writer)
@@ -276,6 +282,7 @@ def test_a_full_shard_is_written_while_the_server_is_busy(ref, engine_of, writer
     assert CaptureReader(tmp_path / "live").num_sequences == 8
 
 
+@pytest.mark.slow
 def test_a_slow_disk_holds_up_no_round(ref, engine_of, writer_of, tmp_path, monkeypatch):
     opened = threading.Event()
 
@@ -310,6 +317,7 @@ for number in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_every_shard_but_its_last(ref, writer_of, tmp_path):
     spec = writer_of().spec.model_copy(update={"hidden_size": 8})
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "live"), spec.model_dump_json()])

@@ -12,6 +12,8 @@ from wingbeat.runtime.speculation.costs import CostTables, RoundCosts
 from wingbeat.runtime.speculation.padding import worth_packing
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
+pytestmark = pytest.mark.few(6)
+
 DEPTH = 6
 BATCHES = (1, 8, 64)
 

@@ -95,6 +95,7 @@ def test_what_is_no_training_text_is_left_out(corpus):
     assert corpus / "notes.txt" in {path for part in split_files(corpus, (".txt",)) for path in part}
 
 
+@pytest.mark.slow
 def test_the_standard_library_has_held_out_files():
     split = split_files(stdlib_root())
     assert 5 <= len(split.held_out) < len(split.train) / 10
@@ -143,6 +144,7 @@ def test_the_result_is_a_model_folder(config):
     assert not (config.output / STATE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypatch):
     uninterrupted = config.model_copy(update={"output": tmp_path / "whole"})
     train_base(uninterrupted)

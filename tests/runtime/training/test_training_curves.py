@@ -13,6 +13,8 @@ from wingbeat.runtime.training.curves import CURVES_FILE, EVENTS_FOLDER
 from wingbeat.runtime.training.drafter import train_drafter
 from wingbeat.runtime.training.losses import DraftLoss
 
+pytestmark = pytest.mark.few(1)
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
@@ -47,6 +49,7 @@ def test_tensorboard_shows_the_losses_and_the_measured_acceptance(config):
     assert events(config, "validation/acceptance_depth_1") == pytest.approx(first)
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_every_step_once(config, monkeypatch):
     config = config.model_copy(update={"checkpoint_interval_s": 1e-9})
     real_forward, calls = DraftLoss.forward, []

@@ -199,6 +199,7 @@ def test_temperature_is_per_row_and_samples_the_softmax(verifier):
     assert chi_square < degrees + 5 * (2 * degrees) ** 0.5
 
 
+@pytest.mark.slow
 def test_interrupted_rollouts_equal_uninterrupted_ones(verifier, tmp_path):
     sampler = WindowSampler([torch.randint(VOCAB, (900,), generator=torch.Generator().manual_seed(1))], 0)
     settings = dict(num_rows=100, length=12, greedy_fraction=0.5, temperature=1.0, seed=4)
@@ -257,6 +258,7 @@ def test_the_result_is_a_checkpoint_without_an_embedding(config, monkeypatch):
     assert {path.name for path in config.output.iterdir()} == {"config.json", "model.safetensors", "metrics.json"}
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypatch):
     uninterrupted = config.model_copy(update={"output": tmp_path / "whole"})
     train_drafter(uninterrupted)
@@ -277,6 +279,7 @@ def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypat
     assert losses(config) == losses(uninterrupted)
 
 
+@pytest.mark.slow
 def test_accumulated_parts_are_the_whole_batch(config, tmp_path):
     weights = []
     for parts in (1, 4):

@@ -34,6 +34,7 @@ def options(config) -> list[str]:
     return ["train", "drafter"] + [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
 
 
+@pytest.mark.slow
 def test_a_run_killed_by_sigkill_continues_with_the_same_losses(world, tmp_path):
     settings = {"captures": world / "capture", "steps": 150, "accumulation_steps": 2}
     whole = short_run(world, tmp_path / "whole", **settings)
@@ -57,6 +58,7 @@ def test_a_run_killed_by_sigkill_continues_with_the_same_losses(world, tmp_path)
     assert not state.exists()
 
 
+@pytest.mark.slow
 def test_processes_share_a_batch_and_make_the_weights_of_one(world, tmp_path):
     alone = short_run(world, tmp_path / "alone")
     shared = short_run(world, tmp_path / "shared", accumulation_steps=2)

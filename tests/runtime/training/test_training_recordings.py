@@ -34,6 +34,8 @@ from wingbeat.runtime.training.parallel import Part
 from wingbeat.runtime.training.sources import CapturedSource
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
 
+pytestmark = pytest.mark.few(1)
+
 ALL_TAPS = (*TAPS, NUM_LAYERS)
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.few(3)
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 SERVED = (

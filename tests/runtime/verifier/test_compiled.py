@@ -61,6 +61,7 @@ class Steps:
         return run
 
 
+@pytest.mark.slow
 def test_compiled_layers_compute_the_same_with_one_compilation_for_all_layers():
     counts = []
     for num_layers in (2, 4):

@@ -86,6 +86,7 @@ def test_the_walk_ends_where_it_is_told_to(length):
         assert walk.token_ids[row, count - 1] == targets[row, nodes[-1]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_an_engine_accepts_by_the_profile_and_says_so(benchmark_mode, shape, graphs):

@@ -11,6 +11,8 @@ from transformers.models.llama import modeling_llama
 from tests.runtime.models import CONFIGS
 from wingbeat.runtime.verifier.speed_up import FUNCTION_NAME, Rope, fuse_rope
 
+pytestmark = pytest.mark.few(3)
+
 
 def random_model(config, dtype=torch.float32):
     torch.manual_seed(3)
@@ -104,6 +106,7 @@ def test_what_is_not_covered_goes_to_the_original():
     assert len(calls) == 3
 
 
+@pytest.mark.slow
 def test_a_fused_model_can_be_compiled():
     """torch.compile looks names up by a function's module, where the model's own function still is."""
     torch._dynamo.reset()

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 from tests.runtime.models import CONFIGS
 from wingbeat.runtime.verifier.speed_up import InputMajorLinear, lay_out_linears
 
+pytestmark = pytest.mark.few(2)
+
 
 def random_model(name, dtype=torch.float32):
     torch.manual_seed(3)

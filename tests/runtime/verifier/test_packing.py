@@ -8,6 +8,8 @@ from wingbeat.runtime.speculation.padding import best_split
 from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment
 from wingbeat.runtime.verifier.packing import pack, packed, rows_of
 
+pytestmark = pytest.mark.few(3)
+
 BLOCK_SIZE, DIM = 4, 8
 
 

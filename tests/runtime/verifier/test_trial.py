@@ -124,6 +124,7 @@ def test_two_calls_in_a_layer_are_refused_with_their_number(monkeypatch):
     assert "layer 0 calls attention 2 times" in refusal(random_model("llama"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [TypeError, AttributeError, IndexError, NotImplementedError, RuntimeError, KeyError])
 @pytest.mark.parametrize("where", ["any", "trees"])
 def test_an_error_of_any_kind_becomes_one_line_with_its_cause(monkeypatch, kind, where):

@@ -1,0 +1,119 @@
+"""Every kind of drafter, loaded as a user would name it, with a verifier that it drafts for."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tests.runtime.drafters.test_shared_kv import saved
+from tests.runtime.models import (
+    HIDDEN_SIZE,
+    VOCAB_SIZE,
+    Reference,
+    greedy,
+    random_head,
+    random_model,
+    random_prompts,
+    reference,
+)
+from tests.runtime.mtp_world import Modules
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.verifier.loader import load_model
+
+NUM_TOKENS = 48
+"""That a reference of a kind's own verifier holds."""
+PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
+USER_DRAFTER = str(Path(__file__).parents[2] / "examples" / "user_drafter")
+
+
+@dataclass
+class Kind:
+    """A verifier, what it writes plainly, and how its drafter is called."""
+
+    ref: Reference
+    target: TargetDescription
+    source: str
+
+    def drafter(self, speculation: SpeculationConfig) -> Drafter:
+        """A new one."""
+        return load_drafter(self.source, self.target, speculation)
+
+
+def llama(folder: Path) -> tuple[Reference, TargetDescription]:
+    """The verifier that most kinds draft for, saved where a drafter may look for its tensors."""
+    ref = reference("llama")
+    ref.loaded.model.save_pretrained(folder)
+    return ref, TargetDescription.from_checkpoint(folder)
+
+
+def by_name(name: str, folder: Path) -> Kind:
+    return Kind(*llama(folder / "verifier"), name)
+
+
+def eagle3(folder: Path) -> Kind:
+    ref, target = llama(folder / "verifier")
+    save_eagle_head(random_head(ref.loaded), folder / "head")
+    return Kind(ref, target, str(folder / "head"))
+
+
+def eagle1(folder: Path) -> Kind:
+    ref, target = llama(folder / "verifier")
+    torch.manual_seed(7)
+    config = Eagle1HeadConfig(
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        target_hidden_size=HIDDEN_SIZE,
+        tap_layers=(target.num_layers,),
+        vocab_size=VOCAB_SIZE,
+        draft_vocab_size=VOCAB_SIZE,
+    )
+    save_eagle_head(Eagle1Head(config), folder / "head")
+    return Kind(ref, target, str(folder / "head"))
+
+
+def draft_model(folder: Path) -> Kind:
+    ref, target = llama(folder / "verifier")
+    random_model("llama", num_hidden_layers=2).save_pretrained(folder / "small")
+    return Kind(ref, target, str(folder / "small"))
+
+
+def of_folder(verifier: Path, source: str) -> Kind:
+    """A kind that drafts for a verifier of its own."""
+    loaded = load_model(verifier, torch.float32, torch.device("cpu"))
+    ref = Reference(verifier.name, loaded, random_prompts(PROMPT_LENS))
+    for prompt in ref.prompts:
+        tokens, gap = greedy(ref.loaded.model, prompt, NUM_TOKENS)
+        ref.continuations.append(tokens)
+        ref.smallest_gap = min(ref.smallest_gap, gap)
+    return Kind(ref, TargetDescription.from_checkpoint(verifier), source)
+
+
+def mtp(folder: Path) -> Kind:
+    Modules.random("glm4_moe", 2).save(folder)
+    return of_folder(folder, "mtp")
+
+
+def shared_keys(folder: Path) -> Kind:
+    verifier, head = saved(folder)
+    return of_folder(verifier, str(head))
+
+
+KINDS = {
+    "eagle1": eagle1,
+    "eagle3": eagle3,
+    "draft_model": draft_model,
+    "mtp": mtp,
+    "shared_keys": shared_keys,
+    "ngram": partial(by_name, "ngram"),
+    "suffix": partial(by_name, "suffix"),
+    "user": partial(by_name, "bigram_drafter.BigramDrafter"),
+}
