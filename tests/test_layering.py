@@ -101,7 +101,6 @@ MAY_IMPORT = {
         "runtime.drafters",
         "runtime.engine",
         "runtime.heads",
-        "runtime.kv",
         "runtime.scheduling",
         "runtime.tokenizer",
         "runtime.verifier",

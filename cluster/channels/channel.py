@@ -68,14 +68,8 @@ class VerifierSide:
         """False once the attached drafter's process is gone, or none is attached."""
         return self.incarnation > 0 and self._peer_process().alive()
 
-    @property
-    def peer_silent_s(self) -> float:
-        """Seconds since the drafter's last sign of life; inf before the first."""
-        return _age_s(self._words[Word.DRAFTER_BEAT])
-
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
         """Buffers of the next round, or None while a live drafter still uses them after `timeout_s`, or once closed."""
-        self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
         if self._words[Word.CLOSED]:
             return None
         round_number = self._published + 1
@@ -93,7 +87,6 @@ class VerifierSide:
         self._published += 1
         self._outcome_ready.record(self._published % 2)
         RoundHeader.stamp(self._outcome_headers[self._published % 2], self._published)
-        self._words[Word.VERIFIER_BEAT] = time.monotonic_ns()
         fence()
         self._words[Word.OUTCOME_SEQ] = self._published
         self._outcome_bell.ring()
@@ -197,14 +190,13 @@ class DrafterSide:
             raise ChannelError(f"incarnation {self.incarnation} cannot attach, it must be in {bounds}")
         self._answered = words[Word.OUTCOME_SEQ]
         self._attached = self.incarnation << PID_BITS | os.getpid()
-        words[Word.DRAFTER_BEAT] = time.monotonic_ns()
         words[Word.REPLIED] = self._own_reply_word()
         words[Word.DRAFTER_START] = process_start(os.getpid())
         fence()
         words[Word.ATTACHED] = self._attached
 
     def poll_outcome(self) -> Outcome | None:
-        """The oldest round not answered yet, or None; never blocks. Also a sign of life.
+        """The oldest round not answered yet, or None; never blocks.
 
         Tensors on a device may be read by what this thread's current stream is given from now on.
         """
@@ -257,11 +249,6 @@ class DrafterSide:
         """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
         return not (self._in_charge() and self._verifier.alive())
 
-    @property
-    def peer_silent_s(self) -> float:
-        """Seconds since the verifier's last sign of life; inf before the first."""
-        return _age_s(self._words[Word.VERIFIER_BEAT])
-
     def close(self) -> None:
         """Detach; the buffers stay with the verifier. Tensors on a device must not be used any more."""
         attached, self._attached = self._attached, -1
@@ -277,7 +264,6 @@ class DrafterSide:
         words = self._words
         if not self._in_charge():
             return False
-        words[Word.DRAFTER_BEAT] = time.monotonic_ns()
         if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor woke up and wrote its own
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
@@ -327,7 +313,3 @@ class InProcessChannel:
         """Replace the drafter's end. Raises ChannelError if `incarnation` is not larger than the one attached."""
         self.drafter_end = DrafterSide(self._memory, incarnation)
         return self.drafter_end
-
-
-def _age_s(beat_ns: int) -> float:
-    return (time.monotonic_ns() - beat_ns) / 1e9 if beat_ns else float("inf")

@@ -1,6 +1,6 @@
 """The channel over CUDA IPC: two processes of one node, each with a CUDA device, messages in the verifier's GPU memory.
 
-Control stays in a segment of POSIX shared memory: counters, heartbeats, incarnations, and the handles by which a
+Control stays in a segment of POSIX shared memory: counters, incarnations, and the handles by which a
 drafter opens the rest. One block of the verifier's device holds the tensors that devices read. It is exported once,
 when the channel is made; a drafter opens it on the same GPU, or on another one that can access the verifier's.
 

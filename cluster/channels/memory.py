@@ -73,12 +73,9 @@ class Word:
     OUTCOME_SEQ = 8
     """Rounds published."""
     CLOSED = 9
-    VERIFIER_BEAT = 10
-    """time.monotonic_ns of the side's last sign of life."""
 
     REPLIED = 16
     """Incarnation << ROUND_BITS | rounds answered."""
-    DRAFTER_BEAT = 17
 
     ATTACHED = 24
     """Incarnation << PID_BITS | process id of the drafter; 0 before the first one."""

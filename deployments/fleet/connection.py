@@ -8,16 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
-from wingbeat.deployments.fleet.wire import (
-    Delta,
-    GivenUp,
-    Verdict,
-    WireOutput,
-    WireRequest,
-    merge,
-    pack_request,
-    unpack,
-)
+from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput, WireRequest, merge, pack_request, unpack
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -72,17 +63,17 @@ class RequestStream:
         self._error: Exception | None = None
         self._ready = asyncio.Event()
 
-    def put(self, delta: Delta) -> None:
+    def put(self, output: RequestOutput, given_up: GivenUp | None) -> None:
         """Add an output, or the engine's word that there will be none."""
-        if delta.given_up is not None:
+        if given_up is not None:
             # One that failed while it was sent may still run in the engine: it is aborted there.
-            self.ended = delta.given_up.verdict is not Verdict.FAILED
-            self.fail(_as_error(delta.given_up))
+            self.ended = given_up.verdict is not Verdict.FAILED
+            self.fail(_as_error(given_up))
             return
-        self._outputs.append(delta.output)
-        self.outstanding_tokens -= len(delta.output.token_ids)
-        self.unwritten_tokens -= len(delta.output.token_ids)
-        self.ended = delta.output.finish_reason is not None
+        self._outputs.append(output)
+        self.outstanding_tokens -= len(output.token_ids)
+        self.unwritten_tokens -= len(output.token_ids)
+        self.ended = output.finish_reason is not None
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
@@ -227,15 +218,15 @@ class EngineConnection:
         if stream is None:
             return 0
         try:
-            delta = unpack(packed)
+            _, output, given_up = unpack(packed)
         except Exception as error:
             logger.exception("Engine %s sent something unreadable for request %s", self.engine_id, packed[0])
             stream.fail(RequestFailed(f"engine {self.engine_id} sent an unreadable output: {type(error).__name__}"))
             return 0
-        if delta.given_up is not None and delta.given_up.verdict is Verdict.RETURNED:
+        if given_up is not None and given_up.verdict is Verdict.RETURNED:
             self._going_down, self.open = True, False
-        stream.put(delta)
-        return len(delta.output.token_ids)
+        stream.put(output, given_up)
+        return len(output.token_ids)
 
     async def _send_loop(self) -> None:
         while True:

@@ -32,15 +32,6 @@ class GivenUp(NamedTuple):
     reason: str
 
 
-class Delta(NamedTuple):
-    """One request's part of a message, read back."""
-
-    number: int
-    output: RequestOutput
-    given_up: GivenUp | None
-    """Where the engine does not finish the request."""
-
-
 def pack_request(number: int, request: Request) -> WireRequest:
     """The request as it travels; its id stays with the router."""
     return number, request.prompt_token_ids, astuple(request.params)
@@ -69,8 +60,8 @@ def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
 
 
-def unpack(packed: WireOutput) -> Delta:
-    """The inverse of both; the request id is left empty, the router knows the number."""
+def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
+    """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
     number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
     output = RequestOutput(
         "",
@@ -79,7 +70,7 @@ def unpack(packed: WireOutput) -> Delta:
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
     )
-    return Delta(number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1]))
+    return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
 
 
 def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:

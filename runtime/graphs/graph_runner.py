@@ -30,8 +30,6 @@ class Stage(StrEnum):
 
     DRAFT_PROPOSAL = "draft_proposal"
     """Commit and all levels of a tree; size is the depth."""
-    DRAFT_LEVEL = "draft_level"
-    """One level alone; size is its width."""
     DRAFT_ACCEPT = "draft_accept"
     """Draft KV of decided tokens; size is the longest path."""
     BASE_VERIFICATION = "base_verification"

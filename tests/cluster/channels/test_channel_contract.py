@@ -62,7 +62,6 @@ def test_two_rounds_may_be_under_way_and_a_third_has_to_wait(rig: Rig) -> None:
     with pytest.raises(RuntimeError, match="without an acquired"):
         rig.verifier.publish_outcome()
     assert rig.verifier.peer_alive()
-    assert rig.verifier.peer_silent_s < LONG_S
 
 
 def test_rounds_may_overlap(rig: Rig) -> None:

@@ -207,12 +207,12 @@ def test_a_slow_consumer_gets_several_rounds_as_one_message():
             outbox.put(1, RequestOutput("r", (i,)), urgent=i == 0)
             outbox.flush(now=float(i))
             if i == 0:
-                assert [unpack(part).output.token_ids for part in await outbox.take()] == [(0,)]
+                assert [unpack(part)[1].token_ids for part in await outbox.take()] == [(0,)]
         outbox.put(1, RequestOutput("r", (5,), FinishReason.STOP), urgent=True)
         outbox.flush(now=5.0)
         (message,) = await outbox.take()
-        assert unpack(message).output.token_ids == (1, 2, 3, 4, 5)
-        assert unpack(message).output.finish_reason is FinishReason.STOP
+        assert unpack(message)[1].token_ids == (1, 2, 3, 4, 5)
+        assert unpack(message)[1].finish_reason is FinishReason.STOP
 
     asyncio.run(asyncio.wait_for(scenario(), 5))
 

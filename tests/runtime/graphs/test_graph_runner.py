@@ -264,7 +264,7 @@ def test_memory_is_counted_and_logged(caplog):
     pool = GraphPool(FakeDevice())
     with caplog.at_level(logging.INFO):
         pool.capture(runner_of(Counting(), BUCKETS, pool))
-        pool.capture(runner_of(Counting(), BUCKETS[:1], pool, Stage.DRAFT_LEVEL))
+        pool.capture(runner_of(Counting(), BUCKETS[:1], pool, Stage.DRAFT_ACCEPT))
     assert pool.stats.memory_bytes == 7000
     assert "captured 6 of 6 CUDA graphs" in caplog.messages[0]
     assert "captured 1 of 1 CUDA graphs" in caplog.messages[1]
@@ -306,8 +306,8 @@ def test_unknown_and_empty_buckets_are_refused():
         runner_of(Counting(), [], pool)
     with pytest.raises(ValueError, match="0x3"):
         runner_of(Counting(), [Bucket(0, 3)], pool)
-    with pytest.raises(ValueError, match="padding row slots of draft_level is \\[2\\]"):
-        GraphRunner(Stage.DRAFT_LEVEL, Counting(), lambda size: some_inputs(2, size), [Bucket(2, 3)], pool)
+    with pytest.raises(ValueError, match="padding row slots of draft_accept is \\[2\\]"):
+        GraphRunner(Stage.DRAFT_ACCEPT, Counting(), lambda size: some_inputs(2, size), [Bucket(2, 3)], pool)
 
 
 @pytest.mark.gpu
