@@ -4,6 +4,8 @@ Loads no torch. Nothing of a tensor's values is read.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,6 +78,19 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
     return found
 
 
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The safetensors file of each tensor in a folder, by the tensor's name; empty where there is no such file.
+
+    Raises:
+        ModelCheckpointError: a file is truncated or no safetensors file.
+    """
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with _opened(file) as tensors:
+            found |= dict.fromkeys(tensors.keys(), file)
+    return found
+
+
 def _shards(index: Path) -> list[Path]:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
@@ -92,12 +107,16 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:
+    with _opened(file) as tensors:
+        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        return {name: TensorHeader(part.get_dtype(), tuple(part.get_shape()), file) for name, part in slices.items()}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[safe_open]:
     try:
         with safe_open(file, framework="numpy") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-            return {
-                name: TensorHeader(part.get_dtype(), tuple(part.get_shape()), file) for name, part in slices.items()
-            }
+            yield tensors
     except SafetensorError as error:
         size = file.stat().st_size
         raise ModelCheckpointError(f"{file} is truncated or damaged ({size} bytes): {error}") from error

@@ -119,6 +119,7 @@ MAY_IMPORT = {
         "runtime.kv",
         "runtime.protocol",
         "runtime.speculation",
+        "runtime.tensor_files",
         "runtime.verifier",
     },
     "runtime.engine": {
@@ -133,7 +134,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "runtime.graphs": set(),
-    "runtime.heads": {"runtime.kv", "runtime.verifier"},
+    "runtime.heads": {"runtime.kv", "runtime.tensor_files", "runtime.verifier"},
     "runtime.kv": {"kernels.kv", "runtime.config"},
     "runtime.llm": {
         "runtime.config",

@@ -15,6 +15,7 @@ from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
@@ -215,7 +216,7 @@ class Steps:
         steps = torch.arange(walk.nodes.shape[1], device=self.bench.device)
         moved = (steps < walk.num_tokens[:, None]) & (walk.nodes != steps)
         source, target = (
-            torch.where(moved, self._kv_slots(inputs, inputs.num_context[:, None] + index), 0)
+            slot_mapping(inputs.block_tables, inputs.num_context[:, None] + index, BLOCK_SIZE, moved)
             for index in (walk.nodes, steps.expand_as(walk.nodes))
         )
         move_kv(self.cache.layers, source.flatten(), target.flatten(), self.cache.table)
@@ -231,11 +232,9 @@ class Steps:
             0, positions, inputs.num_context, visible, inputs.block_tables, BLOCK_SIZE, self.loaded.windows,
             self.loaded.dtype, words,
         )  # fmt: skip
-        metadata = AttentionMetadata(self.cache.layers, self._kv_slots(inputs, storage).flatten(), [segment])
+        mapping = slot_mapping(inputs.block_tables, storage, BLOCK_SIZE)
+        metadata = AttentionMetadata(self.cache.layers, mapping.flatten(), [segment])
         return self.model(ForwardBatch(inputs.token_ids.flatten()[None], positions.flatten()[None], None, metadata))
-
-    def _kv_slots(self, inputs: StepInputs, storage: Tensor) -> Tensor:
-        return inputs.block_tables.gather(1, storage // BLOCK_SIZE) * BLOCK_SIZE + storage % BLOCK_SIZE
 
 
 class _Uncaptured:

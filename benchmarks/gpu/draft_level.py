@@ -14,6 +14,7 @@ from wingbeat.kernels.tree.growth import select_frontier
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 
 CONTEXT = 1024
 WIDTHS = (1, 8, 16, 32, 64)
@@ -79,11 +80,10 @@ class Level:
         visible = (new[None] % 8 == own[:, None] % 8) & ((new[None] < EARLIER_NODES) | (new[None] == own[:, None]))
         words = pack_mask(visible[None])
         positions = (self.context + new // 8)[None]
-        storage = self.context + own
-        kv_slots = self.tables[0, storage // BLOCK_SIZE] * BLOCK_SIZE + storage % BLOCK_SIZE
+        mapping = slot_mapping(self.tables, self.context + own[None], BLOCK_SIZE)[0]
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            store_kv(key[0], value[0], *self.caches, kv_slots)
+            store_kv(key[0], value[0], *self.caches, mapping)
             return tree_attention(
                 query.contiguous(), *self.caches, self.tables, num_context, positions, words, self.config.head_dim**-0.5
             )

@@ -60,7 +60,7 @@ class Pass:
         )
         self.drafter.resize(spec, spec.num_slots, spec.num_blocks)
         stats = self.drafter.graph_stats
-        if stats.failed:
+        if stats is not None and stats.failed:
             raise RuntimeError(f"captures failed: {stats.failed}")
         slots, device, num_tokens = torch.arange(num_reqs), bench.device, min(3, spec.max_path)
         tables = 1 + torch.randperm(num_reqs * width, device=device).view(num_reqs, width)

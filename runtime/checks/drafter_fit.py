@@ -26,10 +26,10 @@ def check_drafter_fits(choice: DrafterChoice, target: TargetDescription) -> int:
         find_class(str(choice.source))
         return 0
     if choice.kind == "mtp":
-        from wingbeat.runtime.heads.mtp_loader import num_mtp_modules, why_none
+        from wingbeat.runtime.heads.mtp_loader import num_mtp_modules, why_no_modules
 
         if not num_mtp_modules(target):
-            raise CheckpointError(why_none(target))
+            raise CheckpointError(why_no_modules(target))
         return target.hidden_size
     if choice.kind != CHECKPOINT:
         return 0

@@ -73,6 +73,11 @@ class DraftBatch(NamedTuple):
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
     """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
 
+    def without_commits(self) -> "DraftBatch":
+        """The proposals alone."""
+        empty = {name: part[:0] for name, part in self._asdict().items() if name.startswith("decode_")}
+        return self._replace(**empty, chunk_slots=[], chunk_positions=[], chunk_lens=[])
+
 
 @dataclass(frozen=True)
 class DrafterOptions:

@@ -1,13 +1,12 @@
 """What the word a user gives for a drafter means: the one place that decides it. Loads no model and no torch."""
 
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
 from wingbeat.runtime.demo import DEMO_FOLDER
+from wingbeat.runtime.heads.mtp_names import count_modules
+from wingbeat.runtime.tensor_files import read_json, tensor_files
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
@@ -81,36 +80,10 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
 def holds_mtp(model: Path) -> bool:
     """Whether a verifier's checkpoint has multi-token-prediction layers that can be read.
 
-    DeepSeek's and GLM's are numbered on behind its own layers, Qwen's have a prefix of their own. The config is not
-    asked for their number: many copies keep the field and leave the layers out.
+    Raises:
+        ValueError: its config.json or a weight file cannot be read.
     """
-    config = _read_json(model / "config.json")
+    config = read_json(model / "config.json")
     text = config.get("text_config")
     num_layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
-    joints = {f"model.layers.{num_layers}.eh_proj.weight", "mtp.fc.weight"}
-    return not joints.isdisjoint(_tensor_names(model))
-
-
-def _tensor_names(folder: Path) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
-        return list(weight_map) if isinstance(weight_map, dict) else []
-    names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                names += tensors.keys()
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from error
-    return names
-
-
-def _read_json(file: Path) -> dict:
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    return fields if isinstance(fields, dict) else {}
+    return count_modules(tensor_files(model), num_layers if isinstance(num_layers, int) else 0) > 0

@@ -18,11 +18,12 @@ from transformers import AutoConfig
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, check_tree_shape
 from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES, build_shared_kv
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment
@@ -57,10 +58,10 @@ class ModelDrafter(Drafter):
         self.max_position = loaded.max_position_embeddings - 1
         self.name = loaded.name
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
-        self.growth = Growth(speculation, torch.arange(size, device=self.device))
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes)
+        self.growth = Growth(speculation, torch.arange(size, device=self.device), self.pool.fixed_shapes)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -83,8 +84,8 @@ class ModelDrafter(Drafter):
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Run the roots and grow a tree from each; see `Drafter.propose`."""
-        start = self._advance(_without_commits(batch), [], batch.proposal_slots.tolist())
-        return self._grow(batch, start)
+        logits = self._advance(batch.without_commits(), [], batch.proposal_slots.tolist())
+        return self._grow(batch, logits)
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """Decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
@@ -94,30 +95,23 @@ class ModelDrafter(Drafter):
             return None
         return self._grow(batch, self._advance(batch, batch.decode_slots.tolist(), proposals))
 
-    def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Start | None":
+    def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> Tensor:
         """One pass of the model over chunks, decodes and roots; every layer stores all keys before it reads any.
 
         Args:
             decodes: slots whose accepted tokens are run.
             proposals: slots whose roots are run, with the accepted tokens before them where there are such.
+
+        Returns:
+            Logits [num_proposals, 1, vocab_size] of what follows the roots.
         """
         rows = self._rows(batch, decodes, proposals) if decodes or proposals else None
         begin = 0 if rows is None else len(rows.pass_rows.token_ids)
         parts = [] if rows is None else [rows.pass_rows]
         parts += self._chunks(batch, begin)
-        token_ids, positions, kv_slots = (torch.cat([part[i] for part in parts]) for i in range(3))
+        token_ids, positions, mapping = (torch.cat([part[i] for part in parts]) for i in range(3))
         wanted = rows.roots if rows is not None else token_ids[:0]
-        logits = self._forward(token_ids, positions, kv_slots, [part.segment for part in parts], wanted)
-        if not proposals:
-            return None
-        count = len(proposals)
-        return _Start(
-            upload(proposals, self.device),
-            rows.last_token_ids[:count],
-            rows.lens[:count],
-            rows.tables[:count],
-            logits[:, None],
-        )
+        return self._forward(token_ids, positions, mapping, [part.segment for part in parts], wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
         """One row of tokens per slot: proposals in their order, then decodes that nobody proposes for."""
@@ -146,12 +140,15 @@ class ModelDrafter(Drafter):
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         known = storage.clamp(0, batch.token_ids.shape[1] - 1)
         token_ids = torch.where(counted, batch.token_ids[slot_ids[:, None], known], 0)
-        tables = self.pool.tables(batch.block_tables[slot_ids], lens - 1, batch.max_committed_len - 1)
+        tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)
         segment = self.pool.causal_segment(0, storage, starts, tables)
-        kv_slots = self.pool.kv_slots(tables, storage, counted)
-        last = torch.arange(len(slots), device=self.device) * width + num_accepted
-        pass_rows = _PassRows(token_ids.flatten(), storage.flatten(), kv_slots.flatten(), segment)
-        return _Rows(pass_rows, last[: len(proposals)], token_ids.flatten()[last], lens, tables)
+        mapping = slot_mapping(tables, storage, self.pool.block_size, counted)
+        last = torch.arange(len(proposals), device=self.device) * width + num_accepted[: len(proposals)]
+        return _Rows(_PassRows(token_ids.flatten(), storage.flatten(), mapping.flatten(), segment), last)
+
+    def _tables(self, batch: DraftBatch) -> Tensor:
+        """Block tables of all slots, as far as settled tokens reach."""
+        return self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
 
     def _chunks(self, batch: DraftBatch, begin: int) -> list["_PassRows"]:
         """One segment per chunk."""
@@ -162,7 +159,8 @@ class ModelDrafter(Drafter):
             context = torch.full((1,), start, device=self.device)
             segment = self.pool.causal_segment(begin, storage, context, tables)
             token_ids = batch.token_ids[slot, start : start + length]
-            parts.append(_PassRows(token_ids, storage[0], self.pool.kv_slots(tables, storage)[0], segment))
+            mapping = slot_mapping(tables, storage, self.pool.block_size)
+            parts.append(_PassRows(token_ids, storage[0], mapping[0], segment))
             begin += length
         return parts
 
@@ -170,37 +168,32 @@ class ModelDrafter(Drafter):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        kv_slots: Tensor,
+        mapping: Tensor,
         segments: list[AttentionSegment],
         wanted: Tensor | None,
     ) -> Tensor:
         """Logits [num_wanted, vocab_size] of a flattened batch."""
-        metadata = AttentionMetadata(self.pool.caches, kv_slots, segments)
+        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
         # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
         positions = positions.clamp(0, self.max_position)
         logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
-    def _grow(self, batch: DraftBatch, start: "_Start") -> TokenTree:
-        num_reqs = len(start.lens)
-        width = self.growth.top_k
-        nodes = torch.arange(max(self.growth.max_depth - 1, 1) * width, device=self.device)
-        storage = start.lens[:, None] + nodes
-        depths = start.lens[:, None] + nodes // width
-        kv_slots = self.pool.kv_slots(start.tables, storage)
+    def _grow(self, batch: DraftBatch, logits: Tensor) -> TokenTree:
+        """A tree per proposal, whose root has been run: its logits are [num_proposals, 1, vocab_size]."""
+        roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
+        lens, num_levels = roots.positions[:, 0], roots.positions.shape[1] - 1
+        # The root's row is the first of those drafted.
+        tables = self.pool.tables(self._tables(batch)[roots.slots], lens - 1)
+        drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
 
         def expand(level: Level) -> Tensor:
-            now = slice((level.depth - 1) * width, level.depth * width)
-            if level.visible is None:
-                segment = self.pool.causal_segment(0, storage[:, now], start.lens + level.depth - 1, start.tables)
-            else:
-                segment = self.pool.tree_segment(depths[:, : now.stop], level.visible, start.lens, start.tables)
-            # Of a chain's single column, flatten makes a strided view.
-            slots = kv_slots[:, now].flatten().contiguous()
-            flat = (level.token_ids.flatten(), depths[:, now].flatten(), slots)
-            return self._forward(*flat, [segment], None).view(num_reqs, width, -1)
+            rows = (level.token_ids, drafted.positions(level))
+            flat = (part.flatten() for part in rows)
+            logits = self._forward(*flat, drafted.slot_mapping(level), [drafted.segment(level)], None)
+            return logits.unflatten(0, level.token_ids.shape)
 
-        return self.growth.grow(batch, start.slots, start.root_token_ids, start.logits, expand)
+        return self.growth.grow(roots, logits, expand, batch.growth_rules)
 
 
 class _PassRows(NamedTuple):
@@ -209,7 +202,7 @@ class _PassRows(NamedTuple):
     token_ids: Tensor
     """int64 [num_rows], as the next two."""
     positions: Tensor
-    kv_slots: Tensor
+    slot_mapping: Tensor
     segment: AttentionSegment
 
 
@@ -219,29 +212,6 @@ class _Rows(NamedTuple):
     pass_rows: _PassRows
     roots: Tensor
     """int64 [num_proposals]: flattened rows of the roots."""
-    last_token_ids: Tensor
-    """int64 [num_reqs]"""
-    lens: Tensor
-    """int64 [num_reqs]: committed tokens."""
-    tables: Tensor
-    """int64 [num_reqs, num_table_blocks], private blocks included."""
-
-
-class _Start(NamedTuple):
-    """Where the trees of one pass begin; fields as in `_Rows`, of the proposals alone."""
-
-    slots: Tensor
-    root_token_ids: Tensor
-    lens: Tensor
-    tables: Tensor
-    logits: Tensor
-    """[num_proposals, 1, vocab_size] of what follows the roots."""
-
-
-def _without_commits(batch: DraftBatch) -> DraftBatch:
-    """A batch of proposals alone."""
-    empty = {name: part[:0] for name, part in batch._asdict().items() if name.startswith("decode_")}
-    return batch._replace(**empty, chunk_slots=[], chunk_positions=[], chunk_lens=[])
 
 
 def build_draft_model(

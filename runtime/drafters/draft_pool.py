@@ -1,4 +1,4 @@
-"""The paged KV of a drafter that runs transformers' layers: committed rows under the verifier's blocks, drafts apart.
+"""The paged KV of a drafter: committed rows under the verifier's blocks, drafted ones behind them.
 
 Drafted row n of a sequence is stored at index num_context + n of its table: what does not fit behind the committed rows
 of its last block lies in private blocks, which one pass alone writes and reads. So nothing that another sequence may
@@ -10,10 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
+from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.drafters.growth import Level
+from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.attention import AttentionSegment, build_segment
+from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment
 
 
 class DraftPool:
@@ -49,14 +53,19 @@ class DraftPool:
         self._extra_sizes = extra_sizes
         self._private = torch.zeros(0, 0, dtype=torch.int64)
 
-    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """Make room, keeping what is stored; room is never given back: a later verifier may fit into it."""
-        if spec.block_size != self.block_size:
-            self.num_blocks = 0
-        self.block_size = spec.block_size
-        self.num_private = -(-self.num_drafted // spec.block_size)
-        self.num_slots, self.num_blocks = max(num_slots, self.num_slots), max(num_blocks, self.num_blocks)
-        rows = (self.num_blocks + self.num_slots * self.num_private, spec.block_size)
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
+        """Make room, keeping what is stored; room is never given back: a later verifier may fit into it.
+
+        Returns:
+            False where there was room, and no address has changed.
+        """
+        known = self.num_blocks if spec.block_size == self.block_size else 0
+        room = (spec.block_size, max(num_slots, self.num_slots), max(num_blocks, known))
+        if room == (self.block_size, self.num_slots, self.num_blocks):
+            return False
+        self.block_size, self.num_slots, self.num_blocks = room
+        self.num_private = -(-self.num_drafted // self.block_size)
+        rows = (self.num_blocks + self.num_slots * self.num_private, self.block_size)
         self.caches = [
             tuple(
                 grown(old, (*rows, layer.num_kv_heads, size), self.dtype, self.device)
@@ -70,29 +79,27 @@ class DraftPool:
         ]
         private = torch.arange(self.num_blocks, rows[0], device=self.device)
         self._private = private.view(self.num_slots, self.num_private)
+        return True
 
-    def tables(self, block_tables: Tensor, num_context: Tensor, longest: int) -> Tensor:
+    def reaching(self, block_tables: Tensor, longest: int) -> Tensor:
+        """The columns of block tables [n, max_blocks_per_seq] that sequences of `longest` rows at most have."""
+        return block_tables[:, : max(-(-longest // self.block_size), 1)]
+
+    def tables(self, block_tables: Tensor, num_context: Tensor) -> Tensor:
         """Block tables with private blocks behind each context.
 
         Args:
-            block_tables: int64 [num_reqs, max_blocks_per_seq], num_reqs at most num_slots.
+            block_tables: int64 [num_reqs, num_blocks] that hold all contexts, num_reqs at most num_slots.
             num_context: int64 [num_reqs]: rows that are committed.
-            longest: at least the longest context.
 
         Returns:
-            int64 [num_reqs, blocks of the longest context and the private ones].
+            int64 [num_reqs, num_blocks and the private ones].
         """
-        num_blocks = min(-(-longest // self.block_size), block_tables.shape[1])
-        tables = F.pad(block_tables[:, :num_blocks], (0, self.num_private))
+        num_blocks = block_tables.shape[1]
+        tables = F.pad(block_tables, (0, self.num_private))
         full = ((num_context + self.block_size - 1) // self.block_size).clamp(0, num_blocks)
         columns = full[:, None] + torch.arange(self.num_private, device=self.device)
         return tables.scatter_(1, columns, self._private[: len(tables)])
-
-    def kv_slots(self, tables: Tensor, rows: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Addresses int64 [num_reqs, num_rows] of rows of each sequence; what does not count goes to block 0."""
-        index = (rows // self.block_size).clamp(0, tables.shape[1] - 1)
-        slots = tables.gather(1, index) * self.block_size + rows % self.block_size
-        return slots if counted is None else torch.where(counted, slots, 0)
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
@@ -105,11 +112,12 @@ class DraftPool:
 
         Args:
             rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, as stored.
-            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees.
+            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed, where
+                shapes are fixed.
         """
         num_reqs, num_query = visible.shape[:2]
         if self.fixed_shapes:
-            words = pack_mask(visible)
+            words = pack_mask(visible) if visible.dtype == torch.bool else visible
             return AttentionSegment(
                 0, num_reqs, num_query, tables, {}, num_context=num_context, positions=rows, mask_words=words
             )
@@ -119,6 +127,58 @@ class DraftPool:
             for window in self.windows
         }
         return AttentionSegment(0, num_reqs, num_query, tables, masks)
+
+
+class DraftedRows:
+    """The rows of one growth, level by level: where they go, and what they see.
+
+    Args:
+        tables: int64 [num_reqs, num_blocks], with private blocks.
+        num_context: int64 [num_reqs], contiguous: rows that all of these see, and behind which they are stored.
+        num_levels: levels that are run.
+        width: rows of a level.
+    """
+
+    def __init__(self, pool: DraftPool, tables: Tensor, num_context: Tensor, num_levels: int, width: int) -> None:
+        self.pool = pool
+        self.tables = tables
+        self.width = width
+        index = torch.arange(num_levels * width, device=num_context.device)
+        self._positions = num_context[:, None] + index // width
+        mapping = slot_mapping(tables, num_context[:, None] + index, pool.block_size)
+        by_level = mapping.unflatten(1, (num_levels, width)).transpose(0, 1)
+        self._slot_mapping = by_level.reshape(num_levels, len(mapping) * width).contiguous()
+        # A chain is causal: what was drafted before is context of what comes next.
+        ahead = torch.arange(num_levels, device=num_context.device)[:, None] if width == 1 else 0
+        self._num_context = (num_context + ahead).expand(num_levels, -1)
+
+    def slot_mapping(self, level: Level) -> Tensor:
+        """int64 [num_reqs * width]: where the level's rows are stored."""
+        return self._slot_mapping[level.depth - 1]
+
+    def positions(self, level: Level) -> Tensor:
+        """int64 [num_reqs, width]: logical positions of the level's rows."""
+        return self._positions[:, (level.depth - 1) * self.width : level.depth * self.width]
+
+    def segment(self, level: Level) -> AttentionSegment:
+        """What the level's rows attend to, once they are stored."""
+        num_context = self._num_context[level.depth - 1]
+        if level.visible is None:
+            return self.pool.causal_segment(0, self.positions(level), num_context, self.tables)
+        return self.pool.tree_segment(
+            self._positions[:, : level.depth * self.width], level.visible, num_context, self.tables
+        )
+
+    def attend(self, level: Level, scaling: float) -> Attend:
+        """Storage and attention of one level in a pool of one layer."""
+        [cache] = self.pool.caches
+        mapping, segment = self.slot_mapping(level), self.segment(level)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            store_kv(key.flatten(0, 1), value.flatten(0, 1), *cache, mapping)
+            return attend_segments(query.flatten(0, 1), *cache, [segment], scaling).unflatten(0, query.shape[:2])
+
+        return attend
 
 
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

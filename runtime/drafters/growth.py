@@ -1,7 +1,7 @@
 """Chains and EAGLE-2 dynamic trees over any model that says what may follow each node (arXiv:2406.16858, section 4).
 
-Knows nothing of the model: it hands it the nodes of one level and gets their logits. Shapes follow from the batch and
-the depth alone; on a device that is not the host nothing is waited for.
+Knows nothing of the model: it hands it the nodes of one level and gets their logits. Shapes follow from the roots'
+alone; on a device that is not the host nothing is waited for, so that a whole growth can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,32 @@ from torch import Tensor
 
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.kernels.tree.growth import TreeTable
+from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+
+Rules = tuple[tuple[slice, GrowthRule], ...]
+"""As `DraftBatch.growth_rules`."""
+
+_WORD_BITS = 64
+
+
+class Roots(NamedTuple):
+    """The last committed tokens of some sequences, from each of which a tree grows."""
+
+    slots: Tensor
+    """int64 [num_reqs]"""
+    token_ids: Tensor
+    """int64 [num_reqs]"""
+    positions: Tensor
+    """int64 [num_reqs, depth]: of the tokens to draft; the first is the committed length."""
+    temperatures: Tensor
+    """float32 [num_reqs]"""
+    seeds: Tensor
+    """int64 [num_reqs]"""
 
 
 class Level(NamedTuple):
@@ -29,7 +51,8 @@ class Level(NamedTuple):
     """int64 [num_reqs, width]: index of each node's parent among the nodes of the level before; 0 at depth 1."""
     visible: Tensor | None
     """bool [num_reqs, width, depth * width]: nodes of all levels so far, in their order, that each node sees:
-    itself and its ancestors. None in a chain, where it is all of them."""
+    itself and its ancestors. Where masks are packed, int64 words of them, as `kernels.tree.reference.pack_mask`.
+    None in a chain, where it is all of them."""
 
 
 Expand = Callable[[Level], Tensor]
@@ -40,44 +63,64 @@ class Growth:
     """Grows the trees of one drafter.
 
     Args:
-        draft_token_ids: int64 [vocab_size], the target's id of each column of the logits.
+        draft_token_ids: int64 [vocab_size], the target's id of each column of the logits; on the drafter's device.
+        packed: masks are words, as kernels read them.
     """
 
-    def __init__(self, speculation: SpeculationConfig, draft_token_ids: Tensor) -> None:
+    def __init__(self, speculation: SpeculationConfig, draft_token_ids: Tensor, packed: bool = False) -> None:
         self.speculation = speculation
         self.draft_token_ids = draft_token_ids
         self.top_k = speculation.draft_top_k
         self.max_depth = speculation.max_path - 1
+        num_levels, num_nodes = self.max_depth - 1, (self.max_depth - 1) * self.top_k
+        own = torch.eye(num_nodes, dtype=torch.bool, device=draft_token_ids.device)
+        own = own.view(num_levels, self.top_k, num_nodes)
+        # Masks in which each node of a level sees itself alone.
+        self._own = pack_mask(own) if packed else own
+        self._nodes_per_column = _WORD_BITS if packed else 1
         self._tables: dict[int, TreeTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
         return self.max_depth if batch.max_levels is None else min(self.max_depth, batch.max_levels)
 
-    def grow(
-        self, batch: DraftBatch, slots: Tensor, root_token_ids: Tensor, logits: Tensor, expand: Expand
-    ) -> TokenTree:
-        """One tree per proposal.
+    def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
+        """Of a batch's proposals.
 
         Args:
             slots: int64 [num_reqs], the proposals' on the drafter's device.
-            root_token_ids: int64 [num_reqs].
+        """
+        lens = batch.committed_lens[slots]
+        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+        last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
+        return Roots(
+            slots,
+            batch.token_ids[slots, last],
+            lens[:, None] + torch.arange(self.depth(batch), device=lens.device),
+            batch.temperatures[slots],
+            batch.seeds[slots],
+        )
+
+    def grow(self, roots: Roots, logits: Tensor, expand: Expand, rules: Rules = ()) -> TokenTree:
+        """One tree per root.
+
+        Args:
             logits: [num_reqs, 1, vocab_size] of what follows the roots.
         """
-        couplings = self._couplings(batch, slots)
+        couplings = _couplings(roots)
         if self.top_k == 1:
-            return self._grow_chain(batch, root_token_ids, logits, expand, couplings)
-        return self._grow_tree(batch, root_token_ids, logits, expand, couplings)
+            return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
+        return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
 
     def _grow_chain(
-        self, batch: DraftBatch, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None]
+        self, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None], rules: Rules
     ) -> TokenTree:
         """The likeliest token after each token: what `_grow_tree` does with top_k 1, in fewer operations."""
         token_ids, log_probs = self._candidates(logits, couplings[0])
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
-        for depth in range(1, self.depth(batch)):
-            if not _another_level_pays(batch, log_probs, only, depth):
+        for depth in range(1, len(couplings)):
+            if rules and not _another_level_pays(rules, log_probs, only, depth):
                 break
             logits = expand(Level(depth, drafted[-1], only, None))
             token_ids, log_probs = self._candidates(logits, couplings[depth])
@@ -93,22 +136,25 @@ class Growth:
         )
 
     def _grow_tree(
-        self, batch: DraftBatch, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None]
+        self, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None], rules: Rules
     ) -> TokenTree:
         """Each level expands the top_k best nodes of the level before by cumulative log-probability."""
-        table, width = self._table(len(roots), roots.device), self.top_k
+        table = self._table(len(roots), roots.device)
         token_ids, log_probs = self._candidates(logits, couplings[0])
         frontier = table.add_level(0, token_ids, log_probs)
-        own = torch.eye(width, dtype=torch.bool, device=roots.device).expand(len(roots), -1, -1)
-        visible = own[:, :, :0]
-        for depth in range(1, self.depth(batch)):
-            chosen = frontier.table_index - table.level_start(depth - 1)
-            if not _another_level_pays(batch, log_probs, chosen, depth):
+        visible = None
+        for depth in range(1, len(couplings)):
+            begin = table.level_start(depth - 1)
+            if rules and not _another_level_pays(rules, log_probs, frontier.table_index - begin, depth):
                 break
             parents = frontier.frontier_parent
-            seen = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
-            visible = torch.cat([seen, own], dim=2)
-            logits = expand(Level(depth, frontier.token_ids, parents, visible))
+            own = self._own[depth - 1]
+            if visible is None:
+                visible = own.expand(len(roots), -1, -1)
+            else:
+                visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2])) | own
+            seen = visible[..., : -(-depth * self.top_k // self._nodes_per_column)]
+            logits = expand(Level(depth, frontier.token_ids, parents, seen))
             token_ids, log_probs = self._candidates(logits, couplings[depth])
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
@@ -116,15 +162,8 @@ class Growth:
     def _candidates(self, logits: Tensor, coupling: Coupling | None) -> Candidates:
         return top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
 
-    def _couplings(self, batch: DraftBatch, slots: Tensor) -> list[Coupling | None]:
-        """By depth of the expanded nodes; None where all requests are known to be greedy."""
-        temperatures = batch.temperatures[slots]
-        if temperatures.device.type == "cpu" and not bool((temperatures > 0).any()):
-            return [None] * self.max_depth
-        seeds, lens = batch.seeds[slots], batch.committed_lens[slots]
-        return [Coupling(temperatures, seeds, lens + depth) for depth in range(self.max_depth)]
-
     def _table(self, num_reqs: int, device: torch.device) -> TreeTable:
+        # Kept for good: a captured growth goes on writing into its table.
         if num_reqs not in self._tables:
             self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, device)
         return self._tables[num_reqs]
@@ -135,13 +174,19 @@ def of_parents(hidden: Tensor, level: Level) -> Tensor:
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 
-def _another_level_pays(batch: DraftBatch, log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
+def _couplings(roots: Roots) -> list[Coupling | None]:
+    """By depth of the expanded nodes; None where all requests are known to be greedy."""
+    if roots.temperatures.device.type == "cpu" and not bool((roots.temperatures > 0).any()):
+        return [None] * roots.positions.shape[1]
+    by_depth = roots.positions.T.contiguous()
+    return [Coupling(roots.temperatures, roots.seeds, positions) for positions in by_depth]
+
+
+def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
     """Whether any verifier's rule wants a level below `depth`; rules are there on the CPU alone."""
-    if not batch.growth_rules:
-        return True
     if log_probs.numel() == len(log_probs):
         chains = log_probs.flatten().tolist()
-        return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in batch.growth_rules])
+        return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in rules])
     given, expanded = log_probs.numpy(), chosen.numpy()
     # Every rule is asked: each keeps the path probabilities of its rows.
-    return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in batch.growth_rules])
+    return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in rules])

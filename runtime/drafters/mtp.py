@@ -24,6 +24,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionMetadata
@@ -107,24 +108,24 @@ class MtpDrafter(Drafter):
 
     def _run_spans(self, index: int, spans: list["_Span"]) -> None:
         """One module over the settled tokens of all spans; every row's key is stored before any is read."""
-        segments, kv_slots, hidden, begin = [], [], [], 0
+        segments, mappings, hidden, begin = [], [], [], 0
         for span in spans:
             rows = span.positions - index
             counted = span.counted & (rows >= 0)
             num_context = self.num_context(index, span.starts)
             segments.append(self.pool.causal_segment(begin, rows, num_context, span.tables))
-            kv_slots.append(self.pool.kv_slots(span.tables, rows, counted).flatten())
+            mappings.append(slot_mapping(span.tables, rows, self.pool.block_size, counted).flatten())
             inputs = span.taps if index == 0 else self.stored(index - 1, span.tables, rows)
             # What does not count must be finite: its key is stored where masked rows read.
             hidden.append(torch.where(counted[..., None], inputs, 0).flatten(0, 1))
             begin += rows.numel()
         token_ids = torch.cat([span.token_ids.flatten() for span in spans])
         positions = torch.cat([span.positions.flatten() for span in spans]) + 1
-        slots = torch.cat(kv_slots)
-        metadata = AttentionMetadata(self.pool.caches, slots, segments)
+        mapping = torch.cat(mappings)
+        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
         out = self.modules.run(index, token_ids, torch.cat(hidden), positions, metadata)
         if index < self.num_modules - 1:
-            self.pool.extras[index].flatten(0, 1).index_copy_(0, slots, out)
+            self.pool.extras[index].flatten(0, 1).index_copy_(0, mapping, out)
         if index == 0:
             begin = 0
             for span in spans:
@@ -145,17 +146,17 @@ class MtpDrafter(Drafter):
 
     def stored(self, index: int, tables: Tensor, rows: Tensor) -> Tensor:
         """A module's results at settled rows int64 [num_reqs, num_rows]: [num_reqs, num_rows, hidden_size]."""
-        return self.pool.extras[index].flatten(0, 1)[self.pool.kv_slots(tables, rows.clamp_min(0))]
+        mapping = slot_mapping(tables, rows.clamp_min(0), self.pool.block_size)
+        return self.pool.extras[index].flatten(0, 1)[mapping]
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         slots = upload(batch.proposal_slots.tolist(), self.device)
-        lens = batch.committed_lens[slots]
-        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
-        roots = batch.token_ids[slots, (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)]
-        hidden = self._hidden[slots][:, None]
-        drafting = _Drafting(self, batch.block_tables[slots], lens, hidden, batch.max_committed_len)
-        return self.growth.grow(batch, slots, roots, self.modules.items[0].logits(hidden), drafting.expand)
+        roots, hidden = self.growth.roots(batch, slots), self._hidden[slots][:, None]
+        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)[slots]
+        drafting = _Drafting(self, tables, roots.positions[:, 0], hidden)
+        logits = self.modules.items[0].logits(hidden)
+        return self.growth.grow(roots, logits, drafting.expand, batch.growth_rules)
 
 
 class _Span(NamedTuple):
@@ -201,14 +202,11 @@ class _Drafting:
         hidden: [num_reqs, 1, hidden_size], the first module's results at the last settled rows.
     """
 
-    def __init__(
-        self, drafter: MtpDrafter, block_tables: Tensor, lens: Tensor, hidden: Tensor, max_committed_len: int
-    ) -> None:
+    def __init__(self, drafter: MtpDrafter, block_tables: Tensor, lens: Tensor, hidden: Tensor) -> None:
         self.drafter = drafter
         self.pool, self.width = drafter.pool, drafter.growth.top_k
         self.block_tables = block_tables
         self.lens = lens
-        self.longest = max_committed_len - 1
         self.levels: list[Level] = []
         self.out = hidden
         """Latest results [num_reqs, num_nodes, hidden_size]: of the settled row alone, or of the nodes run last."""
@@ -240,12 +238,12 @@ class _Drafting:
         """A module over the nodes of the last `num_levels` levels -> [num_reqs, num_nodes, hidden_size]."""
         depth, width = self.levels[-1].depth, self.width
         num_context = self.drafter.num_context(index, self.lens - 1)
-        tables = self.pool.tables(self.block_tables, num_context, self.longest)
+        tables = self.pool.tables(self.block_tables, num_context)
         nodes = torch.arange(depth * width, device=self.lens.device)
         rows = num_context[:, None] + nodes // width
         run = slice((depth - num_levels) * width, None)
         storage = num_context[:, None] + nodes[run]
-        kv_slots = self.pool.kv_slots(tables, storage, storage >= 0).flatten()
+        mapping = slot_mapping(tables, storage, self.pool.block_size, storage >= 0).flatten()
         visible = self._visible(num_levels, index)
         if visible is None:
             behind = num_context + depth - num_levels
@@ -253,7 +251,7 @@ class _Drafting:
         else:
             segment = self.pool.tree_segment(rows, visible, num_context, tables)
         positions = (self.lens[:, None] + nodes // width)[:, run].flatten()
-        metadata = AttentionMetadata(self.pool.caches, kv_slots, [segment])
+        metadata = AttentionMetadata(self.pool.caches, mapping, [segment])
         out = self.drafter.modules.run(index, token_ids.flatten(), hidden.flatten(0, 1), positions, metadata)
         return out.unflatten(0, token_ids.shape)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 SCORE_BY_MATCH = -0.5
@@ -67,3 +68,10 @@ class NgramDrafter(Drafter):
             latest = torch.where(same, columns, 0).amax(dim=1)
             after = torch.where(after > 0, after, latest)
         return after
+
+
+def build_ngram(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> NgramDrafter:
+    """For `wingbeat.runtime.drafters.registry`; the trees' shape is all that it needs."""
+    return NgramDrafter(speculation)

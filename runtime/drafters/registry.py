@@ -1,6 +1,6 @@
 """Which drafter a name or a folder means; kinds are imported only when asked for."""
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from wingbeat.runtime.config import SpeculationConfig
@@ -8,70 +8,16 @@ from wingbeat.runtime.drafters.base import Drafter, DrafterOptions
 from wingbeat.runtime.drafters.choice import CHECKPOINT, parse_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 
-Builder = Callable[[str, TargetDescription, SpeculationConfig, DrafterOptions], Drafter]
-"""(what the user gave, verifier, shape of the trees, options) -> drafter."""
-
-
-def _ngram(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.ngram import NgramDrafter
-
-    return NgramDrafter(speculation)
-
-
-def _eagle(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.eagle import EagleDrafter
-    from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
-    from wingbeat.runtime.heads.load import load_eagle_head
-
-    head = load_eagle_head(
-        source,
-        target_hidden_size=target.hidden_size,
-        target_num_layers=target.num_layers,
-        target_vocab_size=target.vocab_size,
-        target_embedding=target.embedding,
-        target_lm_head=target.lm_head,
-        dtype=options.dtype,
-        device=options.device,
-    )
-    captured = options.cuda_graphs and head.draft_token_ids.is_cuda
-    return EagleDrafter(head, speculation, CudaGraphDevice(head.draft_token_ids.device) if captured else None)
-
-
-def _draft_model(
-    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
-) -> Drafter:
-    from wingbeat.runtime.drafters.draft_model import build_draft_model
-
-    return build_draft_model(source, target, speculation, options)
-
-
-def _suffix(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.suffix import SuffixDrafter
-
-    return SuffixDrafter(speculation)
-
-
-def _user(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.user import load_user_drafter
-
-    return load_user_drafter(source, target, speculation, options)
-
-
-def _mtp(source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions) -> Drafter:
-    from wingbeat.runtime.drafters.mtp import build_mtp
-
-    return build_mtp(source, target, speculation, options)
-
-
-KINDS: dict[str, Builder] = {
-    "draft_model": _draft_model,
-    "eagle": _eagle,
-    "mtp": _mtp,
-    "ngram": _ngram,
-    "suffix": _suffix,
-    "user": _user,
+KINDS = {
+    "draft_model": "wingbeat.runtime.drafters.draft_model:build_draft_model",
+    "eagle": "wingbeat.runtime.drafters.eagle:build_eagle",
+    "mtp": "wingbeat.runtime.drafters.mtp:build_mtp",
+    "ngram": "wingbeat.runtime.drafters.ngram:build_ngram",
+    "suffix": "wingbeat.runtime.drafters.suffix:build_suffix",
+    "user": "wingbeat.runtime.drafters.user:load_user_drafter",
 }
-"""By name; what a user gives is resolved to one of them by `kind_of`."""
+"""By name, the function (what the user gave, verifier, shape of the trees, options) -> drafter; what a user gives is
+resolved to one of them by `kind_of`."""
 
 
 def kind_of(source: str | Path, model: Path | None = None) -> str:
@@ -110,4 +56,6 @@ def load_drafter(
     kind = kind_of(source, target.path)
     if kind == "none":
         return None
-    return KINDS[kind](str(parse_drafter(source, target.path).source), target, speculation, options)
+    module, _, function = KINDS[kind].partition(":")
+    build = getattr(import_module(module), function)
+    return build(str(parse_drafter(source, target.path).source), target, speculation, options)

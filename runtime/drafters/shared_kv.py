@@ -27,6 +27,7 @@ from wingbeat.runtime.heads.shared_kv_head import SharedKvHead, SharedMetadata, 
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionSegment
@@ -82,7 +83,7 @@ class SharedKvDrafter(Drafter):
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             taps = batch.chunk_taps[None, taken : taken + length]
             positions = torch.arange(start, start + length, device=self.device)[None]
-            self._keep(taps, self.pool.kv_slots(batch.block_tables[slot : slot + 1], positions))
+            self._keep(taps, slot_mapping(batch.block_tables[slot : slot + 1], positions, self.pool.block_size))
             self._hidden[slot] = taps[0, -1, : self.hidden_size]
             taken += length
         num_decodes, width = batch.decode_token_ids.shape
@@ -91,28 +92,27 @@ class SharedKvDrafter(Drafter):
             steps = torch.arange(width, device=self.device)
             positions = batch.decode_positions[:, None] + steps
             counted = steps < batch.decode_num_tokens[:, None]
-            self._keep(batch.decode_taps, self.pool.kv_slots(batch.block_tables[slots], positions, counted))
+            mapping = slot_mapping(batch.block_tables[slots], positions, self.pool.block_size, counted)
+            self._keep(batch.decode_taps, mapping)
             rows = torch.arange(num_decodes, device=self.device)
             last = batch.decode_taps[rows, batch.decode_num_tokens - 1, : self.hidden_size]
             self._hidden[slots] = last.to(self.dtype)
 
-    def _keep(self, taps: Tensor, kv_slots: Tensor) -> None:
+    def _keep(self, taps: Tensor, mapping: Tensor) -> None:
         """Keys and values of taps [num_reqs, num_positions, taps_size]."""
         rows = taps.flatten(0, 1)[:, self.hidden_size :].to(self.dtype)
         parts = rows.split([layer.kv_size for layer in self.pool.layers], dim=1)
         for layer, part, cache in zip(self.pool.layers, parts, self.pool.caches, strict=True):
             key, value = part.split([layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim)], dim=1)
             shape = (layer.num_kv_heads, -1)
-            store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, kv_slots.flatten())
+            store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, mapping.flatten())
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         slots = upload(batch.proposal_slots.tolist(), self.device)
-        lens = batch.committed_lens[slots]
-        # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
-        roots = batch.token_ids[slots, (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)]
-        num_blocks = -(-batch.max_committed_len // self.pool.block_size)
-        tables = batch.block_tables[slots, :num_blocks]
+        roots = self.growth.roots(batch, slots)
+        lens = roots.positions[:, 0]
+        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
         caches = dict(zip(self.types, self.pool.caches, strict=True))
         hidden = self._hidden[slots]
 
@@ -128,7 +128,8 @@ class SharedKvDrafter(Drafter):
         def expand(level: Level) -> Tensor:
             return run(level.token_ids, of_parents(hidden, level))
 
-        return self.growth.grow(batch, slots, roots, run(roots[:, None], hidden[:, None]), expand)
+        logits = run(roots.token_ids[:, None], hidden[:, None])
+        return self.growth.grow(roots, logits, expand, batch.growth_rules)
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> AttentionSegment:
         """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
 from wingbeat.runtime.drafters.suffix_automaton import Cursor, SuffixAutomaton, Text
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 
 LEVELS_PER_TOKEN = 4.0
@@ -243,3 +244,10 @@ class _Trees(NamedTuple):
 
 def _context_length(match: _Match) -> int:
     return match.cursor.length
+
+
+def build_suffix(
+    source: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
+) -> SuffixDrafter:
+    """For `wingbeat.runtime.drafters.registry`; the trees' shape is all that it needs."""
+    return SuffixDrafter(speculation)

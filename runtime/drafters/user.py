@@ -2,16 +2,12 @@
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING
 
 import torch
 
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.heads.target import TargetDescription
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.drafters.base import DrafterOptions
 
 
 class UserDrafterError(ValueError):
@@ -19,7 +15,7 @@ class UserDrafterError(ValueError):
 
 
 def load_user_drafter(
-    path: str, target: TargetDescription, speculation: SpeculationConfig, options: "DrafterOptions"
+    path: str, target: TargetDescription, speculation: SpeculationConfig, options: DrafterOptions
 ) -> Drafter:
     """Make an object of the class `module.path.ClassName` by `ClassName(target, speculation, options)`.
 

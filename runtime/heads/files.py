@@ -3,7 +3,6 @@
 Knows nothing of what the tensors mean. Nothing in a file is run: pickles are read as weights only.
 """
 
-import json
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-SAFETENSORS, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
+
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
 
 Value = TypeVar("Value")
@@ -55,7 +55,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} has no config.json")
-    return _read_json(file)
+    try:
+        return read_json(file)
+    except ModelCheckpointError as error:
+        raise DamagedCheckpointError(str(error)) from error
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -99,37 +102,15 @@ def _read(
     read_safetensors: Callable[[Path], dict[str, Value]],
     read_torch: Callable[[Path], dict[str, Value]],
 ) -> dict[str, Value]:
-    for name, read in ((SAFETENSORS, read_safetensors), (TORCH_FILE, read_torch)):
-        files = _files(folder, name)
-        if files:
-            found: dict[str, Value] = {}
-            for file in files:
-                found |= _guarded(read, file)
-            # Frequencies are computed from the config; old files carry them as buffers.
-            return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
-    raise CheckpointError(f"{folder} has neither {SAFETENSORS} nor {TORCH_FILE}, whole or in shards")
-
-
-def _files(folder: Path, name: str) -> list[Path]:
-    """The file of that name or the shards that stand for it; none where the checkpoint has another format."""
-    index = folder / f"{name}.index.json"
-    if not index.is_file():
-        return [folder / name] if (folder / name).is_file() else []
-    shards = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    absent = [shard for shard in shards if not (folder / shard).is_file()]
-    if absent or not shards:
-        raise CheckpointError(f"{index}: {', '.join(absent) or 'no shard'} is not there")
-    return [folder / shard for shard in shards]
-
-
-def _read_json(file: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(file.read_text())
-    except ValueError as error:
-        raise DamagedCheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise DamagedCheckpointError(f"{file} holds no JSON object")
-    return fields
+        files = weight_files(folder)
+    except ModelCheckpointError as error:
+        raise CheckpointError(str(error)) from error
+    found: dict[str, Value] = {}
+    for file in files:
+        found |= _guarded(read_safetensors if file.suffix == ".safetensors" else read_torch, file)
+    # Frequencies are computed from the config; old files carry them as buffers.
+    return {key: value for key, value in found.items() if not key.endswith("rotary_emb.inv_freq")}
 
 
 def _guarded(read: Callable[[Path], dict[str, Value]], file: Path) -> dict[str, Value]:

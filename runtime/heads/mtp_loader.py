@@ -1,15 +1,11 @@
-"""MTP modules inside a verifier's checkpoint: which there are, and their tensors under one set of names.
+"""MTP modules inside a verifier's checkpoint, read and ready to run.
 
-Two layouts are read. DeepSeek's, which GLM-4.5 and others took over: module k is `model.layers.{num_layers + k}.`, with
-`enorm`, `hnorm`, `eh_proj`, `shared_head.norm` beside the layer's own tensors, and copies of the embedding and of the
-output matrix as `embed_tokens` and `shared_head.head`. Qwen's: one module under `mtp.`, with `pre_fc_norm_embedding`,
-`pre_fc_norm_hidden`, `fc`, `norm` and `layers.0.`. A module without an embedding or output matrix uses the verifier's.
-Missing, unexpected and mis-shaped tensors are errors.
+`mtp_names` knows their layouts. A module without an embedding or output matrix uses the verifier's. Missing, unexpected
+and mis-shaped tensors are errors.
 """
 
 import logging
 import re
-from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -18,37 +14,17 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.mtp_modules import MtpModule, MtpModules
+from wingbeat.runtime.heads.mtp_names import count_modules, names_of_module, why_none
 from wingbeat.runtime.heads.target import TargetDescription
 
 logger = logging.getLogger(__name__)
 
-_DEEPSEEK = {
-    "enorm.weight": "enorm.weight",
-    "hnorm.weight": "hnorm.weight",
-    "eh_proj.weight": "eh_proj.weight",
-    "shared_head.norm.weight": "norm.weight",
-    "shared_head.head.weight": "head",
-    "embed_tokens.weight": "embedding",
-}
-_QWEN = {
-    "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
-    "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
-    "mtp.fc.weight": "eh_proj.weight",
-    "mtp.norm.weight": "norm.weight",
-}
-_QWEN_LAYER = "mtp.layers.0."
 _EXPERT = re.compile(r"(?P<experts>.*experts)\.(?P<index>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight")
-_OTHER_FAMILIES = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
 
 
 def num_mtp_modules(target: TargetDescription) -> int:
     """Modules that a verifier's checkpoint holds in a layout that can be read; 0 where there are none."""
-    if "mtp.fc.weight" in target.tensor_files:
-        return 1
-    count = 0
-    while f"{_layer(target, count)}eh_proj.weight" in target.tensor_files:
-        count += 1
-    return count
+    return count_modules(target.tensor_files, target.num_layers)
 
 
 def load_mtp_modules(
@@ -62,7 +38,7 @@ def load_mtp_modules(
     """
     count = num_mtp_modules(target)
     if not count:
-        raise CheckpointError(why_none(target))
+        raise CheckpointError(why_no_modules(target))
     skeleton = _skeleton(target.config)
     _check_layer_kinds(target.config, count)
     embedding, head = target.embedding(), target.lm_head()
@@ -86,19 +62,9 @@ def load_mtp_modules(
     return modules.prepare()
 
 
-def _layer(target: TargetDescription, index: int) -> str:
-    return f"model.layers.{target.num_layers + index}."
-
-
-def why_none(target: TargetDescription) -> str:
+def why_no_modules(target: TargetDescription) -> str:
     """One line for a checkpoint without modules that can be read."""
-    others = sorted(name for name in target.tensor_files if _OTHER_FAMILIES.search(name))
-    if others:
-        return (
-            f"{target.path} has MTP tensors of a layout that is not supported ({others[0]} among {len(others)}): "
-            f"readable are {_layer(target, 0)}eh_proj.weight (DeepSeek, GLM) and mtp.fc.weight (Qwen)"
-        )
-    return f"{target.path} has no MTP module: {_layer(target, 0)}eh_proj.weight is not among its tensors"
+    return f"{target.path} {why_none(target.tensor_files, target.num_layers)}"
 
 
 def _skeleton(config: PretrainedConfig) -> PreTrainedModel:
@@ -117,32 +83,16 @@ def _check_layer_kinds(config: PretrainedConfig, count: int) -> None:
 
 def _module_tensors(target: TargetDescription, index: int) -> dict[str, Tensor]:
     """Tensors of a module, by the names of `MtpModule`; experts side by side as transformers holds them."""
+    files = target.tensor_files
+    canonical = names_of_module(files, target.num_layers + index)
     found: dict[str, Tensor] = {}
-    prefix = _layer(target, index)
-    qwen = "mtp.fc.weight" in target.tensor_files
-    by_file: dict[Path, list[str]] = {}
-    for name, file in target.tensor_files.items():
-        if name.startswith("mtp." if qwen else prefix):
-            by_file.setdefault(file, []).append(name)
-    for file, names in by_file.items():
+    for file in {files[name] for name in canonical}:
         with safe_open(file, framework="pt") as tensors:
-            for name in names:
-                canonical = _qwen_name(name) if qwen else _deepseek_name(name.removeprefix(prefix))
-                found[canonical] = tensors.get_tensor(name)
+            found |= {new: tensors.get_tensor(name) for name, new in canonical.items() if files[name] == file}
     quantised = sorted(name for name, tensor in found.items() if "scale" in name or tensor.element_size() == 1)
     if quantised:
         raise CheckpointError(f"MTP module {index} is quantised ({quantised[0]}): only plain weights can be read")
     return _stack_experts({k: v for k, v in found.items() if not k.endswith("rotary_emb.inv_freq")})
-
-
-def _deepseek_name(name: str) -> str:
-    return _DEEPSEEK.get(name, f"block.{name}")
-
-
-def _qwen_name(name: str) -> str:
-    if name.startswith(_QWEN_LAYER):
-        return f"block.{name.removeprefix(_QWEN_LAYER)}"
-    return _QWEN.get(name, name)
 
 
 def _stack_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

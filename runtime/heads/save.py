@@ -12,9 +12,9 @@ from torch import Tensor
 from wingbeat.runtime.heads.conventions import state
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.files import SAFETENSORS
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import SAFEAILAB_1, SPECFORGE, SPECULATORS, Layout, file_tensors
+from wingbeat.runtime.tensor_files import SAFETENSORS
 
 _SHAPE_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _SHAPE_FIELDS += ("vocab_size", "rms_norm_eps", "max_position_embeddings", "attention_bias")

@@ -8,6 +8,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from wingbeat.runtime.tensor_files import tensor_files
+
 
 @dataclass(frozen=True)
 class TargetDescription:
@@ -40,11 +42,7 @@ class TargetDescription:
     @cached_property
     def tensor_files(self) -> dict[str, Path]:
         """The safetensors file of each tensor, by the tensor's name; empty where the checkpoint has another format."""
-        files: dict[str, Path] = {}
-        for file in sorted(self.path.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as tensors:
-                files |= dict.fromkeys(tensors.keys(), file)
-        return files
+        return tensor_files(self.path)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor of the checkpoint.

@@ -11,6 +11,7 @@ from torch import Tensor
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
@@ -31,7 +32,7 @@ class Decodes(NamedTuple):
     tree: TokenTree | None
     """None where all are bare roots."""
     positions: Tensor
-    kv_slots: Tensor
+    slot_mapping: Tensor
     packing: Packing | None = None
     """Where the trees lie side by side without padding."""
 
@@ -39,7 +40,7 @@ class Decodes(NamedTuple):
         """What of these decodes is in one group of the packing, padded."""
         trees = [field[group.seqs, : group.num_nodes] if field.dim() == 2 else field[group.seqs] for field in self.tree]
         tree = TokenTree(*trees)
-        parts = (field[group.seqs, : group.num_nodes] for field in (self.positions, self.kv_slots))
+        parts = (field[group.seqs, : group.num_nodes] for field in (self.positions, self.slot_mapping))
         return Decodes(self.slots[group.seqs], self.roots[group.seqs], tree.token_ids, tree, *parts)
 
     def packed(self, padded: Tensor) -> Tensor:
@@ -88,33 +89,30 @@ class BatchBuilder:
         root_ids = self.slots.last_token_ids[slots]
         if tree is None:
             positions = roots[:, None]
-            return Decodes(slots, roots, root_ids[:, None], None, positions, self.kv_slots(slots, positions))
+            return Decodes(slots, roots, root_ids[:, None], None, positions, self.slot_mapping(slots, positions))
         tree.token_ids[:, 0] = root_ids
         steps = torch.arange(tree.token_ids.shape[1], device=self.device)
         real = steps < tree.num_valid[:, None]
         # Nodes past the last position are never accepted, but a table of positions has no row for them.
         positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
-        kv_slots = torch.where(real, self.kv_slots(slots, roots[:, None] + steps), 0)
+        mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
         packing = pack(real) if self.on_host and not self.config.compile else None
-        return Decodes(slots, roots, tree.token_ids, tree, positions, kv_slots, packing)
+        return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
 
-    def kv_slots(self, slots: Tensor | slice, storage: Tensor) -> Tensor:
-        """Slot in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
-        size = self.config.block_size
-        last = self.slots.block_tables.shape[1] - 1
-        blocks = self.slots.block_tables[slots].gather(1, (storage // size).clamp_max(last))
-        return blocks * size + storage % size
+    def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
+        """Address in the pool of each stored position [num_reqs, n] of sequences in `slots` [num_reqs]."""
+        return slot_mapping(self.slots.block_tables[slots], stored, self.config.block_size)
 
     def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> ForwardBatch:
         """Decodes and prompt chunks as one batch."""
-        token_ids, positions, kv_slots, rows = [], [], [], []
+        token_ids, positions, mapping, rows = [], [], [], []
         segments: list[AttentionSegment] = []
         num_rows = 0
         if decodes is not None:
             segments += self._decode_segments(plan.decodes, decodes)
             token_ids.append(decodes.packed(decodes.token_ids))
             positions.append(decodes.packed(decodes.positions))
-            kv_slots.append(decodes.packed(decodes.kv_slots))
+            mapping.append(decodes.packed(decodes.slot_mapping))
             num_rows = decodes.num_rows
             rows.append(torch.arange(num_rows, device=self.device))
         for chunk in plan.chunks:
@@ -123,13 +121,13 @@ class BatchBuilder:
             tokens = chunk.seq.token_ids[chunk.start : chunk.start + chunk.length]
             token_ids.append(upload(tokens, self.device))
             positions.append(chunk_positions)
-            stored = self.kv_slots(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
+            stored = self.slot_mapping(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
             # A replay reads the KV that stands; writing it again could change a shared block's last bits.
-            kv_slots.append(torch.zeros_like(stored) if chunk.replay else stored)
+            mapping.append(torch.zeros_like(stored) if chunk.replay else stored)
             num_rows += chunk.length
             if chunk.samples:
                 rows.append(torch.full((1,), num_rows - 1, device=self.device))
-        metadata = AttentionMetadata(self.cache.layers, torch.cat(kv_slots), segments)
+        metadata = AttentionMetadata(self.cache.layers, torch.cat(mapping), segments)
         logits_rows = torch.cat(rows) if plan.chunks and rows else None
         if not rows:
             logits_rows = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -138,7 +136,7 @@ class BatchBuilder:
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
         segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
-        metadata = AttentionMetadata(self.cache.layers, decodes.kv_slots.flatten(), [segment])
+        metadata = AttentionMetadata(self.cache.layers, decodes.slot_mapping.flatten(), [segment])
         return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
 
     def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:

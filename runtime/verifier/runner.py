@@ -267,8 +267,8 @@ class ModelRunner:
         if self.on_host and not bool(moved.any()):
             return
         start = decodes.roots[:, None]
-        source = torch.where(moved, self.builder.kv_slots(decodes.slots, start + nodes), 0)
-        target = torch.where(moved, self.builder.kv_slots(decodes.slots, start + steps), 0)
+        source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
+        target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
         move_kv(self.cache.layers, source, target, self.cache.table)
 
 

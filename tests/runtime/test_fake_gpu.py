@@ -122,7 +122,7 @@ def test_kernels_of_a_first_chunk_were_run_before_a_round_waits_for_them(gpu):
     engine = Engine(verifier(), engine_config(TREE, 3), drafter.needs, FakeGraphDevice(gpu))
     assert engine.channel_spec.taps_size == spec.taps_size
     gpu.variants.clear()
-    drafter._warm_up(spec, 3)
+    drafter._warm_up(spec)
     assert gpu.variants
     assert gpu.variants <= known
 

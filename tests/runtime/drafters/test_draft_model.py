@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import BLOCK_SIZE, NUM_SLOTS, World, channel_spec
 from tests.runtime.models import (
     CHAIN,
     NUM_TOKENS,
@@ -27,6 +27,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import VocabularyError
+from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loader import prepare_model
@@ -125,7 +126,7 @@ def test_proposing_writes_nothing_that_was_committed():
     world.feed(drafter)
     slots, size = world.slots, drafter.pool.block_size
     rows = torch.cat(
-        [drafter.pool.kv_slots(world.tables[s : s + 1], torch.arange(world.lens[s] - 1)[None])[0] for s in slots]
+        [slot_mapping(world.tables[s : s + 1], torch.arange(world.lens[s] - 1)[None], BLOCK_SIZE)[0] for s in slots]
     )
     before = [[part.flatten(0, 1)[rows].clone() for part in pair] for pair in drafter.pool.caches]
     trees = [drafter.propose(world.batch(proposals=slots)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""An EAGLE drafter's fixed-shape stages draft what its CPU path drafts: captured or not, at every batch and depth.
+"""An EAGLE drafter drafts in fixed shapes what it drafts on the host: captured or not, at every batch and depth.
 
 A captured stage is replayed on the CPU by a device that remembers the function and runs it on its static buffers.
 """
@@ -61,13 +61,13 @@ def a_round(world, slots, depth, device="cpu"):
 @pytest.mark.parametrize("temperatures", [GREEDY, MIXED], ids=["greedy", "sampled"])
 @by_shape
 @torch.inference_mode()
-def test_stages_draft_the_trees_of_the_cpu_path(speculation, temperatures):
+def test_fixed_shapes_draft_the_trees_of_the_host(speculation, temperatures):
     today = new_drafter(speculation)
     staged = [new_drafter(speculation, fixed_shapes=True), new_drafter(speculation, FakeDevice())]
     world = new_world(today, temperatures)
     for drafter in (today, *staged):
         world.feed(drafter)
-    deepest = speculation.max_path - 1
+    deepest, num_trees = speculation.max_path - 1, 0
     for count in (1, 3, 8):
         slots = world.slots[-count:]
         for depth in {1, 2, deepest} & set(range(1, deepest + 1)):
@@ -75,12 +75,11 @@ def test_stages_draft_the_trees_of_the_cpu_path(speculation, temperatures):
             expected = today.draft(batch)
             for drafter in staged:
                 assert_same(drafter.draft(batch), expected)
+                num_trees += 1
     eager, captured = (drafter.graph_stats for drafter in staged)
-    assert not eager.captured
-    assert not eager.replays
+    assert eager is None
     assert not captured.eager_runs
-    assert captured.replays[Stage.DRAFT_PROPOSAL] == eager.eager_runs[Stage.DRAFT_PROPOSAL]
-    assert captured.replays[Stage.DRAFT_ACCEPT] == 1
+    assert captured.replays == {Stage.DRAFT_PROPOSAL: num_trees, Stage.DRAFT_ACCEPT: 1}
 
 
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
@@ -116,14 +115,14 @@ def test_padding_and_drafted_pairs_touch_nothing_committed(speculation):
     world = new_world(drafter)
     world.feed(drafter)
     slots = world.slots[2:5]
-    before = [part.clone() for part in (*drafter._cache, drafter._hidden)]
+    before = [part.clone() for part in (*drafter.pool.caches[0], drafter._hidden)]
     tree = drafter.draft(world.batch(proposals=slots))
     committed = torch.zeros(before[0].shape[0] * BLOCK_SIZE, dtype=torch.bool)
     for slot in range(NUM_SLOTS):
         stored = world.lens[slot] - 1 if slot in slots else world.tables.shape[1] * BLOCK_SIZE
         index = torch.arange(int(stored))
         committed[world.tables[slot, index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE] = True
-    for old, new in zip(before[:2], drafter._cache, strict=True):
+    for old, new in zip(before[:2], drafter.pool.caches[0], strict=True):
         assert torch.equal(old.flatten(0, 1)[committed], new.flatten(0, 1)[committed])
     assert torch.equal(before[2][:NUM_SLOTS], drafter._hidden[:NUM_SLOTS])
     assert_same(drafter.draft(world.batch(proposals=slots)), tree)
@@ -147,10 +146,10 @@ def test_addresses_stay():
     drafter = new_drafter(TREE, FakeDevice())
     world = new_world(drafter)
     world.feed(drafter)
-    state = [part.data_ptr() for part in (*drafter._cache, drafter._hidden)]
+    state = [part.data_ptr() for part in (*drafter.pool.caches[0], drafter._hidden)]
     trees = [drafter.draft(a_round(world, world.slots[:3], 4)) for _ in range(3)]
     assert len({tuple(part.data_ptr() for part in tree) for tree in trees}) == 1
-    assert state == [part.data_ptr() for part in (*drafter._cache, drafter._hidden)]
+    assert state == [part.data_ptr() for part in (*drafter.pool.caches[0], drafter._hidden)]
     assert all(tree.token_ids.shape == (3, TREE.num_nodes) for tree in trees)
 
 
@@ -196,7 +195,7 @@ def test_a_verifier_with_other_blocks_starts_afresh():
     spec = channel_spec(CHAIN, drafter.head.fc.in_features)
     other = replace(spec, block_size=8, max_blocks_per_seq=12, num_blocks=30)
     drafter.resize(other, 2, 30)
-    assert drafter._cache[0].shape[:2] == (30 + NUM_SLOTS, 8)
+    assert drafter.pool.caches[0][0].shape[:2] == (30 + NUM_SLOTS, 8)
     world, fresh = new_world(drafter), EagleDrafter(drafter.head, CHAIN)
     fresh.resize(other, NUM_SLOTS, 30)
     world.tables, slot = 1 + torch.arange(NUM_SLOTS * 12).view(NUM_SLOTS, 12) % 12, world.slots[0]
@@ -231,5 +230,5 @@ def test_a_gpu_drafts_the_trees_of_the_cpu_and_nobody_waits(speculation, capture
             expected = today.draft(a_round(world, world.slots[:count], depth))
             assert_same(TokenTree(*(part.cpu() for part in tree)), expected, 1e-3)
     stats = drafter.graph_stats
-    assert not stats.failed
-    assert bool(stats.replays) == captured
+    assert (stats is not None) == captured
+    assert stats is None or (stats.replays and not stats.failed)

@@ -359,7 +359,7 @@ def test_an_absent_shard_is_named(folder):
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"fc.weight": "model-1.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is not there"):
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors, which is not there"):
         load(folder)
 
 

@@ -10,6 +10,7 @@ from tests.runtime.draft_world import World, channel_spec
 from tests.runtime.models import CHAIN, HIDDEN_SIZE, VOCAB_SIZE
 from tests.runtime.mtp_world import NUM_LAYERS, Modules
 from tests.runtime.slow_growth import assert_tree, slow_tree
+from wingbeat.runtime.drafters.choice import holds_mtp
 from wingbeat.runtime.drafters.mtp import MtpDrafter
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.load import CheckpointError
@@ -63,6 +64,7 @@ def assert_drafts(folder, modules):
 def test_published_layouts_are_read(tmp_path, family, count, options):
     modules = written(tmp_path, family, count, **options)
     assert num_mtp_modules(TargetDescription.from_checkpoint(tmp_path)) == count
+    assert holds_mtp(tmp_path)
     assert_drafts(tmp_path, modules)
 
 
@@ -101,6 +103,7 @@ def test_a_verifier_without_modules_says_which_tensor_is_missing(tmp_path):
     written(tmp_path)
     change(tmp_path, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(PREFIX)])
     assert num_mtp_modules(TargetDescription.from_checkpoint(tmp_path)) == 0
+    assert not holds_mtp(tmp_path)
     with pytest.raises(CheckpointError, match=r"no MTP module: model\.layers\.2\.eh_proj\.weight"):
         load(tmp_path)
     change(tmp_path, lambda tensors: tensors.update({"model.mtp_layers.0.input_proj.weight": torch.zeros(2)}))
