@@ -23,7 +23,7 @@ class LayerTaps:
         bad = [layer for layer in tap_layers if not 0 <= layer <= len(layers)]
         if bad:
             raise ValueError(
-                f"tap layers {bad} do not exist: {type(model).__name__} has layers 0..{len(layers) - 1}, and "
+                f"tap_layers {bad} do not exist: {type(model).__name__} has layers 0..{len(layers) - 1}, and "
                 f"{len(layers)} is what enters its output matrix"
             )
         self._taps: list[Tensor] = []

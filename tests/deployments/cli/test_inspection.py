@@ -98,7 +98,7 @@ def test_a_model_is_described_by_its_probe(tmp_path):
 
 def test_equal_layers_are_told_once(tmp_path):
     random_model("llama").save_pretrained(tmp_path)
-    (group,) = inspect_model(tmp_path, torch.float32, CPU).probe["layers"]
+    (group,) = inspect_model(tmp_path, torch.float32, CPU)["probe"]["layers"]
     assert (group["first"], group["last"], group["num_heads"], group["num_kv_heads"]) == (0, 3, 4, 2)
 
 

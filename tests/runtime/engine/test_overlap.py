@@ -251,18 +251,19 @@ def test_each_round_is_launched_and_published_before_the_one_before_is_waited_fo
     engine = engine_of(ref.loaded, drafter_of("right", ref))
     events = []
 
-    def noted(owner, name):
+    def noted(owner, name, event):
         method = getattr(owner, name)
 
         def wrapped(*args):
-            events.append(name)
+            events.append(event)
             return method(*args)
 
         monkeypatch.setattr(owner, name, wrapped)
 
-    noted(engine.runner, "launch")
-    noted(engine.drafting, "publish")
-    noted(RoundInFlight, "wait")
+    noted(engine.runner, "launch", "launch")
+    noted(engine.drafting, "publish", "publish")
+    # `wait` may be called twice and waits once: here.
+    noted(RoundInFlight, "_result", "wait")
     run = Run(engine, ref.prompts[:1], greedy_params(12))
     assert engine.step() == []
     assert run.finish() == [ref.continuations[0][:12]]

@@ -272,7 +272,7 @@ def test_a_bad_line_of_prompts_is_named(config, tmp_path, line, message):
     [
         ({"sequence_length": 100}, "the verifier has 64 positions"),
         ({"top_k": 1000}, "the verifier has 320 tokens"),
-        ({"tap_layers": (1, 9)}, "tap_layers"),
+        ({"tap_layers": (1, 9)}, r"tap_layers \[9\] do not exist"),
     ],
 )
 def test_settings_beyond_the_verifier_are_refused(config, changes, message):
