@@ -87,7 +87,7 @@ def _text(stream: str | bytes | None) -> str:
 def test_part() -> Part:
     """The GPU tests of the layers that need no Ray."""
     folders = [ROOT / "tests" / layer for layer in ("kernels", "runtime", "cluster")]
-    marked = [path for folder in folders for path in sorted(folder.glob("test_*.py")) if "mark.gpu" in path.read_text()]
+    marked = [path for folder in folders for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     files = [str(path.relative_to(ROOT)) for path in marked]
     options = ["-m", "gpu and not ray", "--import-mode=importlib", "-q", "-p", "no:cacheprovider"]
     return Part(TESTS, [sys.executable, "-m", "pytest", *options, *files], MOST_S[TESTS])
