@@ -2,13 +2,14 @@
 VENV := .venv
 PYTHON ?= python3
 PORT ?= 8000
-# Processes that run tests; Ray and the applications have more of their own.
+# Processes that run tests without Ray. Those on Ray's one cluster have one more; they mostly wait.
 WORKERS ?= 2
-PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest
+SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
 
-.PHONY: serve test test-all soak lint clean
+.PHONY: serve test test-all with-ray without-ray soak lint clean
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -17,15 +18,21 @@ serve: $(STAMP)
 
 # A small case of every feature.
 test: $(STAMP)
-	$(PYTEST)
+	$(MAKE) $(SIDE_BY_SIDE) TIER='not slow and not soak and not gpu'
 
 # What `make test` runs, then the rest of every table and what takes a while.
 test-all: test
-	$(PYTEST) -m 'slow and not gpu'
+	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not gpu'
+
+with-ray:
+	$(PYTEST) -m '($(TIER)) and ray'
+
+without-ray:
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
 
 # 20,000 hostile requests to the whole application.
 soak: $(STAMP)
-	$(VENV)/bin/python -m pytest -m soak
+	$(PYTEST) -m soak
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)

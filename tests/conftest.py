@@ -25,8 +25,8 @@ STATS_TIMEOUT_S = 60.0
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply `few`, and tell pytest-xdist what must stay together."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Apply `few`: of a parametrized test, so many cases stay in the default run."""
     cases: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("few") and hasattr(item, "callspec"):
@@ -35,18 +35,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (count,) = table[0].get_closest_marker("few").args
         for index in set(range(len(table))) - set(spread([item.callspec.indices.items() for item in table], count)):
             table[index].add_marker(pytest.mark.slow)
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            # A file's fixtures are made once, and there is one cluster.
-            group = "ray" if "ray_cluster" in getattr(item, "fixturenames", ()) else item.path.name
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """pytest-xdist appends the group to a test's name; a failure is reported by the name that runs it alone."""
-    if hasattr(report, "node"):
-        report.nodeid = report.nodeid.rpartition("@")[0]
 
 
 class App:

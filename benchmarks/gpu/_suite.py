@@ -87,10 +87,8 @@ def _text(stream: str | bytes | None) -> str:
 def test_part() -> Part:
     """The GPU tests of the layers that need no Ray."""
     folders = [ROOT / "tests" / layer for layer in ("kernels", "runtime", "cluster")]
-    marked = [
-        path for folder in folders for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text()
-    ]
-    files = [str(path.relative_to(ROOT)) for path in marked]
+    paths = [path for folder in folders for path in sorted(folder.rglob("test_*.py"))]
+    files = [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text()]
     options = ["-m", "gpu and not ray", "-q", "-p", "no:cacheprovider"]
     return Part(TESTS, [sys.executable, "-m", "pytest", *options, *files], MOST_S[TESTS])
 
