@@ -111,7 +111,7 @@ class AppConfig(BaseModel):
     adaptive: bool | None = Field(
         None,
         description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
-        f"drafted; {default_by_device('adaptive')}.",
+        "drafted; by default true.",
     )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     stream_interval_ms: float = Field(

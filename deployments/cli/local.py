@@ -44,9 +44,7 @@ class LocalConfig(BaseModel):
         ge=2,
         description=f"Most nodes verified per round, root included; {default_by_device('verify_tree_size')}.",
     )
-    adaptive: bool | None = Field(
-        None, description=f"Let costs and acceptance decide depth and nodes; {default_by_device('adaptive')}."
-    )
+    adaptive: bool | None = Field(None, description="Let costs and acceptance decide depth and nodes; by default true.")
     max_model_len: int | None = Field(
         None,
         ge=2,

@@ -77,7 +77,7 @@ class Growth:
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
         for depth in range(1, self.depth(batch)):
-            if not _another_level_pays(batch, log_probs, only, depth):
+            if not _another_level_pays(batch, log_probs, only):
                 break
             logits = expand(Level(depth, drafted[-1], only, None))
             token_ids, log_probs = self._candidates(logits, couplings[depth])
@@ -103,7 +103,7 @@ class Growth:
         visible = own[:, :, :0]
         for depth in range(1, self.depth(batch)):
             chosen = frontier.table_index - table.level_start(depth - 1)
-            if not _another_level_pays(batch, log_probs, chosen, depth):
+            if not _another_level_pays(batch, log_probs, chosen):
                 break
             parents = frontier.frontier_parent
             seen = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
@@ -135,13 +135,10 @@ def of_parents(hidden: Tensor, level: Level) -> Tensor:
     return hidden.gather(1, level.parents[..., None].expand(-1, -1, hidden.shape[2]))
 
 
-def _another_level_pays(batch: DraftBatch, log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
-    """Whether any verifier's rule wants a level below `depth`; rules are there on the CPU alone."""
+def _another_level_pays(batch: DraftBatch, log_probs: Tensor, chosen: Tensor) -> bool:
+    """Whether any verifier's rule wants another level; rules are there on the CPU alone."""
     if not batch.growth_rules:
         return True
-    if log_probs.numel() == len(log_probs):
-        chains = log_probs.flatten().tolist()
-        return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in batch.growth_rules])
     given, expanded = log_probs.numpy(), chosen.numpy()
     # Every rule is asked: each keeps the path probabilities of its rows.
-    return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in batch.growth_rules])
+    return any([rule.pays(given[rows], expanded[rows]) for rows, rule in batch.growth_rules])
