@@ -80,7 +80,7 @@ class ModelOptions(LoadOptions):
     adaptive: bool | None = Field(
         None,
         description="Let measured costs and tracked acceptance decide each round's depth and nodes, or that nothing is "
-        f"drafted; {default_by_device('adaptive')}.",
+        "drafted; by default true.",
     )
     compile: bool = Field(
         False, description="Run the verifier's decode rounds through torch.compile; longer start, faster rounds."

@@ -4,6 +4,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+NUM_BINS = 16
+"""Bins of drafters' confidence by which acceptance is counted."""
+
 
 @dataclass(frozen=True)
 class SpeculationConfig:
@@ -23,8 +26,8 @@ class SpeculationConfig:
     def default(cls, device: str, **given: Any) -> "SpeculationConfig":
         """The shape that suits a device where nothing else is given.
 
-        On a CPU every verified node costs its time: chains, as deep as heads are trained for, cut to what pays. A GPU
-        verifies a small tree in the time of one token.
+        On a CPU every verified node costs its time: chains, as deep as heads are trained for. A GPU verifies a small
+        tree in the time of one token. Either is cut to what pays.
 
         Args:
             device: "cpu" or "cuda".
@@ -33,9 +36,10 @@ class SpeculationConfig:
         Raises:
             ValueError: a field is out of range.
         """
+        given = {"adaptive": True} | given
         if device == "cuda":
             return cls(**given)
-        fields = {"draft_steps": 7, "draft_top_k": 1, "adaptive": True} | given
+        fields = {"draft_steps": 7, "draft_top_k": 1} | given
         fields.setdefault("verify_tree_size", max(cls.verify_tree_size, 1 + fields["draft_steps"]))
         return cls(**fields)
 

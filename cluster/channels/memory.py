@@ -26,11 +26,8 @@ HOST_FIELDS = frozenset(
         "chunk_slots",
         "chunk_positions",
         "chunk_lens",
-        "min_reach",
-        "node_price",
+        "growth_limits",
         "acceptance_table",
-        "depth_factors",
-        "request_factors",
     }
 )
 """Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda_ipc` says why."""

@@ -120,7 +120,7 @@ class Growth:
         drafted, scores = [token_ids[:, 0]], [log_probs[:, 0]]
         only = torch.zeros(len(roots), 1, dtype=torch.int64, device=roots.device)
         for depth in range(1, len(couplings)):
-            if rules and not _another_level_pays(rules, log_probs, only, depth):
+            if rules and not _another_level_pays(rules, log_probs, only):
                 break
             logits = expand(Level(depth, drafted[-1], only, None))
             token_ids, log_probs = self._candidates(logits, couplings[depth])
@@ -145,7 +145,7 @@ class Growth:
         visible = None
         for depth in range(1, len(couplings)):
             begin = table.level_start(depth - 1)
-            if rules and not _another_level_pays(rules, log_probs, frontier.table_index - begin, depth):
+            if rules and not _another_level_pays(rules, log_probs, frontier.table_index - begin):
                 break
             parents = frontier.frontier_parent
             own = self._own[depth - 1]
@@ -182,11 +182,8 @@ def _couplings(roots: Roots) -> list[Coupling | None]:
     return [Coupling(roots.temperatures, roots.seeds, positions) for positions in by_depth]
 
 
-def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor, depth: int) -> bool:
-    """Whether any verifier's rule wants a level below `depth`; rules are there on the CPU alone."""
-    if log_probs.numel() == len(log_probs):
-        chains = log_probs.flatten().tolist()
-        return any([rule.pays_for_chains(chains[rows], depth) for rows, rule in rules])
+def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor) -> bool:
+    """Whether any verifier's rule wants another level; rules are there on the CPU alone."""
     given, expanded = log_probs.numpy(), chosen.numpy()
     # Every rule is asked: each keeps the path probabilities of its rows.
-    return any([rule.pays(given[rows], expanded[rows], depth) for rows, rule in rules])
+    return any([rule.pays(given[rows], expanded[rows]) for rows, rule in rules])

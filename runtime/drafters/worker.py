@@ -15,7 +15,8 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.speculation.growth_rule import GrowthRule, RuleTables
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import Growth
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""
@@ -29,16 +30,15 @@ class _Attachment:
     end: DrafterEnd
     slot_offset: int
     block_offset: int
-    rule: RuleTables | None = None
-    """As last read."""
 
-    def growth_rule(self, outcome: Outcome, num_proposals: int) -> GrowthRule | None:
-        """Rule for the trees asked for; None grows every level."""
-        self.rule = RuleTables.read(outcome, self.rule)
-        if not self.rule.number:
-            return None
-        slots, temperatures = outcome.proposal_slots[:num_proposals].tolist(), outcome.temperatures.tolist()
-        return GrowthRule(self.rule, slots, [temperatures[slot] > 0 for slot in slots])
+
+def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
+    """Rule for the trees asked for, of an outcome in host memory; None grows every level."""
+    if not RoundHeader.read(outcome.header).has_rule:
+        return None
+    sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
+    growth = Growth(*outcome.growth_limits.tolist())
+    return GrowthRule(growth, outcome.acceptance_table.numpy()[sampled.to(torch.int64).numpy()])
 
 
 class DraftWorker:
@@ -224,10 +224,10 @@ def _growth_rules(rounds: list[_Round]) -> tuple[tuple[slice, GrowthRule], ...]:
     """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
     rules: list[tuple[slice, GrowthRule | None]] = []
     start = 0
-    for attachment, outcome, header in rounds:
+    for _, outcome, header in rounds:
         if header.num_proposals:
             proposed = slice(start, start + header.num_proposals)
-            rules.append((proposed, attachment.growth_rule(outcome, header.num_proposals)))
+            rules.append((proposed, growth_rule(outcome, header.num_proposals)))
             start = proposed.stop
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
 

@@ -36,10 +36,7 @@ _REPEATS = 4
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
 _LEAST_STEP = 0.75
-_VERSION = 5
-_USUAL_CONTEXT = 256
-"""Tokens of context at which padding is measured: its share grows with them."""
-_PADDED_REQS = 8
+_VERSION = 6
 
 
 class VerifierTimes(NamedTuple):
@@ -49,7 +46,6 @@ class VerifierTimes(NamedTuple):
     extra_nodes: tuple[int, ...]
     verify_s: tuple[tuple[float, ...], ...]
     context_s: tuple[float, ...]
-    padding_share: float = 1.0
 
 
 class DrafterTimes(NamedTuple):
@@ -68,7 +64,6 @@ def cost_tables(verifier: VerifierTimes, drafter: DrafterTimes) -> CostTables:
         verifier.context_s,
         drafter.draft_base_s,
         drafter.draft_level_s,
-        verifier.padding_share,
     )
 
 
@@ -154,8 +149,8 @@ def _measure_verifier(
     shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
     shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
 
-    def forward(num_reqs: int, num_nodes: int, width: int, lens: list[int] | None = None) -> Callable[[], object]:
-        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width, lens=lens)
+    def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
+        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width)
         return lambda: model(batch)
 
     if graphs is not None:
@@ -166,26 +161,7 @@ def _measure_verifier(
     rows = [tuple(seconds[start * width : (start + 1) * width]) for start in range(len(batch_sizes))]
     added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
     slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
-    padding = _padding_share(forward, config, loaded.device)
-    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes, padding)
-
-
-def _padding_share(
-    forward: Callable[[int, int, int, list[int] | None], Callable[[], object]],
-    config: EngineConfig,
-    device: torch.device,
-) -> float:
-    """See `CostTables.padding_share`; 1 where trees are padded in all layers."""
-    full, num_reqs = config.speculation.num_nodes, min(_PADDED_REQS, config.max_num_seqs) // 2 * 2
-    if device.type != "cpu" or config.compile or not num_reqs or full < 3:
-        return 1.0
-    width = min(-(-_USUAL_CONTEXT // config.block_size), config.max_blocks_per_seq)
-    few = 2 - full % 2
-    # Every other tree full and the others nearly bare; as many nodes without padding; and all trees full.
-    shapes = [(full, [full, few] * (num_reqs // 2)), ((full + few) // 2, None), (full, None)]
-    passes = [forward(num_reqs, num_nodes, width, lens) for num_nodes, lens in shapes]
-    padded_s, level_s, full_s = _least_s(passes, device)
-    return min(max((padded_s - level_s) / max(full_s - level_s, 1e-9), 0.0), 1.0)
+    return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
 
 
 def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[float]:
@@ -244,5 +220,4 @@ def _from_dict(raw: dict[str, Any]) -> VerifierTimes:
         tuple(raw["extra_nodes"]),
         tuple(tuple(row) for row in raw["verify_s"]),
         tuple(raw["context_s"]),
-        float(raw["padding_share"]),
     )

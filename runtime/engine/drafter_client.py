@@ -103,14 +103,13 @@ class DrafterClient(RoundObserver):
         draft = seq.draft = DraftProgress()
         if self._end is None or not seq.request.params.speculation:
             return
-        draft.followed = self._speculation.admit(seq) or self._stateless
         size = self.config.block_size
         for index, block in enumerate(seq.blocks):
             filled = self.block_manager.draft_filled(block, self._incarnation)
             draft.length = min(index * size + filled, seq.num_computed)
             if filled < size:
                 break
-        draft.complete = self._stateless or (draft.followed and draft.length == seq.num_computed)
+        draft.complete = self._stateless or draft.length == seq.num_computed
         history = self._end.token_ids
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
@@ -125,10 +124,8 @@ class DrafterClient(RoundObserver):
         budget = plan.budget_left
         chunks: list[Chunk] = []
         held: list[Sequence] = []
-        takes_up = self._speculation.follows
         for seq in plan.decodes:
-            seq.draft.followed |= takes_up and seq.request.params.speculation
-            if seq.draft.complete or not seq.draft.followed or not budget:
+            if seq.draft.complete or not seq.request.params.speculation or not budget:
                 continue
             missing = seq.num_computed - seq.draft.length
             if missing <= budget and seq.in_flight:
@@ -174,7 +171,7 @@ class DrafterClient(RoundObserver):
         if self._end is None or plain:
             return
         # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
-        with_context = any(chunk.seq.draft.followed for chunk in plan.chunks)
+        with_context = any(chunk.seq.request.params.speculation for chunk in plan.chunks)
         if not with_context:
             proposals = self._proposals(plan, flight)
             draft = self._speculation.plan(plan.decodes, proposals)
@@ -268,7 +265,7 @@ class DrafterClient(RoundObserver):
             sampled = flight.sampled[num_sampled] if chunk.samples else None
             begin += chunk.length
             num_sampled += chunk.samples
-            if not seq.draft.followed or seq.draft.length != chunk.start:
+            if not seq.request.params.speculation or seq.draft.length != chunk.start:
                 continue
             taps, next_token_ids = writer.add_chunk(seq.slot, chunk.start, chunk.length)
             if flight.chunk_taps is not None:

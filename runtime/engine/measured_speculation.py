@@ -6,13 +6,11 @@ from contextlib import contextmanager
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
-from wingbeat.runtime.engine.adaptive_device import DeviceAdaptiveSpeculation
 from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, verifier_times
 from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import AcceptanceTracker
 from wingbeat.runtime.speculation.costs import RoundCosts
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, SpeculationPolicy
 from wingbeat.runtime.verifier.decode_graphs import node_buckets
@@ -51,15 +49,8 @@ class MeasuredSpeculation(Speculation):
         finally:
             self.current = current
 
-    @property
-    def follows(self) -> bool:
-        """As what decides now, like everything below."""
-        return self.current.follows
-
-    def admit(self, seq: Sequence) -> bool:
-        return self.current.admit(seq)
-
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        """As what decides now, like everything below."""
         return self.current.plan(running, proposals)
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -93,9 +84,8 @@ class MeasuredSpeculation(Speculation):
         if drafter is None:
             logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
             return None
-        max_depth, num_nodes = config.speculation.max_path - 1, config.speculation.num_nodes
-        costs, tracker = RoundCosts(cost_tables(verifier, drafter)), AcceptanceTracker(config.max_num_seqs, max_depth)
-        policy = SpeculationPolicy(costs, tracker, max_depth, num_nodes, stops_early=runner.on_host)
-        if runner.pruner is None:
-            return AdaptiveSpeculation(policy)
-        return DeviceAdaptiveSpeculation(policy, runner.pruner, node_buckets(config))
+        shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
+        policy = SpeculationPolicy(
+            RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
+        )
+        return AdaptiveSpeculation(policy, runner.pruner)

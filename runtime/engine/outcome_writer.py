@@ -49,7 +49,7 @@ class OutcomeWriter:
         if paths.taps is not None:
             copy_into(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)
 
-    def finish(self, proposal_slots: list[int], max_levels: int, max_len: int = 0, rule_number: int = 0) -> None:
+    def finish(self, proposal_slots: list[int], max_levels: int, max_len: int = 0, has_rule: int = 0) -> None:
         """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
         outcome = self.outcome
         write_numbers(outcome.chunk_slots, self._chunk_slots)
@@ -57,7 +57,7 @@ class OutcomeWriter:
         write_numbers(outcome.chunk_lens, self._chunk_lens)
         write_numbers(outcome.proposal_slots, proposal_slots)
         counts = self._num_decodes, len(self._chunk_slots), len(proposal_slots)
-        RoundHeader(0, *counts, max_levels, max_len, rule_number).write(outcome.header)
+        RoundHeader(0, *counts, max_levels, max_len, has_rule).write(outcome.header)
 
 
 def write_numbers(target: Tensor, values: list[int]) -> None:

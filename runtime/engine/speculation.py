@@ -14,10 +14,10 @@ from wingbeat.runtime.verifier.round import RoundObserver
 class Speculation(RoundObserver, ABC):
     """Decides how much is drafted and verified. An engine is built with one and shares it with its drafter client.
 
-    It is asked in this order, for a round and the draft behind it: `admit` for each sequence that got a slot; `prune`
-    and `num_nodes` before the launch; `launched`; `plan` and `write_rule` when the drafter is told; `settled`, with
-    what the round accepted and took (`RoundInFlight.times`). With overlap a round is settled after the next one was
-    launched. Where no drafter is asked, `plan` and `write_rule` are left out; the other calls come in every round.
+    It is asked in this order, for a round and the draft behind it: `prune` and `num_nodes` before the launch;
+    `launched`; `plan` and `write_rule` when the drafter is told; `settled`, with what the round accepted and took
+    (`RoundInFlight.times`). With overlap a round is settled after the next one was launched. Where no drafter is asked,
+    `plan` and `write_rule` are left out; the other calls come in every round.
 
     Decisions change speed and never tokens.
     """
@@ -26,20 +26,9 @@ class Speculation(RoundObserver, ABC):
     def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
         """A drafter is about to be attached: measure what is not known yet. No round is in flight.
 
-        Outcomes written so far count no more: this end has its own buffers.
-
         Args:
             patience_s: silence after which the drafter counts as stuck.
         """
-
-    @property
-    @abstractmethod
-    def follows(self) -> bool:
-        """Whether sequences that the drafter does not follow are to be replayed for it."""
-
-    @abstractmethod
-    def admit(self, seq: Sequence) -> bool:
-        """A sequence that may be drafted for got its slot, or its drafter: whether the drafter is to follow it."""
 
     @abstractmethod
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
@@ -52,7 +41,7 @@ class Speculation(RoundObserver, ABC):
 
     @abstractmethod
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
-        """Hand the drafter its growth rule for the latest plan, and return its number; 0 grows every level.
+        """Hand the drafter its growth rule for the latest plan: 1, or 0 where every level is grown.
 
         Args:
             num_context_tokens: context that the drafter takes in first, beside what the round accepted.
@@ -83,7 +72,6 @@ class FixedSpeculation(Speculation):
         max_levels: of each draft.
     """
 
-    follows: bool = True
     num_nodes: int | None = None
 
     def __init__(self, max_levels: int) -> None:
@@ -96,10 +84,6 @@ class FixedSpeculation(Speculation):
     def fixed(self) -> Iterator[None]:
         """As it is anyway; see `MeasuredSpeculation.fixed`."""
         yield
-
-    def admit(self, seq: Sequence) -> bool:
-        """All are followed."""
-        return True
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """Always the same."""

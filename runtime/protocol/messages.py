@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NUM_BINS = 16
-"""Bins of drafters' confidence by which acceptance is counted."""
+from wingbeat.runtime.config import NUM_BINS
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ class RoundHeader(NamedTuple):
     """Most levels to grow."""
     max_len: int = 0
     """A bound of the longest sequence; 0 where the verifier's host cannot tell."""
-    rule_number: int = 0
-    """Of the growth rule; 0 where there is none."""
+    has_rule: int = 0
+    """1 where growth stops by a rule, which the outcome holds."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
@@ -159,16 +158,10 @@ class Outcome(NamedTuple):
     """float32 [num_slots] by slot; 0 is greedy."""
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
-    min_reach: Tensor
-    """float32 [max_path]: `speculation.growth_rule.RuleTables`, as the next four; written with a new number."""
-    node_price: Tensor
-    """float32 [max_path]"""
+    growth_limits: Tensor
+    """float32 [2]: `speculation.policy.Growth`; read where the header says so, as the next one."""
     acceptance_table: Tensor
-    """float32 [2, NUM_BINS]"""
-    depth_factors: Tensor
-    """float32 [max_path]"""
-    request_factors: Tensor
-    """float32 [num_slots] by slot"""
+    """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
 
 
 class TreeReply(NamedTuple):
@@ -213,11 +206,8 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "block_tables": ((spec.num_slots, spec.max_blocks_per_seq), long),
         "temperatures": (slots, torch.float32),
         "seeds": (slots, long),
-        "min_reach": ((spec.max_path,), torch.float32),
-        "node_price": ((spec.max_path,), torch.float32),
+        "growth_limits": ((2,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
-        "depth_factors": ((spec.max_path,), torch.float32),
-        "request_factors": (slots, torch.float32),
     }
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 class DraftProgress:
     """What drafting for a sequence needs; the drafter client alone writes it, everything else may read it."""
 
-    followed: bool = False
-    """Whether the drafter is to have its context: that takes time, wasted where nobody drafts."""
     length: int = 0
     """Positions 0..length-1 have the attached drafter's KV."""
     complete: bool = False

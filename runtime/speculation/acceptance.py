@@ -1,25 +1,24 @@
-"""How likely a drafted node is accepted: learned online from the drafter's own confidence, by depth and by request.
+"""How likely a drafted node is accepted: learned online from the drafter's own confidence.
 
 A drafter's confidence is a poor probability: an EAGLE head trained on sampled text says 0.3 where a greedy target
-agrees nine times out of ten. So confidences are only ranked by it, and each rank's acceptance is counted. Counting is
-the host's, in numpy; a device may look the tables up (`conditional_on_device`).
+agrees nine times out of ten. Confidences are only ranked by it, and each rank's acceptance is counted:
+
+    P(node | parent accepted) = table[greedy or sampled, bin of the confidence]
+    P(node) = product of that along its path
 """
 
-from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from wingbeat.runtime.protocol.messages import NUM_BINS
+from wingbeat.runtime.config import NUM_BINS
 
 _LOGIT_RANGE = 6.0
 _PRIOR_TRIALS = 8.0
 _FORGET = 1.0 - 1.0 / 2048
 """Per recorded round: evidence fades over some thousand rounds."""
-_REQUEST_PRIOR = 6.0
-_REQUEST_FORGET = 0.95
-_FLOOR, _CEILING = 0.005, 0.995
+NO_CONFIDENCE = -50.0
+"""Log-probability of what no drafter can have meant."""
 
 
 def bin_edges() -> np.ndarray:
@@ -29,190 +28,95 @@ def bin_edges() -> np.ndarray:
 
 
 _EDGES = bin_edges()
-_EDGE_LIST: list[float] = _EDGES.tolist()
 
 
-def confidence_bins(log_probs: np.ndarray) -> np.ndarray:
-    """Bin of each conditional log-probability, by its log-odds: int64, 0..NUM_BINS - 1."""
-    return _EDGES.searchsorted(log_probs)
+class DraftedTrees(NamedTuple):
+    """Trees on the host, before pruning: [num_reqs, num_nodes]; column 0 holds the roots."""
+
+    parents: np.ndarray
+    """int64; 0 for the root."""
+    depths: np.ndarray
+    """int64"""
+    log_probs: np.ndarray
+    """Float, conditional on the parent."""
+    real: np.ndarray
+    """bool: drafted nodes that count; roots excluded."""
+
+    @classmethod
+    def of_scores(
+        cls, parents: np.ndarray, depths: np.ndarray, scores: np.ndarray, num_valid: np.ndarray, max_depth: int
+    ) -> "DraftedTrees":
+        """From cumulative log-probabilities. What is no number counts as hopeless; nodes too deep do not count."""
+        index = np.arange(parents.shape[1])
+        real = (index < num_valid[:, None]) & (index > 0) & (depths <= max_depth)
+        up = np.maximum(parents, 0)
+        with np.errstate(invalid="ignore"):
+            given = scores - np.take_along_axis(scores, up, axis=1)
+        given = np.fmin(np.fmax(np.where(real, given, NO_CONFIDENCE), NO_CONFIDENCE), 0.0)
+        return cls(up, np.minimum(depths, max_depth), given, real)
+
+    def rows(self, rows: np.ndarray) -> "DraftedTrees":
+        """Some of the trees."""
+        return DraftedTrees(*(field[rows] for field in self))
 
 
-def given_parent(by_confidence: list[float], log_prob: float, factor: float) -> float:
-    """P(node | parent accepted) of one node, in plain numbers: arrays of a handful would cost several times as much.
-
-    Args:
-        by_confidence: the request's row of `AcceptanceTracker.table`.
-        log_prob: conditional log-probability the drafter gave.
-        factor: of depth and request, multiplied.
-    """
-    given = by_confidence[bisect_left(_EDGE_LIST, log_prob)] * factor
-    return _FLOOR if given < _FLOOR else _CEILING if given > _CEILING else given
-
-
-def clipped(conditional: np.ndarray) -> np.ndarray:
-    """As far as a probability of acceptance is ever believed to go."""
-    return np.minimum(np.maximum(conditional, _FLOOR), _CEILING)
-
-
-def conditional_on_device(log_probs: Tensor, edges: Tensor, tables: Tensor, factors: Tensor) -> Tensor:
-    """`AcceptanceTracker.conditional` in float32 on a device: [num_reqs, num_nodes].
-
-    Args:
-        log_probs: float32 [num_reqs, num_nodes], as there.
-        edges: float32 [NUM_BINS - 1]: `bin_edges`.
-        tables: float32 [num_reqs, NUM_BINS]: each request's row of `AcceptanceTracker.table`.
-        factors: float32 [num_reqs, num_nodes]: of depth and request, multiplied.
-    """
-    bins = torch.bucketize(log_probs, edges)
-    return (tables.gather(1, bins) * factors).clamp(_FLOOR, _CEILING)
-
-
-def path_probabilities(conditional: np.ndarray, parents: np.ndarray, depth: int) -> np.ndarray:
-    """P(node and all its ancestors are accepted) [num_reqs, num_nodes] from P(node | parent); 1 for the root.
+def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+    """P(node accepted | parent accepted), shaped like `log_probs` [num_reqs, ...].
 
     Args:
-        conditional: float64 [num_reqs, num_nodes]; column 0 is ignored.
-        parents: int64 [num_reqs, num_nodes].
-        depth: of the deepest node.
+        table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
     """
-    up = np.maximum(parents, 0)
-    one_step = conditional.copy()
+    bins = _EDGES.searchsorted(log_probs)
+    return np.take_along_axis(table, bins.reshape(len(bins), -1), axis=1).reshape(log_probs.shape)
+
+
+def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
+    """P(node and all its ancestors are accepted) [num_reqs, num_nodes]; 1 for the root and 0 for what does not count.
+
+    Args:
+        table: as in `given_parent`.
+    """
+    one_step = np.where(trees.real, given_parent(table, trees.log_probs), 0.0)
     one_step[:, 0] = 1.0
-    if depth == parents.shape[1] - 1:  # a tree as deep as it has nodes is a chain
-        return np.cumprod(one_step, axis=1)
-    path = one_step
-    # Each pass makes one more level right; the root's column stays 1.
-    for _ in range(depth - 1):
-        path = one_step * np.take_along_axis(path, up, axis=1)
+    path, deepest = one_step, int(np.where(trees.real, trees.depths, 0).max(initial=0))
+    if deepest == path.shape[1] - 1:  # a tree as deep as it has nodes is a chain
+        return np.cumprod(path, axis=1)
+    for _ in range(deepest - 1):  # each pass makes one more level right; the root's column stays 1
+        path = one_step * np.take_along_axis(path, trees.parents, axis=1)
     return path
 
 
-class AcceptanceTracker:
-    """Calibrated acceptance of drafted nodes.
+class Acceptance:
+    """Acceptance by confidence, of greedy and of sampled requests."""
 
-    P(node | parent accepted) = table[greedy or sampled, bin of the confidence] x factor of the depth x factor of the
-    request; factors are accepted / expected with a prior of 1.
-
-    Args:
-        num_slots: running sequences.
-        max_depth: of the deepest node.
-    """
-
-    def __init__(self, num_slots: int, max_depth: int) -> None:
+    def __init__(self) -> None:
         centres = (np.arange(NUM_BINS) + 0.5) * (2 * _LOGIT_RANGE / NUM_BINS) - _LOGIT_RANGE
         # Before any evidence: what a greedy target agrees with far more often than heads believe, as EAGLE heads go.
         greedy = 1.0 / (1.0 + np.exp(-(1.2 * centres + 2.4)))
         sampled = 1.0 / (1.0 + np.exp(-(0.7 * centres + 0.7)))
         self._trials = np.full((2, NUM_BINS), _PRIOR_TRIALS)
         self._successes = _PRIOR_TRIALS * np.stack([greedy, sampled])
-        self._depth_expected = np.full(max_depth + 1, _PRIOR_TRIALS)
-        self._depth_accepted = self._depth_expected.copy()
-        self._request_expected = np.full(num_slots, _REQUEST_PRIOR)
-        self._request_accepted = self._request_expected.copy()
-        self.version = 0
-        """Grows with every change of what follows."""
-        self.table = self.depth_factors = self.request_factors = np.zeros(0)
-        self._refresh()
+        self.table = self._successes / self._trials
+        """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
         self.expected_accepted = 0.0
         """Sum of the probabilities given to verified nodes whose parent was accepted; compare `num_accepted`."""
         self.num_accepted = 0
 
-    def _refresh(self) -> None:
-        """What is read many times for each time it changes."""
-        self.version += 1
-        self.table = self._successes / self._trials
-        """float64 [2, NUM_BINS]: acceptance by bin, of greedy and of sampled requests."""
-        self.depth_factors = self._depth_accepted / self._depth_expected
-        """float64 [max_depth + 1]"""
-        self.request_factors = self._request_accepted / self._request_expected
-        """float64 [num_slots]"""
-        self._table_lists: list[list[float]] = self.table.tolist()
-        self._depth_list: list[float] = self.depth_factors.tolist()
-
-    def admit(self, slot: int) -> None:
-        """A slot got another request: back to the prior."""
-        self._request_expected[slot] = self._request_accepted[slot] = _REQUEST_PRIOR
-        self.request_factors[slot] = 1.0
-        self.version += 1
-
-    def conditional(
-        self, log_probs: np.ndarray, depths: np.ndarray, sampled: np.ndarray, slots: np.ndarray
-    ) -> np.ndarray:
-        """P(node accepted | parent accepted), float64 [num_reqs, num_nodes].
-
-        Args:
-            log_probs: conditional log-probability the drafter gave [num_reqs, num_nodes].
-            depths: int64 [num_reqs, num_nodes].
-            sampled: bool [num_reqs]: the request's temperature is above 0.
-            slots: int64 [num_reqs].
-        """
-        by_confidence = self.table[sampled.astype(np.int64)[:, None], confidence_bins(log_probs)]
-        factors = self.depth_factors[depths] * self.request_factors[slots][:, None]
-        return clipped(by_confidence * factors)
-
-    def chain_path(self, scores: list[float], sampled: bool, slot: int) -> list[float]:
-        """Path probabilities of one chain, the root's 1 first: `conditional` and `path_probabilities` in plain numbers.
-
-        Args:
-            scores: cumulative log-probabilities, the root's first.
-        """
-        by_confidence, factor = self._table_lists[sampled], float(self.request_factors[slot])
-        here, before = 1.0, scores[0]
-        path = [here]
-        for score, by_depth in zip(scores[1:], self._depth_list[1:], strict=False):
-            here *= given_parent(by_confidence, score - before, factor * by_depth)
-            path.append(here)
-            before = score
-        return path
-
-    def record(
-        self,
-        log_probs: np.ndarray,
-        depths: np.ndarray,
-        sampled: np.ndarray,
-        slots: np.ndarray,
-        tried: np.ndarray,
-        accepted: np.ndarray,
-    ) -> None:
+    def record(self, trees: DraftedTrees, kinds: np.ndarray, tried: np.ndarray, accepted: np.ndarray) -> None:
         """Learn from one verified round.
 
         Args:
-            log_probs, depths, sampled, slots: as in `conditional`.
+            kinds: int64 [num_reqs]: 1 where the request's temperature is above 0, its row of `table`.
             tried: bool [num_reqs, num_nodes]: verified nodes whose parent was accepted.
             accepted: bool [num_reqs, num_nodes]: those accepted themselves.
         """
-        kind = sampled.astype(np.int64)[:, None]
-        bins = confidence_bins(log_probs)
-        by_confidence = np.where(tried, self.table[kind, bins], 0.0)
-        by_depth = by_confidence * self.depth_factors[depths]
-        by_request = by_confidence * self.request_factors[slots][:, None]
-        cells = bins + NUM_BINS * kind
+        cells = (_EDGES.searchsorted(trees.log_probs) + NUM_BINS * kinds[:, None]).ravel()
+        self.expected_accepted += float(given_parent(self.table[kinds], trees.log_probs)[tried].sum())
         self.num_accepted += int(accepted.sum())
-        self.expected_accepted += float(np.minimum(by_depth * self.request_factors[slots][:, None], _CEILING).sum())
-        self._fade()
-        weights = tried.astype(np.float64).ravel()
-        hits = accepted.astype(np.float64).ravel()
-        flat = cells.ravel()
-        self._trials += np.bincount(flat, weights, 2 * NUM_BINS).reshape(2, NUM_BINS)
-        self._successes += np.bincount(flat, hits, 2 * NUM_BINS).reshape(2, NUM_BINS)
-        levels = depths.ravel()
-        width = len(self._depth_expected)
-        self._depth_expected += np.bincount(levels, by_request.ravel(), width)
-        self._depth_accepted += np.bincount(levels, hits, width)
-        self._fade_requests(slots)
-        # Each factor is held against what the others say, so that none corrects for another's correction.
-        self._request_expected[slots] += by_depth.sum(axis=1)
-        self._request_accepted[slots] += accepted.sum(axis=1)
-        self._refresh()
-
-    def _fade(self) -> None:
-        # Priors fade with the evidence and are topped up again, so that a bin never seen keeps its prior.
-        for total, part in ((self._trials, self._successes), (self._depth_expected, self._depth_accepted)):
-            grown = total > _PRIOR_TRIALS
-            total[grown] *= _FORGET
-            part[grown] *= _FORGET
-
-    def _fade_requests(self, slots: np.ndarray) -> None:
-        keep = _REQUEST_FORGET
-        for part in (self._request_expected, self._request_accepted):
-            part[slots] = keep * part[slots] + (1.0 - keep) * _REQUEST_PRIOR
+        # Priors fade with the evidence and never below their own weight: a bin never seen keeps its prior.
+        old = self._trials > _PRIOR_TRIALS
+        self._trials[old] *= _FORGET
+        self._successes[old] *= _FORGET
+        for counts, part in ((self._trials, tried), (self._successes, accepted)):
+            counts.reshape(-1)[:] += np.bincount(cells, part.ravel().astype(np.float64), 2 * NUM_BINS)
+        self.table = self._successes / self._trials

@@ -5,7 +5,6 @@ import torch
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.verifier.model import ForwardBatch
-from wingbeat.runtime.verifier.packing import Tiles
 
 
 def dummy_decode_batch(
@@ -15,7 +14,6 @@ def dummy_decode_batch(
     num_nodes: int,
     width: int,
     table_width: int | None = None,
-    lens: list[int] | None = None,
 ) -> ForwardBatch:
     """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
 
@@ -23,7 +21,6 @@ def dummy_decode_batch(
         windows: sliding windows of the model's layers; 0 stands for none.
         width: blocks of context per sequence.
         table_width: blocks of the table that `width` is cut from; the strides are those of an engine's own.
-        lens: nodes that the chains really have, which are packed then; host only.
     """
     key_cache = cache.layers[0][0]
     device, dtype = key_cache.device, key_cache.dtype
@@ -33,9 +30,6 @@ def dummy_decode_batch(
     visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
     segment = build_segment(0, positions, context, visible, tables, cache.block_size, windows, dtype)
     positions = positions.flatten()
-    if lens is not None:
-        tiles = Tiles.of(torch.arange(num_nodes) < torch.tensor(lens)[:, None])
-        segment, positions = segment._replace(tiles=tiles), positions[tiles.nodes]
     nothing = torch.zeros_like(positions)
     metadata = AttentionMetadata(cache.layers, nothing, [segment])
     return ForwardBatch(nothing[None], positions[None], None, metadata)

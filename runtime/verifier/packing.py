@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.speculation.padding import best_split, worth_packing
+_LEAST_SAVED = 48
+"""Padded nodes that a second group has to save: its own calls in every layer take as long as attention to so many."""
 
 
 @dataclass(frozen=True)
@@ -122,3 +123,19 @@ def rows_of(nodes: Tensor, num_nodes: int, packing: Packing | None) -> Tensor:
     if packing is not None:
         return packing.rows.gather(1, nodes)
     return nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * num_nodes
+
+
+def best_split(lens: list[int]) -> int | None:
+    """Nodes up to which trees are padded by themselves, apart from larger ones; None where that saves too little."""
+    longest, num_reqs = max(lens), len(lens)
+    best, most = None, _LEAST_SAVED - 1
+    for num_short, width in enumerate(sorted(lens), start=1):
+        saved = num_short * (longest - width)
+        if saved > most and num_short < num_reqs:
+            best, most = width, saved
+    return best
+
+
+def worth_packing(num_rows: int, num_padded: int) -> bool:
+    """Whether trees of unequal sizes are packed: a few rows are not worth the gathering in every layer."""
+    return 8 * num_rows < 7 * num_padded

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from wingbeat.kernels.attention.reference import tile_queries, untile
-from wingbeat.runtime.speculation.padding import best_split
 from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment
-from wingbeat.runtime.verifier.packing import pack, packed, rows_of
+from wingbeat.runtime.verifier.packing import best_split, pack, packed, rows_of
 
 pytestmark = pytest.mark.few(3)
 
