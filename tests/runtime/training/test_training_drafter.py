@@ -233,7 +233,7 @@ def test_the_last_tap_is_what_enters_the_output_matrix(verifier_path):
 
 
 def test_a_tap_outside_the_model_is_refused(verifier_path):
-    with pytest.raises(ValueError, match=r"tap layers \[4\] do not exist"):
+    with pytest.raises(ValueError, match=r"tap_layers \[4\] do not exist"):
         FrozenVerifier(str(verifier_path), (1, 4), "cpu", torch.float32)
 
 
