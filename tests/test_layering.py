@@ -156,7 +156,7 @@ MAY_IMPORT = {
         "runtime.tokenizer",
         "runtime.verifier",
     },
-    "runtime.protocol": set(),
+    "runtime.protocol": {"runtime.config"},
     "runtime.recordings": {
         "kernels.sampling",
         "runtime.demo",
@@ -167,7 +167,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "runtime.scheduling": {"runtime.config", "runtime.kv"},
-    "runtime.speculation": {"runtime.protocol"},
+    "runtime.speculation": {"runtime.config"},
     "runtime.tensor_files": set(),
     "runtime.token_length": set(),
     "runtime.tokenizer": {"runtime.scheduling", "runtime.token_length"},

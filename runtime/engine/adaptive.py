@@ -101,7 +101,7 @@ class AdaptiveSpeculation(Speculation):
         this = this._replace(trees=drafted, kept=kept)
         if not kept.any():
             return None, this
-        if (kept == drafted.real).all():
+        if int(kept.sum()) == int(trees.num_valid.sum()) - len(kept):
             return trees, this
         return keep_nodes(trees, torch.from_numpy(kept), 1 + int(kept.sum(axis=1).max())), this
 

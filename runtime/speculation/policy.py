@@ -123,6 +123,7 @@ class SpeculationPolicy:
 
     def _plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
         if not num_drafting:
+            self._load = None
             return DraftPlan(0, Reason.IDLE)
         self._until_probe -= 1
         if not self._until_probe:
@@ -214,6 +215,10 @@ class SpeculationPolicy:
             return
         self._num_observed += 1
         weight = max(_SMOOTHING, 1.0 / self._num_observed)
+        if deepest > 1:
+            mass = np.bincount(trees.depths[trees.real], path[trees.real], deepest + 1)
+            self._onward += weight * (mass[2:].sum() / mass[1:-1].sum() - self._onward)
+        last = before = np.zeros(self.num_nodes)
         for limit in range(1, self.max_levels + 1):
             if limit <= deepest:
                 reached = np.where(trees.real & (trees.depths <= limit), path, 0.0)
@@ -221,15 +226,14 @@ class SpeculationPolicy:
                     ranked = -np.sort(-reached, axis=None).reshape(width, num_trees).mean(axis=1)
                 else:
                     ranked = -np.sort(-reached, axis=1).mean(axis=0)
-                gain = np.append(0.0, ranked.cumsum())
-                gain = gain[np.minimum(np.arange(self.num_nodes), width)]
-            elif limit > levels:
-                break
+                gain = np.append(0.0, ranked.cumsum())[np.minimum(np.arange(self.num_nodes), width)]
+            elif limit <= levels:  # growth had stopped
+                gain = last
+            else:  # not asked for: more levels bring less and less
+                gain = last + self._onward * (last - before)
+            before, last = last, gain
             self._gain[limit] += weight * (gain - self._gain[limit])
-            self._grown[limit] += weight * (min(limit, deepest) - self._grown[limit])
-        if deepest > 1:
-            mass = np.bincount(trees.depths[trees.real], path[trees.real], deepest + 1)
-            self._onward += weight * (mass[2:].sum() / mass[1:-1].sum() - self._onward)
+            self._grown[limit] += weight * ((limit if limit > levels else min(limit, deepest)) - self._grown[limit])
 
     def stats(self, expected_accepted: float, num_accepted: int) -> PolicyStats:
         """Decisions so far."""

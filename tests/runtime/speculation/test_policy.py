@@ -90,6 +90,12 @@ def test_of_several_trees_the_likeliest_nodes_count_together_unless_each_has_its
     assert apart._gain[2, :3] == pytest.approx([0.0, 0.55, 1.0])
 
 
+def test_levels_that_were_not_asked_for_are_expected_to_bring_less_and_less():
+    subject = policy(widths=WIDTHS)
+    subject.observe(*chains(0.9, levels=2), 2)
+    assert subject._gain[:, DEPTH] == pytest.approx(np.append(0.0, 0.9 ** np.arange(1, DEPTH + 1)).cumsum())
+
+
 def test_nobody_to_draft_for_is_no_draft():
     plan = policy().plan(4, 0, 100.0)
     assert (plan.levels, plan.reason) == (0, Reason.IDLE)
