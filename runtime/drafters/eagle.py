@@ -89,7 +89,8 @@ class EagleDrafter(Drafter):
         stages = self._stages
         if self._graph_device is not None and (moved or stages is None or not stages.fit(spec)):
             self._stages = stages = None  # its graphs' memory is free for the next ones
-            self._stages = EagleStages(self._commit_decodes, self._grow, spec, self.pool, self._graph_device)
+            functions = (self._commit_decodes, self._grow)
+            self._stages = EagleStages(*functions, self.growth, spec, self.pool, self._graph_device)
         if moved and self.device.type == "cuda":
             self._warm_up(spec)
 
@@ -110,7 +111,7 @@ class EagleDrafter(Drafter):
             return super().draft(batch)
         if batch.chunk_slots:
             self._commit_chunks(batch)
-        return self._stages.propose(batch, self._roots(batch))
+        return self._stages.propose(batch)
 
     def commit(self, batch: DraftBatch) -> None:
         """Recompute draft KV of decided tokens from the verifier's taps; see `Drafter.commit`.
@@ -132,14 +133,11 @@ class EagleDrafter(Drafter):
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
-        roots = self._roots(batch)
         if self._stages is not None:
-            return self._stages.propose(batch.without_commits(), roots)
+            return self._stages.propose(batch.without_commits())
+        roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
         block_tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
         return self._grow(roots, block_tables, batch.growth_rules)
-
-    def _roots(self, batch: DraftBatch) -> Roots:
-        return self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""

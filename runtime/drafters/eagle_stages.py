@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
-from wingbeat.runtime.drafters.growth import Roots
+from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
     Bucket,
@@ -76,6 +76,7 @@ class EagleStages:
     Args:
         commit: (decodes, block tables by slot) -> hidden states of their last pairs.
         grow: (roots, block tables by slot) -> trees.
+        growth: that `grow` uses.
         pool: of the drafter; its addresses must not change. Slot num_slots belongs to nobody: padding goes there.
         graph_device: captures the stages.
     """
@@ -84,11 +85,12 @@ class EagleStages:
         self,
         commit: Callable[[DecodeRows, Tensor], Tensor],
         grow: Callable[[Roots, Tensor], TokenTree],
+        growth: Growth,
         spec: ChannelSpec,
         pool: DraftPool,
         graph_device: GraphDevice,
     ) -> None:
-        self.commit_decodes, self.grow = commit, grow
+        self.commit_decodes, self.grow, self.growth = commit, grow, growth
         self.spec = spec
         self.device, self.dtype = pool.device, pool.dtype
         self.spare_slot = pool.num_slots
@@ -96,6 +98,7 @@ class EagleStages:
         with torch.inference_mode(mode=False):
             shape = (pool.num_slots + 1, spec.max_blocks_per_seq)
             self._block_tables = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in range(1, spec.max_path)]
@@ -126,16 +129,15 @@ class EagleStages:
         self._load(rows, slots, batch)
         self._accept.replay(bucket, count)
 
-    def propose(self, batch: DraftBatch, roots: Roots) -> TokenTree:
-        """Commit the decodes and grow a tree per root; valid until the next pass."""
-        count, depth = roots.positions.shape
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Commit the decodes and grow a tree per proposal slot; valid until the next pass."""
+        count, depth = len(batch.proposal_slots), self.growth.depth(batch)
         bucket = Bucket(bucket_for(max(count, len(batch.decode_slots)), self.buckets), depth)
         rows = self._proposal.inputs(bucket)
         decode_slots, slots = self._upload_slots(bucket.num_reqs, batch.decode_slots, batch.proposal_slots)
         self._load(rows.decodes, decode_slots, batch)
         rows.slots.copy_(slots)
-        for static, values in zip(rows.roots[1:], roots[1:], strict=True):
-            static[:count].copy_(values)
+        self.growth.roots(batch, slots[:count], into=Roots(*(part[:count] for part in rows.roots)))
         if count < bucket.num_reqs:
             rows.positions[count:].fill_(1)
         return self._proposal.replay(bucket, count)

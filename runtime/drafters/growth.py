@@ -4,7 +4,7 @@ Knows nothing of the model: it hands it the nodes of one level and gets their lo
 alone; on a device that is not the host nothing is waited for, so that a whole growth can be captured in a CUDA graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -78,28 +78,38 @@ class Growth:
         # Masks in which each node of a level sees itself alone.
         self._own = pack_mask(own) if packed else own
         self._nodes_per_column = _WORD_BITS if packed else 1
+        self._steps = torch.arange(self.max_depth, device=draft_token_ids.device)
         self._tables: dict[int, TreeTable] = {}
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
         return self.max_depth if batch.max_levels is None else min(self.max_depth, batch.max_levels)
 
-    def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
+    def prepare(self, batch_sizes: Iterable[int]) -> None:
+        """Make what growths of these sizes write into, so that none of them has to when it is captured."""
+        for num_reqs in batch_sizes if self.top_k > 1 else ():
+            self._table(num_reqs)
+
+    def roots(self, batch: DraftBatch, slots: Tensor, into: Roots | None = None) -> Roots:
         """Of a batch's proposals.
 
         Args:
             slots: int64 [num_reqs], the proposals' on the drafter's device.
+            into: where to write them, all but the slots; allocated where None.
         """
-        lens = batch.committed_lens[slots]
+        lens, num_reqs, depth = batch.committed_lens[slots], len(slots), self.depth(batch)
+        if into is None:
+            temperatures = batch.temperatures.new_empty(num_reqs)
+            into = Roots(
+                slots, torch.empty_like(lens), lens.new_empty(num_reqs, depth), temperatures, torch.empty_like(lens)
+            )
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
-        return Roots(
-            slots,
-            batch.token_ids[slots, last],
-            lens[:, None] + torch.arange(self.depth(batch), device=lens.device),
-            batch.temperatures[slots],
-            batch.seeds[slots],
-        )
+        into.token_ids.copy_(batch.token_ids[slots, last])
+        torch.add(lens[:, None], self._steps[:depth], out=into.positions)
+        torch.index_select(batch.temperatures, 0, slots, out=into.temperatures)
+        torch.index_select(batch.seeds, 0, slots, out=into.seeds)
+        return into
 
     def grow(self, roots: Roots, logits: Tensor, expand: Expand, rules: Rules = ()) -> TokenTree:
         """One tree per root.
@@ -139,7 +149,7 @@ class Growth:
         self, roots: Tensor, logits: Tensor, expand: Expand, couplings: list[Coupling | None], rules: Rules
     ) -> TokenTree:
         """Each level expands the top_k best nodes of the level before by cumulative log-probability."""
-        table = self._table(len(roots), roots.device)
+        table = self._table(len(roots))
         token_ids, log_probs = self._candidates(logits, couplings[0])
         frontier = table.add_level(0, token_ids, log_probs)
         visible = None
@@ -162,10 +172,10 @@ class Growth:
     def _candidates(self, logits: Tensor, coupling: Coupling | None) -> Candidates:
         return top_candidates(logits, self.draft_token_ids, self.top_k, coupling)
 
-    def _table(self, num_reqs: int, device: torch.device) -> TreeTable:
+    def _table(self, num_reqs: int) -> TreeTable:
         # Kept for good: a captured growth goes on writing into its table.
         if num_reqs not in self._tables:
-            self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, device)
+            self._tables[num_reqs] = TreeTable(num_reqs, self.top_k, self.max_depth, self.draft_token_ids.device)
         return self._tables[num_reqs]
 
 

@@ -75,7 +75,7 @@ def test_fixed_shapes_draft_the_trees_of_the_host(speculation, temperatures):
             expected = today.draft(batch)
             for drafter in staged:
                 assert_same(drafter.draft(batch), expected)
-                num_trees += 1
+            num_trees += 1
     eager, captured = (drafter.graph_stats for drafter in staged)
     assert eager is None
     assert not captured.eager_runs
