@@ -229,8 +229,8 @@ class SpeculationPolicy:
                 gain = np.append(0.0, ranked.cumsum())[np.minimum(np.arange(self.num_nodes), width)]
             elif limit <= levels:  # growth had stopped
                 gain = last
-            else:  # not asked for: more levels bring less and less
-                gain = last + self._onward * (last - before)
+            else:  # not asked for: more levels bring less and less, and no node is likelier than the best one
+                gain = np.minimum(last + self._onward * (last - before), np.arange(self.num_nodes) * last[1])
             before, last = last, gain
             self._gain[limit] += weight * (gain - self._gain[limit])
             self._grown[limit] += weight * ((limit if limit > levels else min(limit, deepest)) - self._grown[limit])
