@@ -14,7 +14,7 @@ def store_kv(
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    kv_slots: Tensor,
+    slot_mapping: Tensor,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
@@ -24,21 +24,23 @@ def store_kv(
         key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
             float8_e4m3fn, which stores key / key_scale, saturated.
-        kv_slots: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
+        slot_mapping: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
         key_scale: float32 [num_kv_heads]; `value_scale` likewise. Given if and only if the caches are float8_e4m3fn.
 
     Raises:
         ValueError: slots are not contiguous int64; on CUDA or with scales, shapes or dtypes do not fit each other.
     """
-    if kv_slots.dtype != torch.int64 or not kv_slots.is_contiguous():
-        raise ValueError(f"kv_slots is {kv_slots.dtype}, strides {kv_slots.stride()}: contiguous int64 needed")
+    if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
+        raise ValueError(
+            f"slot_mapping is {slot_mapping.dtype}, strides {slot_mapping.stride()}: contiguous int64 needed"
+        )
     # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
     if key_cache.is_cuda or key_scale is not None or value_scale is not None:
-        _check_store(key, value, key_cache, value_cache, kv_slots, key_scale, value_scale)
+        _check_store(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     if key_cache.is_cuda:
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
-        triton_kv_cache.store_kv(key, value, key_cache, value_cache, kv_slots, key_scale, value_scale)
+        triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
         return
     if key_scale is not None:
         key, value = (
@@ -46,8 +48,8 @@ def store_kv(
             for part, scale in ((key, key_scale), (value, value_scale))
         )
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
-    key_cache.flatten(0, 1).index_copy_(0, kv_slots, key)
-    value_cache.flatten(0, 1).index_copy_(0, kv_slots, value)
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
@@ -94,14 +96,14 @@ def _check_store(
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    kv_slots: Tensor,
+    slot_mapping: Tensor,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
 ) -> None:
     for name, part, cache, scale in (("key", key, key_cache, key_scale), ("value", value, value_cache, value_scale)):
-        if part.dim() != 3 or part.shape[1:] != cache.shape[2:] or part.shape[0] != len(kv_slots):
+        if part.dim() != 3 or part.shape[1:] != cache.shape[2:] or part.shape[0] != len(slot_mapping):
             raise ValueError(
-                f"{name} is {tuple(part.shape)}: [{len(kv_slots)} slots, heads, dim] of its cache {tuple(cache.shape)} "
+                f"{name} is {tuple(part.shape)}: [{len(slot_mapping)} slots, heads, dim] of its cache {tuple(cache.shape)} "
                 "needed"
             )
         if cache.stride(3) != 1:

@@ -120,7 +120,7 @@ def store_kv(
     value: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-    kv_slots: Tensor,
+    slot_mapping: Tensor,
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> None:
@@ -141,7 +141,7 @@ def store_kv(
             value,
             key_cache,
             value_cache,
-            kv_slots,
+            slot_mapping,
             key_scale,
             value_scale,
             *key.stride()[:2],

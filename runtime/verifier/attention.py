@@ -66,7 +66,7 @@ class AttentionMetadata(NamedTuple):
 
     caches: list[tuple[Tensor, Tensor]]
     """(key_cache, value_cache) by layer."""
-    kv_slots: Tensor
+    slot_mapping: Tensor
     """int64 [num_tokens]: where each row's KV goes."""
     segments: list[AttentionSegment]
     workspace: Tensor | None = None
@@ -147,7 +147,7 @@ def wingbeat_attention(
     sliding_window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window)
     key_cache, value_cache = metadata.caches[module.layer_idx]
     key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    store_kv(key, value, key_cache, value_cache, metadata.kv_slots)
+    store_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
     if metadata.captured is not None and module.layer_idx in metadata.captured:
         metadata.captured[module.layer_idx] = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
     query = query[0].transpose(0, 1)

@@ -109,7 +109,7 @@ REFUSED = {
     "key is torch.float32, its cache": {"key_cache": torch.zeros(3, 4, 2, 8).to(FP8)},
     "key_scale is": {"key_cache": torch.zeros(3, 4, 2, 8).to(FP8), "key_scale": torch.ones(3)},
     "value is torch.float32, its cache torch.float32, with value_scale": {"value_scale": torch.ones(2)},
-    "kv_slots": {"kv_slots": torch.tensor([4, 5, 6], dtype=torch.int32)},
+    "slot_mapping": {"slot_mapping": torch.tensor([4, 5, 6], dtype=torch.int32)},
 }
 
 
@@ -122,7 +122,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(named):
         "value": torch.zeros(3, 2, 8),
         "key_cache": fp8_cache,
         "value_cache": fp8_cache.clone(),
-        "kv_slots": torch.tensor([4, 5, 6]),
+        "slot_mapping": torch.tensor([4, 5, 6]),
         "key_scale": torch.ones(2),
         "value_scale": torch.ones(2),
     }

@@ -45,10 +45,10 @@ class Steps:
         segment = build_segment(
             0, positions, context, visible, tables, BLOCK_SIZE, self.loaded.windows, self.loaded.dtype
         )
-        kv_slots = (tables * BLOCK_SIZE + positions).flatten()
+        slot_mapping = (tables * BLOCK_SIZE + positions).flatten()
         token_ids = (torch.arange(num_reqs * num_nodes, device=device) * 7 % 90)[None]
         return ForwardBatch(
-            token_ids, positions.reshape(1, -1), None, AttentionMetadata(self.caches, kv_slots, [segment])
+            token_ids, positions.reshape(1, -1), None, AttentionMetadata(self.caches, slot_mapping, [segment])
         )
 
     def step(self, *shape: int):
