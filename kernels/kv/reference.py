@@ -103,8 +103,8 @@ def _check_store(
     for name, part, cache, scale in (("key", key, key_cache, key_scale), ("value", value, value_cache, value_scale)):
         if part.dim() != 3 or part.shape[1:] != cache.shape[2:] or part.shape[0] != len(slot_mapping):
             raise ValueError(
-                f"{name} is {tuple(part.shape)}: [{len(slot_mapping)} slots, heads, dim] of its cache {tuple(cache.shape)} "
-                "needed"
+                f"{name} is {tuple(part.shape)}: [{len(slot_mapping)} slots, heads, dim] of its cache "
+                f"{tuple(cache.shape)} needed"
             )
         if cache.stride(3) != 1:
             raise ValueError(f"{name}_cache must be contiguous in its last dimension")
