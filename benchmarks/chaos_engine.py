@@ -4,7 +4,7 @@ A series of failures is answered by pauses of up to 30 s, which would make hours
 pair as a first one does: the pause before a first replacement is none. What the pauses are is measured apart.
 """
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica import supervisor as drafter_supervisor
 from wingbeat.deployments.replica.build import AskNeeds, EngineSetup, build_setup
 

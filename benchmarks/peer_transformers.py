@@ -25,7 +25,7 @@ from serving import request_body
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from workload import Prompt, describe, held_out_prompts
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PEER_THREADS = (1, 2)

@@ -18,7 +18,7 @@ import ray
 from ray import serve
 
 from wingbeat.deployments.app import build
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import NICENESS
 
 STATS_TIMEOUT_S = 60.0

@@ -21,7 +21,7 @@ from round_times import RoundTimes, between, round_table
 from servers import App, wingbeat_apps
 from workload import Prompt, describe, held_out_prompts
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.scheduling.request import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer

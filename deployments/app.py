@@ -19,7 +19,7 @@ from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.log import show_log

@@ -16,7 +16,7 @@ from wingbeat.cluster.channels.segment import remove_stale_segments
 from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, build
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.supervisor import root_cause
 from wingbeat.deployments.stop_signals import StopSignals
 

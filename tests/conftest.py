@@ -96,7 +96,7 @@ def running(name: str, url: str, **args: Any) -> Iterator[App]:
     from ray import serve
 
     from wingbeat.deployments.app import build
-    from wingbeat.deployments.config import AppConfig
+    from wingbeat.deployments.app_config import AppConfig
 
     serve.run(build(AppConfig(**args)), name=name, route_prefix=f"/{name}")
     app = App(name, url, args.get("api_key", "none"))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.build import EngineSetup
 from wingbeat.runtime.drafters.base import DrafterNeeds

@@ -10,8 +10,8 @@ from torch import Tensor
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.candidates import top_candidates
-from wingbeat.kernels.tree.growth import select_frontier
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.kernels.tree.table import select_frontier
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.kv.slot_mapping import slot_mapping

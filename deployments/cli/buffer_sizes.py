@@ -4,7 +4,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from wingbeat.cluster.free_memory import free_memory, free_shared_memory
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import Config, UserError, model_command
-from wingbeat.deployments.config import AppConfig
 
 USAGE_ERROR = 2
 
@@ -154,7 +154,7 @@ def _run_now(context: typer.Context, config_class: type[Config], run: Callable[.
 
 def _train_app() -> typer.Typer:
     from wingbeat.cluster.channels.channel import InProcessChannel
-    from wingbeat.runtime.training.base import TrainBaseConfig, train_base
+    from wingbeat.runtime.training.base_model import TrainBaseConfig, train_base
     from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 
     app = _new_app("Train a small verifier from text files, and a draft head for a verifier.")

@@ -9,8 +9,8 @@ import os
 import socket
 from pathlib import Path
 
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_channel, check_memory
-from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoint import check_files, check_weights

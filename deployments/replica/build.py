@@ -12,7 +12,7 @@ import torch
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_loop import ServedEngine
 from wingbeat.deployments.replica.supervisor import DrafterStartError

@@ -10,7 +10,7 @@ import torch
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.build import attach_channel, build_draft_worker, load_factory
 from wingbeat.runtime.drafters.base import DrafterNeeds

@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any, NamedTuple
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.conventions import default_tap_layers

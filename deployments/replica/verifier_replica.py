@@ -18,7 +18,7 @@ from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.cluster.cores import CoreClaim, claim_core, pin_thread
 from wingbeat.cluster.placement import Share, claim_devices, drafter_options
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log

@@ -1,4 +1,4 @@
-"""The attention kernel: a tile of query rows over the keys of one split; `triton_attention` launches it.
+"""The attention kernel: a tile of query rows over the keys of one split; `triton` launches it.
 
 The heads of a group share their keys, so (node, head of the group) are the rows of one tile. Tiles before the new keys
 need no mask; of the new ones, mask words or order say what a row sees (online softmax, FlashAttention-2,

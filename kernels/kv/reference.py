@@ -1,4 +1,4 @@
-"""Writes into a paged KV cache: the torch reference, which is the CPU path; on CUDA `triton_kv_cache` does them."""
+"""Writes into a paged KV cache: the torch reference, which is the CPU path; on CUDA `triton` does them."""
 
 import torch
 from torch import Tensor

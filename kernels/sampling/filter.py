@@ -10,8 +10,7 @@ import triton.language as tl
 
 from wingbeat.kernels.sampling.noise_triton import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.sampling.scores import first_best, is_filtered, keep_best
-from wingbeat.kernels.sampling.sortable import sortable, unsortable
-from wingbeat.kernels.sampling.workspace import (
+from wingbeat.kernels.sampling.scratch import (
     DIGIT_BITS,
     NUM_BINS,
     NUM_DIGITS,
@@ -19,6 +18,7 @@ from wingbeat.kernels.sampling.workspace import (
     SamplingWorkspace,
     Shares,
 )
+from wingbeat.kernels.sampling.sortable import sortable, unsortable
 
 
 @triton.jit

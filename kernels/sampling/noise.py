@@ -1,6 +1,6 @@
 """Counter-based noise: a value is a function of (seed, position, token) alone; the torch reference and the CPU path.
 
-CUDA tensors go to the kernel of `triton_noise`, which has the same bits.
+CUDA tensors go to the kernel of `triton`, which has the same bits.
 """
 
 import torch

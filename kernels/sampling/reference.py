@@ -3,7 +3,7 @@
 The token of a row is argmax(processed logits + noise(seed, position, token)), which is an exact sample of
 softmax(processed logits) (the Gumbel-max trick) and depends on nothing but the row: not on the batch, the tree around
 it or the device's random state. History, bias and grammar come in as tensors (`logit_processors`). CUDA tensors go to
-the kernels of `triton_sampling`.
+the kernels of `triton`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
 if TYPE_CHECKING:
-    from wingbeat.kernels.sampling.workspace import SamplingWorkspace
+    from wingbeat.kernels.sampling.scratch import SamplingWorkspace
 
 # Tokens looked at before a CPU row is sorted whole; a nucleus of real text is rarely larger, and a sort costs 10x more.
 _WINDOW = 128
@@ -183,6 +183,6 @@ def sampling_workspace(max_rows: int, vocab_size: int, device: torch.device | st
     """Memory for `choose_tokens` of up to max_rows rows, to share between CUDA graphs; None where none is used."""
     if torch.device(device).type != "cuda":
         return None
-    from wingbeat.kernels.sampling.workspace import SamplingWorkspace
+    from wingbeat.kernels.sampling.scratch import SamplingWorkspace
 
     return SamplingWorkspace(max_rows, vocab_size, device)

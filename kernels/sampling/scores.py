@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wingbeat.kernels.sampling.noise_triton import FP_FUSION, gumbel, row_keys
 from wingbeat.kernels.sampling.processors import LogitProcessors, check_processors
-from wingbeat.kernels.sampling.workspace import Rows, SamplingWorkspace, Shares
+from wingbeat.kernels.sampling.scratch import Rows, SamplingWorkspace, Shares
 
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from wingbeat.kernels.sampling.filter import filter_rows
 from wingbeat.kernels.sampling.processors import LogitProcessors
 from wingbeat.kernels.sampling.scores import merge_shares, scale_rows
-from wingbeat.kernels.sampling.workspace import SamplingWorkspace, rows_of, share_rows
+from wingbeat.kernels.sampling.scratch import SamplingWorkspace, rows_of, share_rows
 
 
 def process_logits(

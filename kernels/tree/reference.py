@@ -3,7 +3,7 @@
 A tree is `token_ids` and `parents` [num_reqs, num_nodes]: node 0 is the root (parent -1), every other node's parent has
 a smaller index, and nodes from num_valid on are padding. Nothing here loops over nodes or requests, changes shape with
 the data or waits for the device, so all of it can be captured in a CUDA graph. CUDA tensors go to the kernels of
-`triton_tree`. Knows nothing of models or caches.
+`triton`. Knows nothing of models or caches.
 """
 
 import torch

@@ -15,9 +15,9 @@ from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, check_tree_shape, grown
-from wingbeat.runtime.drafters.eagle_stages import DecodeRows, EagleStages
+from wingbeat.runtime.drafters.eagle_stages import DecidedRows, EagleStages
+from wingbeat.runtime.drafters.gathered_kv import Workspace
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
-from wingbeat.runtime.drafters.workspace import Workspace
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
@@ -126,7 +126,7 @@ class EagleDrafter(Drafter):
             self._stages.commit(batch)
             return
         slots = upload(batch.decode_slots.tolist(), self.device)
-        rows = DecodeRows(
+        rows = DecidedRows(
             slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps
         )
         self._commit_decodes(rows, self.pool.reaching(batch.block_tables, batch.max_committed_len))
@@ -155,7 +155,7 @@ class EagleDrafter(Drafter):
         )
         self._run_commit(pairs, self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots])
 
-    def _commit_decodes(self, rows: DecodeRows, block_tables: Tensor) -> Tensor:
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> Tensor:
         """Keys and values of all pairs that count; returns the hidden state [num_reqs, H] of each row's last one.
 
         Args:

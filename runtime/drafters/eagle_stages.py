@@ -23,7 +23,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 
 
-class DecodeRows(NamedTuple):
+class DecidedRows(NamedTuple):
     """Decided tokens, one sequence a row; without tokens a row is padding. Inputs of `draft_accept`."""
 
     slots: Tensor
@@ -39,7 +39,7 @@ class DecodeRows(NamedTuple):
 
 
 class ProposalRows(NamedTuple):
-    """Inputs of `draft_proposal`: `DecodeRows`, and beside them the `Roots`, which need not be of the same slots."""
+    """Inputs of `draft_proposal`: `DecidedRows`, and beside them the `Roots`, which need not be of the same slots."""
 
     decode_slots: Tensor
     decode_positions: Tensor
@@ -53,9 +53,9 @@ class ProposalRows(NamedTuple):
     seeds: Tensor
 
     @property
-    def decodes(self) -> DecodeRows:
+    def decodes(self) -> DecidedRows:
         """The first half."""
-        return DecodeRows(*self[:5])
+        return DecidedRows(*self[:5])
 
     @property
     def roots(self) -> Roots:
@@ -83,7 +83,7 @@ class EagleStages:
 
     def __init__(
         self,
-        commit: Callable[[DecodeRows, Tensor], Tensor],
+        commit: Callable[[DecidedRows, Tensor], Tensor],
         grow: Callable[[Roots, Tensor], TokenTree],
         growth: Growth,
         spec: ChannelSpec,
@@ -142,7 +142,7 @@ class EagleStages:
             rows.positions[count:].fill_(1)
         return self._proposal.replay(bucket, count)
 
-    def _load(self, rows: DecodeRows, slots: Tensor, batch: DraftBatch) -> None:
+    def _load(self, rows: DecidedRows, slots: Tensor, batch: DraftBatch) -> None:
         """Copy a batch's decodes into the first of the rows, the others becoming padding, and its block tables."""
         num_slots, num_blocks = batch.block_tables.shape
         self._block_tables[:num_slots, :num_blocks].copy_(batch.block_tables)
@@ -161,11 +161,11 @@ class EagleStages:
         padded = [[*slots.tolist(), *[self.spare_slot] * (num_reqs - len(slots))] for slots in columns]
         return upload(padded, self.device)
 
-    def _padding_decode(self, max_path: int) -> DecodeRows:
+    def _padding_decode(self, max_path: int) -> DecidedRows:
         """A row without tokens: its KV is dropped, its hidden state goes to the spare slot."""
         none = torch.zeros(1, dtype=torch.int64, device=self.device)
         taps = torch.zeros(1, max_path, self.spec.taps_size, dtype=self.dtype, device=self.device)
-        return DecodeRows(none + self.spare_slot, none, none, none.new_zeros(1, max_path), taps)
+        return DecidedRows(none + self.spare_slot, none, none, none.new_zeros(1, max_path), taps)
 
     def _padding_proposal(self, depth: int) -> ProposalRows:
         """A decode without tokens, and a tree over no context, whose pairs go into the row's private blocks."""
@@ -173,7 +173,7 @@ class EagleStages:
         none = decode.positions
         return ProposalRows(*decode, decode.slots, none, none.new_ones(1, depth), none.float(), none)
 
-    def _commit(self, rows: DecodeRows) -> CommittedRows:
+    def _commit(self, rows: DecidedRows) -> CommittedRows:
         """`draft_accept`."""
         return CommittedRows(self.commit_decodes(rows, self._block_tables))
 

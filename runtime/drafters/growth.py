@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.tree.candidates import top_candidates
-from wingbeat.kernels.tree.growth import TreeTable
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.results import Candidates, Coupling
+from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.protocol.messages import TokenTree

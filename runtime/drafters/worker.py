@@ -16,7 +16,7 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import Growth
+from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""
@@ -37,7 +37,7 @@ def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
     if not RoundHeader.read(outcome.header).has_rule:
         return None
     sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
-    growth = Growth(*outcome.growth_limits.tolist())
+    growth = GrowthLimits(*outcome.growth_limits.tolist())
     return GrowthRule(growth, outcome.acceptance_table.numpy()[sampled.to(torch.int64).numpy()])
 
 
@@ -150,7 +150,7 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
         device: the drafter's.
     """
     on_cpu = device.type == "cpu"
-    rounds = [_Round(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
+    rounds = [_Asked(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
     width = max(each.longest_path() for each in rounds) if on_cpu else None
     parts = [each.rows(width, device) for each in rounds]
     rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
@@ -179,7 +179,7 @@ def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment
     )
 
 
-class _Round(NamedTuple):
+class _Asked(NamedTuple):
     """One verifier's part of a pass."""
 
     attachment: _Attachment
@@ -220,7 +220,7 @@ class _Round(NamedTuple):
         return rows if outcome.decode_taps.device == device else _moved(rows, device)
 
 
-def _growth_rules(rounds: list[_Round]) -> tuple[tuple[slice, GrowthRule], ...]:
+def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
     """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
     rules: list[tuple[slice, GrowthRule | None]] = []
     start = 0
@@ -239,7 +239,7 @@ def _on_host(outcome: Outcome) -> Outcome:
     return Outcome(*(field.cpu() for field in outcome))
 
 
-def _longest(rounds: list[_Round], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
+def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
     """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
     if committed_lens.device.type != "cpu":
         return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
@@ -247,7 +247,7 @@ def _longest(rounds: list[_Round], committed_lens: Tensor, rows: dict[str, Tenso
     return int(committed_lens[busy].max()) if busy.numel() else 0
 
 
-def _by_slot(rounds: list[_Round], attached: list[_Attachment], device: torch.device) -> dict[str, Tensor]:
+def _by_slot(rounds: list[_Asked], attached: list[_Attachment], device: torch.device) -> dict[str, Tensor]:
     """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}
@@ -264,7 +264,7 @@ def _by_slot(rounds: list[_Round], attached: list[_Attachment], device: torch.de
     return tables
 
 
-def _history(rounds: list[_Round], attached: list[_Attachment], longest: int, device: torch.device) -> Tensor:
+def _history(rounds: list[_Asked], attached: list[_Attachment], longest: int, device: torch.device) -> Tensor:
     """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
     num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
     tables: dict[str, Tensor] = {}

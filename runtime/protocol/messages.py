@@ -159,7 +159,7 @@ class Outcome(NamedTuple):
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
     growth_limits: Tensor
-    """float32 [2]: `speculation.policy.Growth`; read where the header says so, as the next one."""
+    """float32 [2]: `speculation.policy.GrowthLimits`; read where the header says so, as the next one."""
     acceptance_table: Tensor
     """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
 

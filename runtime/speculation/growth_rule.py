@@ -3,7 +3,7 @@
 import numpy as np
 
 from wingbeat.runtime.speculation.acceptance import given_parent
-from wingbeat.runtime.speculation.policy import Growth
+from wingbeat.runtime.speculation.policy import GrowthLimits
 
 
 class GrowthRule:
@@ -14,7 +14,7 @@ class GrowthRule:
         table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
     """
 
-    def __init__(self, growth: Growth, table: np.ndarray) -> None:
+    def __init__(self, growth: GrowthLimits, table: np.ndarray) -> None:
         self._growth = growth
         self._table = table
         self._paths = np.ones((len(table), 1))

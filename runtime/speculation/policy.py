@@ -38,7 +38,7 @@ class Reason(StrEnum):
     """Drafted and verified whole, or nothing would ever show that it pays."""
 
 
-class Growth(NamedTuple):
+class GrowthLimits(NamedTuple):
     """Where a drafter that can look at its levels stops: grow on while sum(max(path - price, 0)) > min_reach."""
 
     min_reach: float
@@ -55,7 +55,7 @@ class DraftPlan(NamedTuple):
     reason: str
     num_nodes: int | None = None
     """Nodes of each tree to verify, its root included, where that is decided beforehand."""
-    growth: Growth | None = None
+    growth: GrowthLimits | None = None
     """None grows every level."""
 
 
@@ -171,12 +171,12 @@ class SpeculationPolicy:
         seconds[0] = self.costs.verify_s(num_reqs, np.zeros(1), mean_context)
         return tokens / seconds
 
-    def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> Growth:
+    def _growth(self, num_reqs: int, num_drafting: int, mean_context: float) -> GrowthLimits:
         """One step ahead is enough: a level that does not pay opens the way only to deeper ones that pay less."""
         level_s = np.diff(self.costs.draft_s(num_drafting, np.array([0, 1])))
         node_s = np.diff(self.costs.verify_s(num_reqs, np.array([1, 2]) * num_drafting, mean_context)) / num_drafting
         worth_s = self._token_s * self._onward  # of a parent's probability
-        return Growth(float(level_s[0]) / worth_s, max(float(node_s[0]), 0.0) / worth_s)
+        return GrowthLimits(float(level_s[0]) / worth_s, max(float(node_s[0]), 0.0) / worth_s)
 
     def choose_nodes(self, path: np.ndarray, real: np.ndarray, num_reqs: int, mean_context: float) -> np.ndarray:
         """Which drafted nodes are worth verifying: the best of all sequences together, as many as pay.

@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from wingbeat.runtime.recordings.format import write_atomically
-from wingbeat.runtime.training.config import TrainingConfig
-from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.evaluation import HeadAcceptance
+from wingbeat.runtime.training.run_config import TrainingConfig
 from wingbeat.runtime.training.state import TrainingState
 
 CURVES_FILE = "curves.png"
@@ -45,7 +45,7 @@ class Curves:
             self._writer.add_scalar("train/loss", loss, step)
             self._writer.add_scalar("train/learning_rate", learning_rate, step)
 
-    def acceptance(self, step: int, acceptance: Acceptance) -> None:
+    def acceptance(self, step: int, acceptance: HeadAcceptance) -> None:
         """Note what the engine measured before a step."""
         if self._writer is not None:
             self._writer.add_scalar("validation/tokens_per_round", acceptance.length, step)
@@ -74,7 +74,7 @@ def _draw(path: Path, state: TrainingState) -> None:
     figure.savefig(path, format="png", dpi=120)
 
 
-def _draw_acceptance(axis: Any, validations: list[tuple[int, Acceptance]]) -> None:
+def _draw_acceptance(axis: Any, validations: list[tuple[int, HeadAcceptance]]) -> None:
     steps = [step for step, _ in validations]
     for depth in range(max(len(acceptance.by_depth) for _, acceptance in validations)):
         shares = [acceptance.by_depth[depth] for _, acceptance in validations]

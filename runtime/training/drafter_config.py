@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.training.run_config import TrainingConfig
 
 
 class TrainDrafterConfig(TrainingConfig):

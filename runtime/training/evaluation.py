@@ -11,7 +11,7 @@ from wingbeat.runtime.heads.unroll import matches
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 
 
-class Acceptance(NamedTuple):
+class HeadAcceptance(NamedTuple):
     """Outcome of greedy chain drafting over a set of prompts."""
 
     length: float
@@ -21,7 +21,7 @@ class Acceptance(NamedTuple):
     num_rounds: int
 
     @classmethod
-    def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "Acceptance":
+    def of_counts(cls, accepted: Sequence[float], drafted: Sequence[float], num_rounds: int) -> "HeadAcceptance":
         """From the drafts at each depth that were right, and those whose predecessors all were."""
         by_depth = [round(right / max(1, tried), 3) for right, tried in zip(accepted, drafted, strict=True)]
         return cls(round(1 + sum(accepted) / max(1, num_rounds), 3), by_depth, num_rounds)
@@ -30,7 +30,7 @@ class Acceptance(NamedTuple):
 @torch.no_grad()
 def greedy_acceptance(
     head: DraftHead, verifier: FrozenVerifier, prompts: Tensor, *, num_tokens: int, num_steps: int
-) -> Acceptance:
+) -> HeadAcceptance:
     """Simulate rounds of greedy chains of `num_steps` over `num_tokens` new tokens per prompt.
 
     Exact for greedy decoding, up to rounding that depends on batch shapes: a draft counts only while all before it
@@ -56,4 +56,4 @@ def greedy_acceptance(
             drafted[: count + 1] += 1
             committed += count + 1
             rounds += 1
-    return Acceptance.of_counts(accepted.tolist(), drafted.tolist(), rounds)
+    return HeadAcceptance.of_counts(accepted.tolist(), drafted.tolist(), rounds)

@@ -24,11 +24,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wingbeat.runtime.recordings.format import write_atomically
-from wingbeat.runtime.training.config import TrainingConfig
 from wingbeat.runtime.training.curves import Curves
-from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.evaluation import HeadAcceptance
 from wingbeat.runtime.training.optimizers import build_optimizers
 from wingbeat.runtime.training.parallel import Part, Ranks
+from wingbeat.runtime.training.run_config import TrainingConfig
 from wingbeat.runtime.training.state import STATE_FILE, TrainingState
 
 METRICS_FILE = "metrics.json"
@@ -54,7 +54,7 @@ class Task:
     """Of a step's part; must depend on the two alone, so that a resumed run sees the same."""
     export: Callable[[], None]
     """Writes the weights as users load them; called with every checkpoint and at the end."""
-    validate: Callable[[], Acceptance] | None = None
+    validate: Callable[[], HeadAcceptance] | None = None
     """Measures the weights as they are."""
     validation_interval_steps: int = 0
     """Steps between two measurements; 0 measures at the end alone."""
@@ -64,7 +64,7 @@ class History(NamedTuple):
     """What a finished run leaves for the metrics file."""
 
     losses: list[tuple[int, float]]
-    validations: list[tuple[int, Acceptance]]
+    validations: list[tuple[int, HeadAcceptance]]
     num_tokens: int
     seconds: float
 

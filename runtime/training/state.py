@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from wingbeat.runtime.recordings.format import write_atomically
-from wingbeat.runtime.training.config import TrainingConfig
-from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.evaluation import HeadAcceptance
+from wingbeat.runtime.training.run_config import TrainingConfig
 
 STATE_FILE = "training_state.pt"
 
@@ -20,7 +20,7 @@ class TrainingState:
         self._optimizers = optimizers
         self.step = 0
         self.losses: list[tuple[int, float]] = []
-        self.validations: list[tuple[int, Acceptance]] = []
+        self.validations: list[tuple[int, HeadAcceptance]] = []
         self.num_tokens = 0
         self.seconds = 0.0
 
@@ -65,4 +65,4 @@ class TrainingState:
         torch.set_rng_state(state["random"].cpu())
         self.step, self.num_tokens = state["step"], state["num_tokens"]
         self.losses, self.seconds = state["losses"], state["seconds"]
-        self.validations = [(step, Acceptance(**acceptance)) for step, acceptance in state["validations"]]
+        self.validations = [(step, HeadAcceptance(**acceptance)) for step, acceptance in state["validations"]]

@@ -14,7 +14,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LocalChannel, build_engine
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, SamplingParams, SpeculationMetrics
-from wingbeat.runtime.training.evaluation import Acceptance
+from wingbeat.runtime.training.evaluation import HeadAcceptance
 from wingbeat.runtime.verifier.loader import load_model
 
 ChannelFactory = Callable[[ChannelSpec], LocalChannel]
@@ -38,7 +38,7 @@ class EngineValidation:
     inside_verifier: bool = False
     """The weights are an MTP module's, written in a folder with the verifier's."""
 
-    def measure(self, export: Callable[[Path], None]) -> Acceptance:
+    def measure(self, export: Callable[[Path], None]) -> HeadAcceptance:
         """Write the weights by `export`, load them as a user does, and generate.
 
         The verifier is loaded for the time of the measurement: beside training, memory is scarce.
@@ -71,7 +71,7 @@ class EngineValidation:
         return _acceptance(metrics, self.chain)
 
 
-def _acceptance(metrics: SpeculationMetrics, chain: int) -> Acceptance:
+def _acceptance(metrics: SpeculationMetrics, chain: int) -> HeadAcceptance:
     right = metrics.num_accepted_tokens_per_pos
     accepted = right + [0] * (chain - len(right))
-    return Acceptance.of_counts(accepted, [metrics.num_drafts, *accepted[:-1]], metrics.num_drafts)
+    return HeadAcceptance.of_counts(accepted, [metrics.num_drafts, *accepted[:-1]], metrics.num_drafts)

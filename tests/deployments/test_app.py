@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.fakes import expected_tokens
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 FAKE, REAL = "fake", "real"

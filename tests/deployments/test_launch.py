@@ -9,7 +9,7 @@ import pytest
 
 from wingbeat.deployments import launch
 from wingbeat.deployments.app import warn_if_open
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")

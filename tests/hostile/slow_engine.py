@@ -2,7 +2,7 @@
 
 import time
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import AskNeeds, EngineSetup, build_setup
 
 ROUND_S = 0.05

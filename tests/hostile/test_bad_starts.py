@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import UserError, build_config
-from wingbeat.deployments.config import AppConfig
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
 DEMO_HEAD = Path(__file__).parents[2] / "examples" / "demo_pair" / "drafter"

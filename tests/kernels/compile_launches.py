@@ -16,10 +16,10 @@ from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
 from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
 from wingbeat.kernels.tree import candidates_triton as triton_candidates
-from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree import triton as triton_tree
-from wingbeat.kernels.tree.growth import TreeTable
 from wingbeat.kernels.tree.results import Coupling
+from wingbeat.kernels.tree.table import TreeTable
 
 
 class HopperDriver:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from wingbeat.runtime.training.byte_bpe import train_tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
-from wingbeat.runtime.training.tokenizer import train_tokenizer
 
 VOCAB, HIDDEN, TAPS, NUM_LAYERS = 320, 32, (0, 1, 2), 3
 

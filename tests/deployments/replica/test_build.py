@@ -9,7 +9,7 @@ import torch
 
 from wingbeat.cluster.channels.memory import ChannelError
 from wingbeat.cluster.channels.shm import ShmChannel
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import attach_channel, create_channel
 from wingbeat.runtime.protocol.messages import ChannelSpec
 

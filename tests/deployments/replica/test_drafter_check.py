@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.demo import demo_pair
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import build_setup
 from wingbeat.deployments.replica.live_recording import needs_with_capture, start_capture
 from wingbeat.runtime.drafters.base import DrafterNeeds

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import FakeEngine
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
-from wingbeat.deployments.config import AppConfig
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica import verifier_replica as verifier
 from wingbeat.deployments.replica.build import EngineSetup

@@ -16,8 +16,8 @@ from tests.kernels.sampling_inputs import (
 pytest.importorskip("triton")
 
 from wingbeat.kernels.sampling import reference as sampling
+from wingbeat.kernels.sampling import scratch as triton_sampling_workspace
 from wingbeat.kernels.sampling import triton as triton_sampling
-from wingbeat.kernels.sampling import workspace as triton_sampling_workspace
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,13 +9,13 @@ from wingbeat.runtime.drafters.worker import growth_rule
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import DraftPlan, Growth, Reason
+from wingbeat.runtime.speculation.policy import DraftPlan, GrowthLimits, Reason
 
 SURE, HOPELESS = np.log(0.98), np.log(0.02)
 
 
 def rule(min_reach, price=0.0, table=0.5, num_reqs=1):
-    return GrowthRule(Growth(min_reach, price), np.broadcast_to(table, (num_reqs, NUM_BINS)))
+    return GrowthRule(GrowthLimits(min_reach, price), np.broadcast_to(table, (num_reqs, NUM_BINS)))
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3])
@@ -54,6 +54,6 @@ def test_what_a_verifier_writes_is_what_its_drafter_judges_by():
     assert growth_rule(outcome, 2) is None
     log_probs, chosen = np.full((2, 1, 1), -1.0), np.zeros((2, 1), np.int64)
     for min_reach, pays in ((0.7, True), (0.9, False)):  # 0.9 - 0.1, and 0.2 - 0.1 for the sampled one
-        plan = DraftPlan(3, Reason.SPECULATE, None, Growth(min_reach, 0.1))
+        plan = DraftPlan(3, Reason.SPECULATE, None, GrowthLimits(min_reach, 0.1))
         RoundHeader(has_rule=subject.write_rule(plan, outcome, 0)).write(outcome.header)
         assert growth_rule(outcome, 2).pays(log_probs, chosen) == pays

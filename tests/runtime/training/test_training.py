@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from wingbeat.runtime.recordings.corpus import WindowSampler, held_out_files, split_files, stdlib_root
-from wingbeat.runtime.training import base
-from wingbeat.runtime.training.base import TrainBaseConfig, train_base
+from wingbeat.runtime.training import base_model
+from wingbeat.runtime.training.base_model import TrainBaseConfig, train_base
+from wingbeat.runtime.training.byte_bpe import train_tokenizer
 from wingbeat.runtime.training.loop import STATE_FILE
-from wingbeat.runtime.training.tokenizer import train_tokenizer
 
 SOURCE = "def f{i}(x):\n    if x > {i}:\n        return [x, {i}]\n    return f{i}(x + 1)\n\n\n"
 
@@ -56,7 +56,7 @@ def losses(config) -> list:
 
 def train_until(config, step: int, monkeypatch) -> None:
     """Train and die in the middle of a step, as a kill would."""
-    real_loss, calls = base._loss, []
+    real_loss, calls = base_model._loss, []
 
     def dying_loss(model, windows):
         calls.append(1)
@@ -64,10 +64,10 @@ def train_until(config, step: int, monkeypatch) -> None:
             raise KeyboardInterrupt
         return real_loss(model, windows)
 
-    monkeypatch.setattr(base, "_loss", dying_loss)
+    monkeypatch.setattr(base_model, "_loss", dying_loss)
     with pytest.raises(KeyboardInterrupt):
         train_base(config)
-    monkeypatch.setattr(base, "_loss", real_loss)
+    monkeypatch.setattr(base_model, "_loss", real_loss)
 
 
 def test_no_file_is_both_trained_on_and_held_out(corpus):

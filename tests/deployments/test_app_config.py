@@ -8,9 +8,9 @@ import yaml
 from pydantic import ValidationError
 
 from wingbeat.cluster.placement import Share, pair_bundles
+from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
-from wingbeat.deployments.config import AppConfig
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.pool import LayerAttention, block_bytes, memory_budget
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import path_to_root
-from wingbeat.kernels.tree.growth import TreeTable
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words, unpack_mask
+from wingbeat.kernels.tree.table import TreeTable
 
 pytestmark = pytest.mark.few(4)
 

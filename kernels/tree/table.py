@@ -1,7 +1,7 @@
 """Growth of EAGLE-2 trees: a table of candidates, level by level; the torch reference and the CPU path.
 
 Like `tree`, whose tensors come out of it, nothing here loops over nodes or requests, changes shape with the data or
-waits for the device. CUDA tensors go to the kernels of `triton_tree_growth`.
+waits for the device. CUDA tensors go to the kernels of `table_triton`.
 """
 
 import torch
@@ -62,7 +62,7 @@ class TreeTable:
         if level > 0 and (self._frontier is None or level >= self.steps):
             raise ValueError(f"level {level} of {self.steps} added without the level before it")
         if self._scores.is_cuda:
-            from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+            from wingbeat.kernels.tree import table_triton as triton_tree_growth
 
             previous = None if level == 0 else self._frontier
             table = (self._token_ids, self._parents, self._scores)
@@ -158,7 +158,7 @@ class TreeTable:
         return PackedTree(tree, ancestor_words(tree.parents, self.steps), root_positions[:, None] + tree.depths)
 
     def _finalize_on_gpu(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor | None) -> PackedTree:
-        from wingbeat.kernels.tree import growth_triton as triton_tree_growth
+        from wingbeat.kernels.tree import table_triton as triton_tree_growth
 
         table = (self._token_ids, self._parents, self._scores)
         return triton_tree_growth.finalize(table, self._depths, root_token_ids, num_nodes, self.steps, root_positions)

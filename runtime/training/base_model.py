@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files, texts
-from wingbeat.runtime.training.config import TrainingConfig
+from wingbeat.runtime.training.byte_bpe import train_tokenizer
 from wingbeat.runtime.training.loop import Inputs, Task, autocast, optimize, prepare, write_metrics
 from wingbeat.runtime.training.parallel import Part, Ranks, joined
+from wingbeat.runtime.training.run_config import TrainingConfig
 from wingbeat.runtime.training.state import STATE_FILE
-from wingbeat.runtime.training.tokenizer import train_tokenizer
 
 
 class TrainBaseConfig(TrainingConfig):

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from wingbeat.kernels.tree import growth_triton as triton_tree_growth
-from wingbeat.kernels.tree.growth import TreeTable
+from wingbeat.kernels.tree import table_triton as triton_tree_growth
 from wingbeat.kernels.tree.results import Frontier, PackedTree
+from wingbeat.kernels.tree.table import TreeTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")]
