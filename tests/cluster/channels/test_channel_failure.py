@@ -98,7 +98,7 @@ def test_a_dead_verifier_closes_its_drafter_and_leaves_no_segment(nursery: Nurse
     assert eventually(lambda: drafter.closed)
     assert drafter.wait_outcome(LONG_S) is None
     # An application that starts beside this test sweeps away what dead verifiers left.
-    with pytest.raises(ChannelError, match="has closed it or is gone|does not exist"):
+    with pytest.raises(ChannelError, match=r"has closed it or is gone|does not exist"):
         ShmChannel.attach(name, 2)
     channel = ShmChannel.create(name, SPEC)
     assert ShmChannel.attach(name, 1).poll_outcome() is None
