@@ -85,7 +85,7 @@ def test_a_mislabelled_norm_output_is_found_by_the_later_drafts(cache, tmp_path,
     assert right.convention == HeadConvention((2, 12, 21), norm_output=False)
     assert right.by_depth[0] == as_labelled.by_depth[0], "the first draft is made before anything is fed back"
     assert right.by_depth[1] > as_labelled.by_depth[1]
-    lines = [record.getMessage() for record in caplog.records if record.name.endswith("convention_choice")]
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("readings")]
     assert len(lines) == 1
     assert f"measured at {right.length:.2f}" in lines[0]
     assert f"{as_labelled.length:.2f}" in lines[0]
