@@ -22,7 +22,7 @@ test: $(STAMP)
 
 # What `make test` runs, then the rest of every table and what takes a while.
 test-all: test
-	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not gpu'
+	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu'
 
 with-ray:
 	$(PYTEST) -m '($(TIER)) and ray'
@@ -30,7 +30,7 @@ with-ray:
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
 
-# 20,000 hostile requests to the whole application.
+# 20,000 hostile requests to the whole application, and the benchmarks that serve.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 

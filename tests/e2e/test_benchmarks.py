@@ -64,6 +64,7 @@ def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.soak
 def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
     figures = quick_run("serving.py", tmp_path / "serving.json", "--plain-app", "--overhead")
     modes = {(series["mode"], series["concurrency"]) for series in figures["series"]}
@@ -77,6 +78,7 @@ def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.soak
 def test_every_contestant_takes_its_turns(tmp_path):
     figures = quick_run("peer_transformers.py", tmp_path / "peer.json")
     for kind in ("in_process", "http"):
