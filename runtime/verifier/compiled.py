@@ -39,11 +39,21 @@ class CompiledDecode:
 
     One graph each for {one, several} sequences x {bare roots, token trees}; batch and context lengths are dynamic. A
     shape no warm-up met runs eagerly: compiling in the middle of a round would hold every request up for seconds.
+
+    Args:
+        backend: of torch.compile.
     """
 
-    def __init__(self, model: VerifierModel, cache: KVCache, windows: tuple[int, ...], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        model: VerifierModel,
+        cache: KVCache,
+        windows: tuple[int, ...],
+        config: EngineConfig,
+        backend: str | Callable = "inductor",
+    ) -> None:
         self.model, self.cache, self.windows, self.config = model, cache, windows, config
-        self._compiled = torch.compile(model, fullgraph=True, dynamic=True)
+        self._compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
 
     def __call__(self, batch: ForwardBatch) -> ModelOutput:
         """Run one decode round."""

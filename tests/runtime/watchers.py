@@ -14,7 +14,7 @@ from wingbeat.runtime.engine.engine import Engine
 TAPS = (1, 3)
 
 
-def dense_taps(ref):
+def dense_taps(ref, layers=TAPS):
     """By reference sequence: [num_tokens, taps_size], from transformers' own forward pass."""
     model = ref.loaded.model
     before = model.config._attn_implementation
@@ -23,7 +23,7 @@ def dense_taps(ref):
     for sequence in ref.sequences:
         with torch.no_grad():
             states = model(torch.tensor([sequence]), use_cache=False, output_hidden_states=True).hidden_states
-        taps.append(torch.cat([states[layer] for layer in TAPS], dim=-1)[0])
+        taps.append(torch.cat([states[layer] for layer in layers], dim=-1)[0])
     model.set_attn_implementation(before)
     return taps
 

@@ -12,6 +12,7 @@ import torch
 from tests.runtime.models import Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree
+from tests.runtime.watchers import dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
@@ -44,17 +45,7 @@ def ref():
 
 @pytest.fixture(scope="module")
 def true_taps(ref):
-    """By reference sequence: [num_tokens, taps_size], from transformers' own forward pass."""
-    model = ref.loaded.model
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    taps = []
-    for sequence in ref.sequences:
-        with torch.no_grad():
-            states = model(torch.tensor([sequence]), use_cache=False, output_hidden_states=True).hidden_states
-        taps.append(torch.cat([states[layer] for layer in TAPS], dim=-1)[0])
-    model.set_attn_implementation(before)
-    return taps
+    return dense_taps(ref, TAPS)
 
 
 @pytest.fixture

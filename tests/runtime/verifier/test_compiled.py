@@ -5,24 +5,31 @@ import logging
 import pytest
 import torch
 
-from tests.runtime.models import prepare_model, random_model
+from tests.runtime.models import engine_config, prepare_model, random_model
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME, AttentionMetadata, build_segment
-from wingbeat.runtime.verifier.compiled import CompiledLayers, _faster, faster_layers, replay_ms
+from wingbeat.runtime.verifier.compiled import CompiledDecode, CompiledLayers, _faster, faster_layers, replay_ms
+from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 BLOCK_SIZE = 16
 
 
 class CountingBackend:
-    """Runs graphs as they are and counts them."""
+    """Runs graphs as they are; counts them and their runs."""
 
     def __init__(self) -> None:
-        self.num_graphs = 0
+        self.num_graphs = self.num_runs = 0
 
     def __call__(self, graph, example_inputs):
         self.num_graphs += 1
-        return graph.forward
+
+        def run(*inputs):
+            self.num_runs += 1
+            return graph.forward(*inputs)
+
+        return run
 
 
 class Steps:
@@ -129,6 +136,25 @@ def test_the_cpu_never_compiles():
         raise AssertionError("measured")
 
     assert not isinstance(faster_layers(steps.loaded, [steps.step(1, 1)], measure), CompiledLayers)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_decode_round_runs_in_one_compiled_graph_and_is_that_of_the_model():
+    steps, config, backend = Steps(), engine_config(max_num_seqs=3, max_model_len=128), CountingBackend()
+    model, loaded = steps.model, steps.loaded
+    cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
+    decode = CompiledDecode(model, cache, loaded.windows, config, backend)
+    decode.warm_up(with_trees=True)
+    num_graphs = backend.num_graphs
+    for num_reqs, num_nodes, width in [(1, 1, 3), (3, 1, 5), (1, 16, 4), (2, 16, 6)]:
+        shape = (cache, loaded.windows, num_reqs, num_nodes, width, config.max_blocks_per_seq)
+        num_runs, expected = backend.num_runs, model(dummy_decode_batch(*shape))
+        found = decode(dummy_decode_batch(*shape))
+        assert backend.num_runs == num_runs + 1, "a shape near those of the warm-up runs compiled"
+        torch.testing.assert_close(found.logits, expected.logits)
+        torch.testing.assert_close(found.taps, expected.taps)
+    assert backend.num_graphs == num_graphs, "nothing is compiled in the middle of a round"
 
 
 @pytest.mark.gpu
