@@ -49,6 +49,11 @@ class Tokenizer:
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
+    @property
+    def hugging_face(self) -> PreTrainedTokenizerBase:
+        """The tokenizer itself, for libraries that read its vocabulary."""
+        return self._tokenizer
+
     @classmethod
     def load(cls, directory: str | Path) -> "Tokenizer":
         """Read the tokenizer of a checkpoint folder.
