@@ -6,12 +6,20 @@ from dataclasses import astuple
 from enum import StrEnum
 from typing import NamedTuple
 
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationMetrics,
+    VerifiedRound,
+)
 
 WireRequest = tuple[int, tuple[int, ...], tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order)"""
-WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None]
-"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp)"""
+WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple[tuple, ...]]
+"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp,
+fields of VerifiedRound by round)"""
 
 
 class Verdict(StrEnum):
@@ -52,23 +60,25 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     metrics = None if output.metrics is None else _pack_metrics(output.metrics)
     finish = None if output.finish_reason is None else str(output.finish_reason)
     given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
-    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up
+    rounds = tuple(map(tuple, output.rounds))
+    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, rounds
 
 
 def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), ()
 
 
 def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
     """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
-    number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
+    number, token_ids, finish, metrics, num_cached_tokens, given_up, rounds = packed
     output = RequestOutput(
         "",
         tuple(token_ids),
         None if finish is None else FinishReason(finish),
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
+        rounds=tuple(VerifiedRound(*packed_round) for packed_round in rounds),
     )
     return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
 
@@ -85,6 +95,7 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             token_ids=merged.token_ids + output.token_ids,
             metrics=output.metrics or merged.metrics,
             num_cached_tokens=max(output.num_cached_tokens, merged.num_cached_tokens),
+            rounds=merged.rounds + output.rounds,
         )
     return merged
 

@@ -68,6 +68,9 @@ class AcceptedPaths(NamedTuple):
     """[num_decodes, 1..max_path, taps_size] along the path, as many columns as `nodes` has."""
     evidence: Tensor | None = None
     """int64 [num_decodes, num_nodes]: see `runtime.verifier.pruning`; None where trees were not pruned there."""
+    tree_token_ids: Tensor | None = None
+    """int64 [num_decodes, num_nodes]: the trees that were walked, as the next one; None where all were bare roots."""
+    tree_parents: Tensor | None = None
 
 
 class RoundHeader(NamedTuple):

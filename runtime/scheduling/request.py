@@ -49,6 +49,8 @@ class SamplingParams:
     ignore_eos: bool = False
     speculation: bool = True
     """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
+    trace: bool = False
+    """Whether the outputs carry `rounds`: the trees that were verified."""
 
     def __post_init__(self) -> None:
         # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
@@ -131,6 +133,19 @@ class SpeculationMetrics:
         }
 
 
+class VerifiedRound(NamedTuple):
+    """What one round did for one request that has `trace`."""
+
+    token_ids: tuple[int, ...]
+    """What it brought: the accepted nodes' tokens, then the verifier's own; fewer where the request ended."""
+    tree_token_ids: tuple[int, ...] = ()
+    """By node, the root first; empty where no draft was verified."""
+    tree_parents: tuple[int, ...] = ()
+    """By node, smaller than its own index; -1 for the root."""
+    accepted_nodes: tuple[int, ...] = ()
+    """By depth, from 1 on."""
+
+
 class RequestOutput(NamedTuple):
     """Tokens one round brought for one request."""
 
@@ -144,3 +159,5 @@ class RequestOutput(NamedTuple):
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
     """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
+    rounds: tuple[VerifiedRound, ...] = ()
+    """Where the request has `trace`: one for each round that these tokens came from."""
