@@ -17,6 +17,7 @@ from wingbeat.deployments.api.requests import (
     GenerationBody,
     invalid,
 )
+from wingbeat.deployments.api.round_trace import RoundBody, take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
@@ -73,6 +74,8 @@ class ChoiceDelta(NamedTuple):
     metrics: SpeculationMetrics | None = None
     """On the last one, where the engine had reported any."""
     num_cached_tokens: int = 0
+    rounds: tuple[RoundBody, ...] = ()
+    """Where they were asked for."""
 
 
 class CompletionService:
@@ -217,19 +220,22 @@ class CompletionService:
 
     async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
         stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
-        prefix, metrics, finish = choice.echo, None, None
+        prefix, metrics, finish, rounds = choice.echo, None, None, ()
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
-                got, finish = stream.take(output.token_ids, output.finish_reason)
+                if output.rounds:
+                    got, finish, rounds = take_rounds(self._tokenizer, stream, output)
+                else:
+                    got, finish = stream.take(output.token_ids, output.finish_reason)
                 text, prefix = prefix + got.text, ""
                 if finish is not None:
                     break
-                yield ChoiceDelta(choice.index, text, got.num_tokens)
+                yield ChoiceDelta(choice.index, text, got.num_tokens, rounds=rounds)
         admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
-        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, output.num_cached_tokens)
+        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, output.num_cached_tokens, rounds)
 
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
@@ -251,6 +257,7 @@ def _sampling_params(body: GenerationBody, max_tokens: int, seed: int, vocab_siz
         seed=seed,
         ignore_eos=bool(body.ignore_eos),
         speculation=body.speculation is None or body.speculation.enabled,
+        trace=body.speculation is not None and body.speculation.trace,
     )
 
 

@@ -44,6 +44,8 @@ class SpeculationOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     enabled: bool = True
+    trace: bool = False
+    """Whether the answer says of each token where it came from, and shows the trees."""
 
 
 class GenerationBody(BaseModel):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from wingbeat.deployments.api.completions import ChoiceDelta, Generation
 from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.api.round_trace import HeldRounds
 from wingbeat.runtime.scheduling.request import FinishReason, SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
@@ -118,14 +119,18 @@ async def whole_response(
 ) -> dict[str, Any]:
     """Collect all choices into one body."""
     totals = Totals(generation)
+    rounds = HeldRounds()
     texts: list[list[str]] = [[] for _ in generation.choices]
     finish_reasons: list[FinishReason | None] = [None] * len(texts)
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
+            rounds.hold(delta.index, delta.rounds)
             texts[delta.index].append(delta.text)
             finish_reasons[delta.index] = delta.finish_reason
     choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
+    for choice in choices:
+        rounds.hand_over(choice)
     return {
         **_header(generation, shape.object_name),
         "choices": choices,
@@ -148,15 +153,16 @@ async def event_stream(
     header = _header(generation, shape.chunk_object_name)
     if generation.include_usage:
         header["usage"] = None
-    totals, started, sent = Totals(generation), set(), False
+    totals, rounds, started, sent = Totals(generation), HeldRounds(), set(), False
     try:
         async with aclosing(deltas):
             async for delta in deltas:
                 totals.add(delta)
-                chunks = [
-                    {**header, "choices": [choice]}
-                    for choice in shape.chunk_choices(delta, is_first=delta.index not in started)
-                ]
+                choices = shape.chunk_choices(delta, is_first=delta.index not in started)
+                rounds.hold(delta.index, delta.rounds)
+                if choices:
+                    rounds.hand_over(choices[-1])
+                chunks = [{**header, "choices": [choice]} for choice in choices]
                 started.add(delta.index)
                 if generation.continuous_usage:
                     chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]

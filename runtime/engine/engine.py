@@ -13,6 +13,7 @@ from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.maskers import masker_of
@@ -86,7 +87,9 @@ class Engine:
         )
         self.counter = AcceptanceCounter(forced=config.forced_acceptance is not None)
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
-        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy]
+        self.tracer = RoundTracer()
+        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy, self.tracer]
+        self._num_own_observers = len(self._observers)
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None
@@ -129,6 +132,7 @@ class Engine:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
         request.params.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
+        self.tracer.add(request)
 
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
@@ -156,7 +160,7 @@ class Engine:
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
-        self._observers[4:] = [] if observer is None else [observer]
+        self._observers[self._num_own_observers :] = [] if observer is None else [observer]
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -295,7 +299,7 @@ class Engine:
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.scheduler.update(decodes, chunks)
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
-        self._outputs += outputs
+        self._outputs += self.tracer.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 self._ended(output.request_id)

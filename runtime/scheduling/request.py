@@ -93,6 +93,8 @@ class SamplingParams:
     cache_salt: str = ""
     """Requests share cached prefixes with others of the same salt only."""
     grammar: GrammarSpec | None = None
+    trace: bool = False
+    """Whether the outputs carry `rounds`: the trees that were verified."""
 
     def __post_init__(self) -> None:
         # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
@@ -253,6 +255,19 @@ class SpeculationMetrics:
         }
 
 
+class VerifiedRound(NamedTuple):
+    """What one round did for one request that has `trace`."""
+
+    token_ids: tuple[int, ...]
+    """What it brought: the accepted nodes' tokens, then the verifier's own; fewer where the request ended."""
+    tree_token_ids: tuple[int, ...] = ()
+    """By node, the root first; empty where no draft was verified."""
+    tree_parents: tuple[int, ...] = ()
+    """By node, smaller than its own index; -1 for the root."""
+    accepted_nodes: tuple[int, ...] = ()
+    """By depth, from 1 on."""
+
+
 class RequestOutput(NamedTuple):
     """Tokens one round brought for one request."""
 
@@ -270,3 +285,5 @@ class RequestOutput(NamedTuple):
     """By new token, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """By prompt token from the second one on, on the first output, where the request asks for them."""
+    rounds: tuple[VerifiedRound, ...] = ()
+    """Where the request has `trace`: one for each round that these tokens came from."""

@@ -164,7 +164,9 @@ class ModelRunner:
             nodes = verified_nodes(evidence, num_nodes)
         elif trees is not None:
             # The roots are written in place, and what is returned must not be the caller's.
-            trees = trees._replace(token_ids=trees.token_ids.clone(), num_valid=trees.num_valid.clone())
+            trees = trees._replace(
+                token_ids=trees.token_ids.clone(), parents=trees.parents.clone(), num_valid=trees.num_valid.clone()
+            )
         decodes = self.builder.decodes(slots, trees)
         output = self.model(self.builder.fixed(decodes))
         chosen = self.chooser.choose_fixed(decodes, output.logits, choosing, nodes)
@@ -244,7 +246,15 @@ class ModelRunner:
         if taps is not None:
             path_taps = taps[decodes.rows_of(walk.nodes)]
         return AcceptedPaths(
-            decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
+            decodes.slots,
+            decodes.roots,
+            token_ids,
+            walk.num_tokens,
+            tree.num_valid,
+            walk.nodes,
+            path_taps,
+            tree_token_ids=walked,
+            tree_parents=tree.parents,
         )
 
     def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
