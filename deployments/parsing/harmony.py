@@ -1,7 +1,7 @@
 """The harmony format of gpt-oss: messages in channels, thoughts and calls among them.
 
 `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`, a call being
-`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. The prompt ends in `<|start|>assistant`.
+`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in `<|start|>assistant`.
 """
 
 import re
