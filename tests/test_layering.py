@@ -24,7 +24,12 @@ MAY_IMPORT = {
     "cluster.placement": set(),
     "cluster.process_tree": {"cluster.channels"},
     "cluster.routing": set(),
-    "deployments.api": {"deployments.fleet", "runtime.scheduling", "runtime.tokenizer"},
+    "deployments.api": {
+        "deployments.fleet",
+        "deployments.parsing",
+        "runtime.scheduling",
+        "runtime.tokenizer",
+    },
     "deployments.app": {
         "cluster.autoscaling",
         "cluster.placement",
@@ -32,6 +37,7 @@ MAY_IMPORT = {
         "deployments.app_config",
         "deployments.fleet",
         "deployments.log",
+        "deployments.parsing",
         "deployments.replica",
         "runtime.tokenizer",
     },
@@ -60,6 +66,7 @@ MAY_IMPORT = {
         "cluster.placement",
         "deployments.api",
         "deployments.model_options",
+        "deployments.parsing",
         "runtime.config",
     },
     "deployments.fleet": {"cluster.routing", "runtime.scheduling"},
@@ -74,6 +81,7 @@ MAY_IMPORT = {
     },
     "deployments.log": set(),
     "deployments.model_options": {"runtime.config", "runtime.demo", "runtime.drafters"},
+    "deployments.parsing": set(),
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
