@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ClientGone, unknown_model
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
