@@ -23,6 +23,9 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -55,10 +58,16 @@ class Router:
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
         self._tokenizer = Tokenizer.load(config.model_dir())
+        source = ServeEngines(engines)
         self._pool = EnginePool(
-            ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
+            source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )
         await self._pool.start()
+        own = RouterFigures(serve.get_replica_context().replica_id.unique_id)
+        own.num_admitted = lambda: self._pool.num_admitted
+        fleet = FleetFigures(self._pool.info.model_name, lambda: self._pool.engine_ids, source.stats, own)
+        self._monitor = Monitor(own, fleet)
+        self._reporting = asyncio.get_running_loop().create_task(fleet.run())
         # What is there now stays: a full collection while a large body is read would look at all of it again.
         gc.collect()
         gc.freeze()
@@ -70,13 +79,16 @@ class Router:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
         config = self._config
-        service = CompletionService(self._pool, self._tokenizer)
+        service = CompletionService(self._pool, self._tokenizer, self._monitor.own)
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
-        return create_app(service, config.access(self._bound_host), limits, adds_request_id=False)
+        return create_app(
+            service, config.access(self._bound_host), limits, adds_request_id=False, monitor=self._monitor
+        )
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
+        self._reporting.cancel()
         await self._pool.close()
 
 

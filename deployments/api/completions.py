@@ -19,6 +19,7 @@ from wingbeat.deployments.api.requests import (
 )
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
 
@@ -61,6 +62,8 @@ class Generation:
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a draft tree."""
 
 
 class ChoiceDelta(NamedTuple):
@@ -73,14 +76,22 @@ class ChoiceDelta(NamedTuple):
     metrics: SpeculationMetrics | None = None
     """On the last one, where the engine had reported any."""
     num_cached_tokens: int = 0
+    engine_id: str = ""
+    queue_s: float = 0.0
+    """Seconds it waited in its engine; on the last one."""
 
 
 class CompletionService:
-    """Answers checked requests with the engines of one model."""
+    """Answers checked requests with the engines of one model.
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer) -> None:
+    Args:
+        figures: where what clients see is counted.
+    """
+
+    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, figures: RouterFigures | None = None) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
+        self._figures = figures or RouterFigures()
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
         """Tokenize the prompts and fix every choice's parameters.
@@ -113,7 +124,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
             deltas = streams[0] if len(streams) == 1 else _merge(streams)
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -195,6 +206,7 @@ class CompletionService:
             num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
+            num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
@@ -225,11 +237,23 @@ class CompletionService:
                 text, prefix = prefix + got.text, ""
                 if finish is not None:
                     break
-                yield ChoiceDelta(choice.index, text, got.num_tokens)
+                yield ChoiceDelta(choice.index, text, got.num_tokens, engine_id=output.engine_id)
         admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
-        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, output.num_cached_tokens)
+        told = output.num_cached_tokens, output.engine_id, output.queue_s
+        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, *told)
+
+    async def _measured(
+        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None]
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    watch.took(delta.num_tokens, delta.engine_id)
+                    if delta.finish_reason is not None:
+                        watch.finish(str(delta.finish_reason), delta.queue_s)
+                    yield delta
 
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:

@@ -6,7 +6,7 @@ ASGI middleware; it knows the routes, but not what they do.
 import asyncio
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, log_failure, shown
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
@@ -24,6 +25,8 @@ _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _KEYED = "/v1"
 _CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
+AnswerWatcher = Callable[[Scope, RequestContext], None]
+"""Called when an answer has ended; its status is in the context."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class HttpGuard:
         access: Access,
         limits: HttpLimits,
         adds_request_id: bool = True,
+        watchers: Sequence[AnswerWatcher] = (),
     ) -> None:
         """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does."""
         self._app = app
@@ -53,6 +57,7 @@ class HttpGuard:
         self._access = access
         self._limits = limits
         self._adds_request_id = adds_request_id
+        self._watchers = watchers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an exception leaves only after an answer was begun."""
@@ -62,13 +67,15 @@ class HttpGuard:
         headers = Headers(scope=scope)
         request_id, problem = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
+        context = RequestContext(request_id)
+        enter(context)
         added = self._added_headers(headers, request_id)
         started = False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                started, context.status = True, message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
@@ -84,6 +91,9 @@ class HttpGuard:
                 raise
             response = JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers)
             await response(scope, receive, send_marked)
+        finally:
+            for watcher in self._watchers:
+                watcher(scope, context)
 
     async def _pass_on(
         self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send

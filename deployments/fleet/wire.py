@@ -10,8 +10,9 @@ from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOu
 
 WireRequest = tuple[int, tuple[int, ...], tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order)"""
-WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None]
-"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp)"""
+WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, float]
+"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, seconds of
+waiting)"""
 
 
 class Verdict(StrEnum):
@@ -52,23 +53,24 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     metrics = None if output.metrics is None else _pack_metrics(output.metrics)
     finish = None if output.finish_reason is None else str(output.finish_reason)
     given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
-    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up
+    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, output.queue_s
 
 
 def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), 0.0
 
 
 def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
     """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
-    number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
+    number, token_ids, finish, metrics, num_cached_tokens, given_up, queue_s = packed
     output = RequestOutput(
         "",
         tuple(token_ids),
         None if finish is None else FinishReason(finish),
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
+        queue_s=queue_s,
     )
     return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
 

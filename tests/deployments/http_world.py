@@ -52,10 +52,16 @@ class FakeAdmission:
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
-    def __init__(self, answer: Callable[[Request], str] | str = "hello world", tokens_per_output: int = 2) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Request], str] | str = "hello world",
+        tokens_per_output: int = 2,
+        engine_id: str = "",
+    ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
+        self._engine_id = engine_id
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.aborted: set[str] = set()
@@ -89,9 +95,10 @@ class FakePool:
                 finished = start + len(some) == len(token_ids)
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
-                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1)
+                    told = {"num_cached_tokens": 1, "queue_s": 0.25, "engine_id": self._engine_id}
+                    yield RequestOutput(request.request_id, some, finish, metrics, **told)
                 else:
-                    yield RequestOutput(request.request_id, some)
+                    yield RequestOutput(request.request_id, some, engine_id=self._engine_id)
         finally:
             self.running.discard(request.request_id)
             if not finished:

@@ -86,7 +86,7 @@ def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, mon
 def test_an_output_that_cannot_be_read_ends_its_request_alone(monkeypatch):
     whole = outbox.pack_output
     monkeypatch.setattr(
-        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", None, 0, None) if n else whole(n, o)
+        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", None, 0, None, 0.0) if n else whole(n, o)
     )
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
