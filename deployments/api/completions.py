@@ -78,7 +78,7 @@ class ChoiceDelta(NamedTuple):
     num_cached_tokens: int = 0
     engine_id: str = ""
     queue_s: float = 0.0
-    """Seconds it waited in its engine; on the last one."""
+    """Seconds it waited in its engine; on the first one."""
 
 
 class CompletionService:
@@ -237,7 +237,8 @@ class CompletionService:
                 text, prefix = prefix + got.text, ""
                 if finish is not None:
                     break
-                yield ChoiceDelta(choice.index, text, got.num_tokens, engine_id=output.engine_id)
+                told = {"engine_id": output.engine_id, "queue_s": output.queue_s}
+                yield ChoiceDelta(choice.index, text, got.num_tokens, **told)
         admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
@@ -250,9 +251,9 @@ class CompletionService:
         with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
             async with aclosing(deltas):
                 async for delta in deltas:
-                    watch.took(delta.num_tokens, delta.engine_id)
+                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
                     if delta.finish_reason is not None:
-                        watch.finish(str(delta.finish_reason), delta.queue_s)
+                        watch.end = str(delta.finish_reason)
                     yield delta
 
 

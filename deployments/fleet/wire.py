@@ -87,6 +87,7 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             token_ids=merged.token_ids + output.token_ids,
             metrics=output.metrics or merged.metrics,
             num_cached_tokens=max(output.num_cached_tokens, merged.num_cached_tokens),
+            queue_s=max(output.queue_s, merged.queue_s),
         )
     return merged
 

@@ -61,10 +61,12 @@ class ClientWatch:
         self.num_tokens = 0
         self.queue_s = 0.0
         self.end: str | None = None
+        """One of `ENDS`, set when the last tokens are there."""
         self._engine: ClientFigures | None = None
 
-    def took(self, num_tokens: int, engine_id: str) -> None:
+    def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
         """Tokens arrived from an engine; once per message."""
+        self.queue_s = self.queue_s or queue_s
         if not num_tokens:
             return
         now, engine = self._clock(), self._clients.of_engine(engine_id, self._max_model_len)
@@ -77,10 +79,6 @@ class ClientWatch:
             engine.inter_token_s.observe((now - self.last_token_at) / num_tokens, num_tokens)
         self.last_token_at = now
         self.num_tokens += num_tokens
-
-    def finish(self, reason: str, queue_s: float) -> None:
-        """It was the last output."""
-        self.end, self.queue_s = reason, queue_s
 
     def __enter__(self) -> "ClientWatch":
         return self

@@ -39,6 +39,7 @@ class _Running:
     num_prompt_tokens: int
     arrived_at: float
     admitted_at: float | None = None
+    """Before its first token, in any case."""
     first_token_at: float | None = None
     last_token_at: float = 0.0
 
@@ -77,7 +78,7 @@ class RequestClock(RoundObserver):
         self._num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks if not chunk.replay)
 
     def took(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Note a settled round's tokens; the last output of a request comes back with its wait."""
+        """Note a settled round's tokens; the first output of a request comes back with its wait."""
         now, times, num_tokens = self._clock(), self.times, 0
         for index, output in enumerate(outputs):
             running = self._running.get(output.request_id)
@@ -88,8 +89,7 @@ class RequestClock(RoundObserver):
             if running.first_token_at is None:
                 running.first_token_at = now
                 times.num_prompt_tokens += running.num_prompt_tokens
-                times.prefill_s.observe(now - (running.admitted_at or now))
-            if output.finish_reason is not None and running.admitted_at is not None:
+                times.prefill_s.observe(now - running.admitted_at)
                 outputs[index] = output._replace(queue_s=running.admitted_at - running.arrived_at)
         times.num_generation_tokens += num_tokens
         if num_tokens or self._num_chunk_tokens:
@@ -102,4 +102,4 @@ class RequestClock(RoundObserver):
         if running is None or running.first_token_at is None:
             return
         self.times.decode_s.observe(running.last_token_at - running.first_token_at)
-        self.times.inference_s.observe(running.last_token_at - (running.admitted_at or running.first_token_at))
+        self.times.inference_s.observe(running.last_token_at - running.admitted_at)

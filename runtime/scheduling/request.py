@@ -164,6 +164,6 @@ class RequestOutput(NamedTuple):
     failure: str | None = None
     """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
     queue_s: float = 0.0
-    """Seconds from arrival in the engine to the first slot; set on the last output."""
+    """Seconds from arrival in the engine to the first slot; set on the first output."""
     engine_id: str = ""
     """Which engine of several wrote it; known to routers."""

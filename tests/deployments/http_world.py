@@ -93,12 +93,12 @@ class FakePool:
                 await self._mishap(count)
                 some = tuple(token_ids[start : start + self._tokens_per_output])
                 finished = start + len(some) == len(token_ids)
+                told = {"queue_s": 0.0 if count else 0.25, "engine_id": self._engine_id}
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
-                    told = {"num_cached_tokens": 1, "queue_s": 0.25, "engine_id": self._engine_id}
-                    yield RequestOutput(request.request_id, some, finish, metrics, **told)
+                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1, **told)
                 else:
-                    yield RequestOutput(request.request_id, some, engine_id=self._engine_id)
+                    yield RequestOutput(request.request_id, some, **told)
         finally:
             self.running.discard(request.request_id)
             if not finished:

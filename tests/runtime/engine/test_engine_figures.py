@@ -36,19 +36,23 @@ def rig(ref):
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in step", "one behind"])
 def test_tokens_and_phases_add_up(ref, engine_of, overlap):
-    engine = engine_of(eagle_drafter(ref.loaded, TREE), overlap=overlap)
-    run = Run(engine, ref.prompts, greedy_params(SHORT))
-    run.finish()
+    engine = engine_of(eagle_drafter(ref.loaded, TREE), overlap=overlap, max_num_batched_tokens=512)
+    for index, prompt in enumerate(ref.prompts):
+        engine.add_request(Request(str(index), tuple(prompt), greedy_params(SHORT)))
+    waits = []
+    while engine.has_unfinished_requests():
+        waits += [output.queue_s for output in engine.step() if output.queue_s]
     times, num_requests = engine.stats().requests, len(ref.prompts)
     num_prompt_tokens = sum(map(len, ref.prompts))
-    num_cached_tokens = sum(output.num_cached_tokens for output in run.last.values())
     assert times.num_generation_tokens == num_requests * SHORT
     assert times.num_prompt_tokens == num_prompt_tokens
-    assert times.round_tokens.total == num_prompt_tokens - num_cached_tokens + num_requests * SHORT
+    # A prompt of one token is a root, and no part of a prompt.
+    num_roots = sum(len(prompt) == 1 for prompt in ref.prompts)
+    assert times.round_tokens.total == num_prompt_tokens - num_roots + num_requests * SHORT
     for phase in (times.queue_s, times.prefill_s, times.decode_s, times.inference_s):
         assert sum(phase.counts) == num_requests
     assert times.inference_s.total == pytest.approx(times.prefill_s.total + times.decode_s.total)
-    assert sum(output.queue_s for output in run.last.values()) == pytest.approx(times.queue_s.total)
+    assert (len(waits), sum(waits)) == (num_requests, pytest.approx(times.queue_s.total))
 
 
 def test_preempted_requests_wait_and_begin_once(ref, engine_of):
