@@ -26,6 +26,7 @@ from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -63,14 +64,19 @@ class Router:
             source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )
         await self._pool.start()
-        own = RouterFigures(serve.get_replica_context().replica_id.unique_id)
-        own.num_admitted = lambda: self._pool.num_admitted
-        fleet = FleetFigures(self._pool.info.model_name, lambda: self._pool.engine_ids, source.stats, own)
-        self._monitor = Monitor(own, fleet)
-        self._reporting = asyncio.get_running_loop().create_task(fleet.run())
+        self._monitor = self._new_monitor(source)
+        self._reporting = asyncio.get_running_loop().create_task(self._monitor.fleet.run())
         # What is there now stays: a full collection while a large body is read would look at all of it again.
         gc.collect()
         gc.freeze()
+
+    def _new_monitor(self, source: ServeEngines) -> Monitor:
+        config, pool, tracer = self._config, self._pool, None
+        own = RouterFigures(serve.get_replica_context().replica_id.unique_id, lambda: pool.num_admitted)
+        fleet = FleetFigures(config.model_name(), lambda: pool.engine_ids, source.stats, own)
+        if config.otlp_traces_endpoint is not None:
+            tracer = RequestTracer(exporting_provider(config.otlp_traces_endpoint, config.model_name()))
+        return Monitor(own, fleet, lambda: pool.engine_ids, source.trace, tracer, config.access_log)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""
@@ -90,6 +96,8 @@ class Router:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
         self._reporting.cancel()
         await self._pool.close()
+        if self._monitor.tracer is not None:
+            await asyncio.to_thread(self._monitor.tracer.close)
 
 
 async def bound_host() -> str | None:
@@ -138,6 +146,7 @@ def _router(config: AppConfig) -> serve.Deployment:
         name=ROUTER,
         ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
+        logging_config=LoggingConfig(enable_access_log=False),
         max_constructor_retry_count=START_ATTEMPTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,

@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "deployments.app_config": {
         "cluster.placement",
         "deployments.api",
+        "deployments.metrics",
         "deployments.model_options",
         "runtime.config",
     },
@@ -79,7 +80,7 @@ MAY_IMPORT = {
         "deployments.replica",
         "deployments.stop_signals",
     },
-    "deployments.log": set(),
+    "deployments.log": {"deployments.request_context"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},
     "deployments.model_options": {"runtime.config", "runtime.demo", "runtime.drafters"},
     "deployments.replica": {

@@ -6,7 +6,7 @@ ASGI middleware; it knows the routes, but not what they do.
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -23,10 +23,10 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
 _KEYED = "/v1"
+_OPERATORS = frozenset({"/trace"})
+"""Paths for those who run the server."""
 _CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
-AnswerWatcher = Callable[[Scope, RequestContext], None]
-"""Called when an answer has ended; its status is in the context."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,16 @@ class HttpLimits:
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+
+
+class RequestWatcher:
+    """Sees every HTTP request come and go, whatever it is answered."""
+
+    def began(self, scope: Scope, context: RequestContext) -> None:
+        """It has arrived."""
+
+    def ended(self, scope: Scope, context: RequestContext) -> None:
+        """Its answer is complete, or was given up; the status is in the context."""
 
 
 class HttpGuard:
@@ -49,7 +59,7 @@ class HttpGuard:
         access: Access,
         limits: HttpLimits,
         adds_request_id: bool = True,
-        watchers: Sequence[AnswerWatcher] = (),
+        watchers: Sequence[RequestWatcher] = (),
     ) -> None:
         """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does."""
         self._app = app
@@ -69,6 +79,8 @@ class HttpGuard:
         scope.setdefault("state", {})["request_id"] = request_id
         context = RequestContext(request_id)
         enter(context)
+        for watcher in self._watchers:
+            watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
         started = False
 
@@ -93,7 +105,7 @@ class HttpGuard:
             await response(scope, receive, send_marked)
         finally:
             for watcher in self._watchers:
-                watcher(scope, context)
+                watcher.ended(scope, context)
 
     async def _pass_on(
         self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send
@@ -112,6 +124,8 @@ class HttpGuard:
             return
         if route.path.startswith(_KEYED):
             self._access.check_key(headers.getlist("authorization"))
+        if route.path in _OPERATORS:
+            self._access.check_operator(headers.getlist("authorization"))
         if problem is not None:
             raise problem
         if scope["method"] == "POST":

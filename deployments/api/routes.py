@@ -12,7 +12,7 @@ from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService, Generation
 from wingbeat.deployments.api.errors import ClientGone, unknown_model
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
-from wingbeat.deployments.api.monitoring import add_monitoring, answer_watchers
+from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.responses import (
     ChatShape,
@@ -66,7 +66,7 @@ def create_app(
         access=access or Access(),
         limits=limits or HttpLimits(),
         adds_request_id=adds_request_id,
-        watchers=() if monitor is None else answer_watchers(monitor),
+        watchers=() if monitor is None else watchers(monitor),
     )
     if monitor is not None:
         add_monitoring(app, monitor)

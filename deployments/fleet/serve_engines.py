@@ -45,3 +45,7 @@ class ServeEngines:
     async def stats(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
         """An engine's figures; it is told this router's on the same occasion."""
         return await self._handle.stats.remote(engine_id=engine_id, report=report)
+
+    async def trace(self, engine_id: str, seconds: float) -> list[tuple]:
+        """A recording of an engine's next rounds."""
+        return await self._handle.trace.remote(engine_id=engine_id, seconds=seconds)

@@ -50,16 +50,17 @@ class ClientWatch:
     """
 
     def __init__(self, clients: "RouterFigures", request: Request, max_model_len: int) -> None:
+        self.request = request
         self._clients = clients
-        self._request = request
         self._max_model_len = max_model_len
         self._clock = clients.clock
-        context = current()
-        self.arrived_at = self._clock() if context is None else context.arrived_at
+        self._context = current()
+        self.arrived_at = self._clock() if self._context is None else self._context.arrived_at
         self.first_token_at: float | None = None
         self.last_token_at = self.arrived_at
         self.num_tokens = 0
         self.queue_s = 0.0
+        self.engine_id = ""
         self.end: str | None = None
         """One of `ENDS`, set when the last tokens are there."""
         self._engine: ClientFigures | None = None
@@ -70,7 +71,7 @@ class ClientWatch:
         if not num_tokens:
             return
         now, engine = self._clock(), self._clients.of_engine(engine_id, self._max_model_len)
-        self._engine = engine
+        self._engine, self.engine_id = engine, engine_id
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at = now
             engine.time_to_first_token_s.observe(now - self.arrived_at)
@@ -88,14 +89,18 @@ class ClientWatch:
     ) -> None:
         if self.end is None:
             self.end = "error" if isinstance(error, Exception) else "abort"
-        engine = self._engine
-        if engine is None:
-            return
+        now = self._clock()
+        if self._engine is not None:
+            self._count(self._engine, now)
+        if self._context is not None and self._context.span is not None:
+            self._context.span.choice(self, now)
+
+    def _count(self, engine: ClientFigures, now: float) -> None:
         engine.ended[self.end] += 1
-        engine.e2e_s.observe(self._clock() - self.arrived_at)
-        engine.prompt_tokens.observe(len(self._request.prompt_token_ids))
+        engine.e2e_s.observe(now - self.arrived_at)
+        engine.prompt_tokens.observe(len(self.request.prompt_token_ids))
         engine.generation_tokens.observe(self.num_tokens)
-        engine.max_tokens.observe(self._request.params.max_tokens)
+        engine.max_tokens.observe(self.request.params.max_tokens)
         if self.num_tokens > 1:
             engine.time_per_output_token_s.observe((self.last_token_at - self.first_token_at) / (self.num_tokens - 1))
 
@@ -105,17 +110,22 @@ class RouterFigures:
 
     Args:
         router_id: tells routers apart.
+        num_admitted: choices that hold places now, in engines and in the queue.
         clock: seconds; the one that `RequestContext.arrived_at` is from.
     """
 
-    def __init__(self, router_id: str = "", clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        router_id: str = "",
+        num_admitted: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.router_id = router_id
+        self.num_admitted = num_admitted
         self.clock = clock
         self.num_reports = 0
         self.answers: dict[str, int] = {}
         """HTTP answers by status."""
-        self.num_admitted: Callable[[], int] = lambda: 0
-        """Requests that hold places now, in engines and in the queue."""
         self._by_engine: dict[str, ClientFigures] = {}
 
     def watch(self, request: Request, max_model_len: int) -> ClientWatch:

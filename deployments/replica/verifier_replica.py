@@ -1,6 +1,7 @@
 """The verifier as a Serve deployment: hosts the engine, supervises its drafter, and streams to the routers."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -22,10 +23,13 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.replica.build import EngineSetup, build_setup, create_channel, load_factory
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
-from wingbeat.deployments.replica.engine_loop import EngineLoop, ServedEngine
+from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
 from wingbeat.deployments.replica.live_recording import TrafficCapture, start_capture
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -138,6 +142,7 @@ class Verifier:
             capture = self._capture = await asyncio.to_thread(start_capture, config, setup.engine, self._engine_id)
             await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
+        self._spawn(self._export())
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -206,6 +211,20 @@ class Verifier:
             "routers": self._reports.routers(),
         }
 
+    async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
+        """What the engine's rounds did in the next seconds, as `TraceEvent`s.
+
+        Raises:
+            WrongEngine: this is another engine.
+        """
+        self._check(engine_id)
+        recording = await asyncio.wrap_future(self._loop.call(lambda engine: engine.clock.record()))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._loop.call(lambda engine: engine.clock.stop(recording))
+        return list(map(tuple, recording.events))
+
     async def check_integrity(self, *, engine_id: str | None = None) -> None:
         """Prove that the KV blocks add up; meaningful for an idle engine.
 
@@ -267,6 +286,15 @@ class Verifier:
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
+
+    async def _export(self) -> None:
+        """Publish the engine's figures among Ray's metrics until it fails."""
+        export = RayExport()
+        with contextlib.suppress(EngineFailed):
+            while True:
+                await asyncio.sleep(EXPORT_EVERY_S)
+                snapshot = FleetSnapshot(self._info.model_name, {self._engine_id: await self.stats()})
+                await asyncio.to_thread(export.publish, SnapshotCollector(snapshot).collect())
 
     async def _expire_clients(self) -> None:
         while True:

@@ -3,6 +3,12 @@
 from dataclasses import asdict
 from typing import Any
 
+import httpx
+
+from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
@@ -57,4 +63,34 @@ class Engines:
     def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:
         """One router's."""
         own = RouterFigures(router_id)
-        return Monitor(own, FleetFigures("demo", lambda: frozenset(self.stats), self.ask, own, **settings))
+        fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
+        return Monitor(own, fleet, self.ids, self.record)
+
+    def ids(self) -> frozenset[str]:
+        """Of those that are live."""
+        return frozenset(self.stats)
+
+    async def record(self, engine_id: str, seconds: float) -> list[tuple]:
+        """What `Verifier.trace` answers, at once."""
+        return [("schedule", 100.0, 0.001, None), ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds})]
+
+
+class Client:
+    """Requests to one router over a scripted pool."""
+
+    def __init__(self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None) -> None:
+        service = CompletionService(pool or FakePool(), TOKENIZER, monitor.own)
+        self._app = create_app(service, access, monitor=monitor)
+
+    async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:
+        async with self._client() as client:
+            return await client.get(path, headers=headers)
+
+    async def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": "demo", "prompt": "hi", "max_tokens": 40, **fields}
+        async with self._client() as client:
+            return await client.post("/v1/completions", json=body, headers=headers)
+
+    def _client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url=URL)

@@ -6,35 +6,12 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deployments.http_world import TOKENIZER, URL, FakePool
-from tests.deployments.metrics.engine_figures import Engines, engine_stats
+from tests.deployments.http_world import FakePool
+from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
-
-
-class Client:
-    """Requests to one router over a scripted pool."""
-
-    def __init__(self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None) -> None:
-        service = CompletionService(pool or FakePool(), TOKENIZER, monitor.own)
-        self._app = create_app(service, access, monitor=monitor)
-
-    async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:
-        async with self._client() as client:
-            return await client.get(path, headers=headers)
-
-    async def complete(self, **fields: Any) -> httpx.Response:
-        body = {"model": "demo", "prompt": "hi", "max_tokens": 40, **fields}
-        async with self._client() as client:
-            return await client.post("/v1/completions", json=body)
-
-    def _client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url=URL)
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -170,7 +147,7 @@ def test_an_engine_that_does_not_answer_is_left_out_and_said():
 
         own = RouterFigures("r1")
         fleet = FleetFigures("demo", lambda: frozenset(engines.stats), ask, own, patience_s=0.05)
-        return samples((await Client(Monitor(own, fleet)).get()).text)
+        return samples((await Client(Monitor(own, fleet, engines.ids, engines.record)).get()).text)
 
     got = asyncio.run(scenario())
     assert {name[1] for name in got if name[0] == "vllm:num_requests_running"} == {"a"}

@@ -112,3 +112,40 @@ def test_every_figure_is_zero_after_a_trial(ref, engine_of):
     stats = engine.stats()
     assert (stats.requests.num_generation_tokens, sum(stats.requests.queue_s.counts)) == (0, 0)
     assert (sum(stats.tree_nodes.counts), stats.plain_rounds, stats.prefix_query_tokens) == (0, {}, 0)
+
+
+def test_a_recording_holds_the_rounds_between_its_ends(ref, rig):
+    clock = rig.engine.clock
+    rig.run(ref.prompts[:2], greedy_params(SHORT))
+    before, trace = clock.times.num_rounds, clock.record()
+    rig.run(ref.prompts[2:4], greedy_params(SHORT))
+    during = clock.times.num_rounds - before
+    clock.stop(trace)
+    num_events = len(trace.events)
+    rig.run(ref.prompts[4:5], greedy_params(SHORT))
+    rounds = [event for event in trace.events if event.name == "round"]
+    assert (len(rounds), len(trace.events)) == (during, num_events)
+    assert sum(event.details["tokens"] for event in rounds) >= 2 * SHORT
+    assert sum(event.details["prompt_tokens"] for event in rounds) == sum(map(len, ref.prompts[2:4]))
+    phases = {event.name for event in trace.events if event.details is None}
+    assert phases == {"schedule", "draft_wait", "accept", "publish", "wait", "update"}
+    assert all(event.seconds >= 0 for event in trace.events)
+
+
+def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, engine_of):
+    engine = engine_of(overlap=True)
+    for name in ("a", "b"):
+        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(SHORT)))
+    first = engine.clock.record()
+    for _ in range(5):
+        engine.step()
+    second = engine.clock.record()
+    for _ in range(5):
+        engine.step()
+    engine.clock.stop(first)
+    while engine.has_unfinished_requests():
+        engine.step()
+    # The round in flight when a recording begins is nobody's.
+    counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
+    assert counts[0] == 9
+    assert counts[1] == engine.clock.times.num_rounds - 5
