@@ -36,3 +36,5 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     drafter: str = "none"
     """One word or path for people to read."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a draft tree."""
