@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "cluster.placement": set(),
     "cluster.process_tree": {"cluster.channels"},
     "cluster.routing": set(),
-    "deployments.api": {"deployments.fleet", "runtime.scheduling", "runtime.tokenizer"},
+    "deployments.api": {"deployments.fleet", "deployments.page", "runtime.scheduling", "runtime.tokenizer"},
     "deployments.app": {
         "cluster.autoscaling",
         "cluster.placement",
@@ -74,6 +74,7 @@ MAY_IMPORT = {
     },
     "deployments.log": set(),
     "deployments.model_options": {"runtime.config", "runtime.demo", "runtime.drafters"},
+    "deployments.page": {"deployments.fleet"},
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
