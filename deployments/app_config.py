@@ -11,6 +11,7 @@ from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_cha
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 from wingbeat.runtime.config import EngineConfig
 
 _ENGINE = EngineConfig()
@@ -55,6 +56,14 @@ class AppConfig(ModelOptions):
     allowed_origins: tuple[str, ...] | None = Field(
         None,
         description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
     )
 
     shutdown_timeout_s: float = Field(
@@ -120,6 +129,8 @@ class AppConfig(ModelOptions):
         "capture_dir",
         "allowed_hosts",
         "allowed_origins",
+        "tool_call_parser",
+        "reasoning_parser",
         mode="before",
     )
     @classmethod
@@ -197,6 +208,7 @@ class AppConfig(ModelOptions):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
+        self.parsers()
         self.engine_config()
         return self
 
@@ -208,6 +220,14 @@ class AppConfig(ModelOptions):
             allowed_origins=self.allowed_origins,
             allowed_hosts=self.allowed_hosts,
         )
+
+    def parsers(self) -> Parsers:
+        """What reads answers.
+
+        Raises:
+            ValueError: there is no parser of a name; says which there are.
+        """
+        return Parsers(self.tool_call_parser, self.reasoning_parser)
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.

@@ -6,9 +6,10 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from wingbeat.deployments.api.chat_parsing import parser_of_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, shown, unknown_model
 from wingbeat.deployments.api.requests import (
@@ -20,11 +21,17 @@ from wingbeat.deployments.api.requests import (
 from wingbeat.deployments.api.round_trace import RoundBody, take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.parsing.message import Parser, PlainText
+from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
+
+
+PROMPT_END_CHARS = 64
+"""More than what a chat template writes to open or close thoughts."""
 
 
 class Prompt(NamedTuple):
@@ -33,6 +40,8 @@ class Prompt(NamedTuple):
     token_ids: tuple[int, ...]
     echo: str = ""
     """Text the answer begins with."""
+    end: str = ""
+    """Of a conversation, the end of its text."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Choice:
     request: Request
     stops: tuple[str, ...]
     echo: str
+    skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Generation:
     include_usage: bool
     continuous_usage: bool
     """Whether every chunk of a stream carries the usage so far."""
+    new_parser: Callable[[], Parser] = PlainText
+    """Makes what reads a choice's text; `/v1/completions` has no use for it."""
 
 
 class ChoiceDelta(NamedTuple):
@@ -81,9 +93,15 @@ class ChoiceDelta(NamedTuple):
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer) -> None:
+    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, parsers: Parsers | None = None) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
+        self._parsers = parsers or Parsers()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._tokenizer
 
     async def plan_completion(self, body: CompletionBody) -> Generation:
         """Tokenize the prompts and fix every choice's parameters.
@@ -91,7 +109,7 @@ class CompletionService:
         Raises:
             ApiError: the model is another one, or prompt and max_tokens do not fit it.
         """
-        self._check_model(body.model)
+        self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
         size = sum(map(len, body.prompt))
         prompts = await _off_loop_if_long(size, self._completion_prompts, body)
@@ -99,11 +117,20 @@ class CompletionService:
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         self._check_choices(1, body.num_choices)
-        size = sum(len(message.content) for message in body.messages)
-        prompt = await _off_loop_if_long(size, self._chat_prompt, body)
-        return self._plan(body, [prompt], "chatcmpl", None)
+        prompt = await self.chat_prompt(body)
+        new_parser = parser_of_answer(self._parsers, body, prompt.end)
+        generation = self._plan(body, [prompt], "chatcmpl", None)
+        skips = not new_parser().keeps_special_tokens
+        choices = tuple(replace(choice, skip_special_tokens=skips) for choice in generation.choices)
+        return replace(generation, choices=choices, new_parser=new_parser)
+
+    async def chat_prompt(self, body: ChatBody) -> Prompt:
+        """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
+        # Tools are many short texts, and a template goes through all of them.
+        size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
+        return await _off_loop_if_long(size, self._chat_prompt, body)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generate all choices at once; yields what they gain, in order of arrival.
@@ -124,7 +151,8 @@ class CompletionService:
         finally:
             admission.release()
 
-    def _check_model(self, model: str | None) -> None:
+    def check_model(self, model: str | None) -> None:
+        """Raises ApiError, 404, for the name of another model."""
         if model is not None and model != self.pool.info.model_name:
             raise unknown_model(model, self.pool.info.model_name)
 
@@ -156,14 +184,15 @@ class CompletionService:
         return Prompt(tuple(prompt), self._tokenizer.decode(prompt) if echo else "")
 
     def _chat_prompt(self, body: ChatBody) -> Prompt:
-        messages = [message.as_template_input() for message in body.messages]
         try:
-            token_ids = self._tokenizer.encode_chat(messages, max_tokens=self.pool.info.max_model_len)
+            text = self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            limit = self.pool.info.max_model_len
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
         except TextTooLong as error:
             raise self._too_long("messages", error.num_tokens) from None
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
-        return Prompt(tuple(token_ids))
+        return Prompt(tuple(token_ids), end=text[-PROMPT_END_CHARS:])
 
     def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
         """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
@@ -219,7 +248,8 @@ class CompletionService:
         return rest if default is None else min(default, rest)
 
     async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
-        stream = TextStream(self._tokenizer, choice.request.prompt_token_ids, choice.stops)
+        prompt, skips = choice.request.prompt_token_ids, choice.skip_special_tokens
+        stream = TextStream(self._tokenizer, prompt, choice.stops, skip_special_tokens=skips)
         prefix, metrics, finish, rounds = choice.echo, None, None, ()
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:

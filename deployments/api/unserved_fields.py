@@ -70,23 +70,14 @@ CHAT: Mapping[str, IsOff] = {
     **_COMMON,
     "echo": off(False),
     "best_of": off(1),
-    "add_generation_prompt": off(True),
-    "continue_final_message": off(False),
     "chat_template": off(),
-    "chat_template_kwargs": off({}),
-    "documents": off([]),
     "mm_processor_kwargs": off(),
-    "include_reasoning": off(True),
     "top_logprobs": off(0),
-    "tools": off([]),
-    "tool_choice": off("none", "auto"),
     "functions": off([]),
     "function_call": off("none", "auto"),
-    "parallel_tool_calls": no_effect,
     "modalities": off(["text"], []),
     "audio": off(),
     "prediction": off(),
-    "reasoning_effort": off("none"),
     "verbosity": off("medium"),
     "web_search_options": off(),
     "moderation": off(),
@@ -99,8 +90,8 @@ CHAT: Mapping[str, IsOff] = {
 }
 
 MESSAGE: Mapping[str, IsOff] = {
-    "tool_calls": off([]),
     "function_call": off(),
     "audio": off(),
     "refusal": off(""),
+    "annotations": off([]),
 }
