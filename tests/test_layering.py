@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "cluster.routing": set(),
     "deployments.api": {
         "deployments.fleet",
+        "deployments.page",
         "deployments.parsing",
         "deployments.metrics",
         "deployments.request_context",
@@ -86,6 +87,7 @@ MAY_IMPORT = {
     "deployments.log": {"deployments.request_context"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},
     "deployments.model_options": {"runtime.config", "runtime.demo", "runtime.drafters"},
+    "deployments.page": {"deployments.fleet"},
     "deployments.parsing": set(),
     "deployments.replica": {
         "cluster.autoscaling",

@@ -30,3 +30,14 @@ def test_top_level_folders_are_no_packages():
 def test_folders_below_are_packages():
     below = {path.parent for folder in FOLDERS for path in (ROOT / folder).glob("*/**/*.py")}
     assert not [folder for folder in below if not (folder / "__init__.py").exists()]
+
+
+def test_the_wheel_holds_every_file_that_is_no_code():
+    missing = []
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):
+                package = ".".join(("wingbeat", *path.parent.relative_to(ROOT).parts))
+                patterns = SETUPTOOLS["package-data"].get(package, [])
+                missing += [] if any(path.match(pattern) for pattern in patterns) else [path]
+    assert not missing

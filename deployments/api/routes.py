@@ -13,6 +13,7 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ClientGone, unknown_model
 from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.load import add_load
 from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
@@ -23,6 +24,7 @@ from wingbeat.deployments.api.responses import (
     whole_response,
 )
 from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.page.playground import add_page
 
 LONG_BODY_BYTES = 2**16
 """Bodies above this are read in a thread, so that other streams keep moving."""
@@ -100,10 +102,8 @@ def create_app(
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
 
-    @app.get("/")
-    async def root() -> dict[str, Any]:
-        return {"name": "wingbeat", "model": service.pool.info.model_name, "api": "/v1"}
-
+    add_page(app, service.pool)
+    add_load(app, service.pool)
     return app
 
 

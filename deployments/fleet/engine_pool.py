@@ -38,7 +38,8 @@ class EnginePool:
 
     def __init__(self, source: EngineTransport, *, max_num_seqs: int, max_queued_requests: int) -> None:
         self._source = source
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
+        """Requests that one engine runs."""
         self._max_queued_requests = max_queued_requests
         self.num_admitted = 0
         """Places taken and not given back."""
@@ -111,7 +112,7 @@ class EnginePool:
     @property
     def max_requests(self) -> int:
         """Requests that one engine runs and this router queues: more are never admitted together."""
-        return self._max_num_seqs + self._max_queued_requests
+        return self.max_num_seqs + self._max_queued_requests
 
     def admit(self, num_requests: int) -> Reservation:
         """Take places for requests that are to run together: all of them, or none.
@@ -126,7 +127,7 @@ class EnginePool:
         if not num_engines:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
         missing = num_missing_places(
-            num_requests, self.num_admitted, num_engines, self._max_num_seqs, self._max_queued_requests
+            num_requests, self.num_admitted, num_engines, self.max_num_seqs, self._max_queued_requests
         )
         if missing:
             raise EngineOverloaded(retry_after_s=self._retry_after_s(missing))
