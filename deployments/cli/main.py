@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -44,10 +45,10 @@ def _complain(message: str) -> int:
     return USAGE_ERROR
 
 
-def _new_app(help_text: str) -> typer.Typer:
+def _new_app(help_text: str, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         help=help_text,
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -55,7 +56,15 @@ def _new_app(help_text: str) -> typer.Typer:
 
 
 def _app(open_engine: OpenEngine) -> typer.Typer:
-    app = _new_app("EAGLE speculative decoding as a Ray Serve application.")
+    app = _new_app("EAGLE speculative decoding as a Ray Serve application.", add_completion=True)
+
+    @app.callback()
+    def top(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        """EAGLE speculative decoding as a Ray Serve application."""
 
     def generate(
         config: GenerateConfig,
@@ -70,13 +79,19 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         """Compare speculative with plain decoding in this process."""
         bench_command(config, as_json, open_engine)
 
-    app.command("serve")(model_command(AppConfig, _serve))
+    app.command("serve")(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
     _add_train(app)
     _add_extract(app)
     return app
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"wingbeat {version('wingbeat')}")
+        raise typer.Exit
 
 
 def _serve(
