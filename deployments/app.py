@@ -54,7 +54,7 @@ class Router:
         self._config = config
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
-        self._tokenizer = Tokenizer.load(config.model_dir())
+        self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
         self._pool = EnginePool(
             ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )

@@ -12,6 +12,7 @@ from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.hub import HubName
 
 _ENGINE = EngineConfig()
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
@@ -248,4 +249,7 @@ class AppConfig(ModelOptions):
         """What clients pass as `model`."""
         if self.served_model_name is not None:
             return self.served_model_name
-        return "wingbeat-demo" if self.model is None else self.model.resolve().name
+        if self.model is None:
+            return "wingbeat-demo"
+        name = HubName.parse(self.model)
+        return self.model.resolve().name if name is None else name.repository

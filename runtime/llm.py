@@ -13,6 +13,7 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
@@ -71,7 +72,7 @@ class LLM:
     """Generate from token ids in this process.
 
     Args:
-        model: folder of a Hugging Face causal LM.
+        model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
         dtype: "float32", "bfloat16", "float16", or "auto" for bfloat16 on CUDA and float32 elsewhere.
@@ -98,8 +99,8 @@ class LLM:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         torch_dtype = getattr(torch, resolve_dtype(dtype, device))
-        choice = parse_drafter(drafter, Path(model))
-        settings = PairSettings(Path(model), choice, engine_config, torch_dtype, allow_bad_drafter)
+        folder = checkpoint_folder(model)
+        settings = PairSettings(folder, parse_drafter(drafter, folder), engine_config, torch_dtype, allow_bad_drafter)
         built: Drafter | None = None
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:
