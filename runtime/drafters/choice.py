@@ -11,8 +11,8 @@ from wingbeat.runtime.tensor_files import read_json, tensor_files
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
-    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, one of the Hugging Face "
-    "hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
+    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, its name on the "
+    "Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
 )
 CHECKPOINT, USER = "checkpoint", "user"
 """Kinds that are not called by a name: a folder, whose content tells an EAGLE head from a draft model, and a class."""
@@ -54,8 +54,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     """Tell which drafter is meant.
 
     Args:
-        drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's head where no model is
-            given, the model's own multi-token prediction where its checkpoint has it, and prompt lookup for all others.
+        drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's
+            head where no model is given, the model's own multi-token prediction where its checkpoint has it, and
+            prompt lookup for all others.
         model: the verifier's folder or its name on the hub; None is the demo pair's.
 
     Raises:
