@@ -10,6 +10,7 @@ from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 
 class LoadOptions(BaseModel):
@@ -23,7 +24,7 @@ class LoadOptions(BaseModel):
         "demo pair.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+        "auto", description="Of weights and KV; 'auto' is the checkpoint's on GPUs, float32 on CPUs."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -68,9 +69,16 @@ class LoadOptions(BaseModel):
 
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def resolved_dtype(self) -> str:
-        """Name of torch's dtype, `auto` resolved."""
-        return resolve_dtype(self.dtype, self.resolved_device())
+    def resolved_dtype(self, checkpoint: Path | None = None) -> str:
+        """Name of torch's dtype, `auto` resolved.
+
+        Args:
+            checkpoint: the folder whose weights are meant; None is the verifier's.
+        """
+        if self.dtype != "auto" or self.resolved_device() == "cpu":
+            return resolve_dtype(self.dtype, "cpu", None)
+        stored = stored_dtype(checkpoint or self.model_dir(with_weights=False))
+        return resolve_dtype(self.dtype, self.resolved_device(), stored)
 
 
 class ModelOptions(LoadOptions):
@@ -119,6 +127,10 @@ class ModelOptions(LoadOptions):
     def choice(self) -> DrafterChoice:
         """The drafter, `auto` resolved."""
         return parse_drafter(self.drafter, self.model)
+
+    def _positions(self) -> int | None:
+        """Positions of the model as its config.json has them; None where it leaves that to the class."""
+        return num_positions(self.model_dir(with_weights=False))
 
     def _engine_config(self, **given: Any) -> EngineConfig:
         """Limits of one engine: the fields that bear a limit's name, and those `given` in their place.

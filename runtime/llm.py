@@ -18,6 +18,7 @@ from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
 
@@ -75,7 +76,7 @@ class LLM:
         model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16", "float16", or "auto" for bfloat16 on CUDA and float32 elsewhere.
+        dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
 
@@ -98,8 +99,8 @@ class LLM:
         torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch_dtype = getattr(torch, resolve_dtype(dtype, device))
         folder = checkpoint_folder(model)
+        torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
         settings = PairSettings(folder, parse_drafter(drafter, folder), engine_config, torch_dtype, allow_bad_drafter)
         built: Drafter | None = None
 

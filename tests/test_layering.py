@@ -18,9 +18,8 @@ ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling"}
 
 MAY_IMPORT = {
     "cluster.autoscaling": set(),
-    "cluster.channels": {"cluster.free_memory", "runtime.protocol"},
+    "cluster.channels": {"runtime.free_memory", "runtime.protocol"},
     "cluster.cores": set(),
-    "cluster.free_memory": set(),
     "cluster.placement": set(),
     "cluster.process_tree": {"cluster.channels"},
     "cluster.routing": set(),
@@ -37,7 +36,6 @@ MAY_IMPORT = {
     },
     "deployments.cli": {
         "cluster.channels",
-        "cluster.free_memory",
         "deployments.app_config",
         "deployments.launch",
         "deployments.model_options",
@@ -45,7 +43,9 @@ MAY_IMPORT = {
         "runtime.checks",
         "runtime.config",
         "runtime.drafters",
+        "runtime.free_memory",
         "runtime.heads",
+        "runtime.kv",
         "runtime.llm",
         "runtime.protocol",
         "runtime.recordings",
@@ -74,7 +74,13 @@ MAY_IMPORT = {
         "deployments.stop_signals",
     },
     "deployments.log": set(),
-    "deployments.model_options": {"runtime.config", "runtime.demo", "runtime.drafters", "runtime.hub"},
+    "deployments.model_options": {
+        "runtime.config",
+        "runtime.demo",
+        "runtime.drafters",
+        "runtime.hub",
+        "runtime.tensor_files",
+    },
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
@@ -135,10 +141,11 @@ MAY_IMPORT = {
         "runtime.speculation",
         "runtime.verifier",
     },
+    "runtime.free_memory": set(),
     "runtime.graphs": set(),
     "runtime.heads": {"runtime.hub", "runtime.kv", "runtime.tensor_files", "runtime.verifier"},
     "runtime.hub": {"runtime.tensor_files"},
-    "runtime.kv": {"kernels.kv", "runtime.config"},
+    "runtime.kv": {"kernels.kv", "runtime.config", "runtime.free_memory"},
     "runtime.llm": {
         "runtime.config",
         "runtime.drafters",
@@ -149,6 +156,7 @@ MAY_IMPORT = {
         "runtime.pair",
         "runtime.protocol",
         "runtime.scheduling",
+        "runtime.tensor_files",
         "runtime.verifier",
     },
     "runtime.pair": {

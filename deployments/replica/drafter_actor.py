@@ -81,7 +81,10 @@ class DrafterActor:
         """
         if convention is not None:
             self._worker.drafter.read_as(convention)
-        return self._worker.drafter.needs
+        needs = self._worker.drafter.needs
+        if self._config.drafter_device() == "cuda":
+            needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
+        return needs
 
     def attach(self, name: str, incarnation: int) -> None:
         """Serve the channel `name` from now on.
