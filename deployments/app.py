@@ -37,7 +37,7 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
-ROUTER = "Router"
+ROUTER, VERIFIER = "Router", "Verifier"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
@@ -105,7 +105,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
     drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
     return serve.deployment(
         Verifier,
-        name="Verifier",
+        name=VERIFIER,
         ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=STRATEGY,

@@ -68,7 +68,7 @@ def _fetch(name: HubName, with_weights: bool) -> Path:
     """Once per process, so that a branch that moves meanwhile is one commit."""
     import huggingface_hub
 
-    if with_weights:
+    if with_weights and not huggingface_hub.constants.HF_HUB_OFFLINE:
         logger.info("Fetching %s from the Hugging Face hub, unless its cache has it", name)
     try:
         folder = huggingface_hub.snapshot_download(

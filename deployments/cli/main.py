@@ -15,6 +15,8 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.log import show_lines
+from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
 
@@ -29,6 +31,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -> None:
     """Entry point; `args` and `open_engine` are for tests. Ends by SystemExit."""
     args = sys.argv[1:] if args is None else args
+    show_lines("wingbeat.runtime.hub")
     try:
         code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
     except UserError as error:
@@ -100,17 +103,22 @@ def _serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
+    start_up = StartUp()
     try:
+        start_up.event("checking the settings and the checkpoints")
         preflight.check(config, host, port)
+        start_up.event("starting Ray")
+        # Importing Ray takes seconds; nothing before this line needs it.
+        from wingbeat.deployments.launch import StartError, serve_until_stopped
+
+        try:
+            serve_until_stopped(config, host, port, start_up)
+        except StartError as error:
+            raise UserError(str(error)) from error
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    # Importing Ray takes seconds; nothing before this line needs it.
-    from wingbeat.deployments.launch import StartError, serve_until_stopped
-
-    try:
-        serve_until_stopped(config, host, port)
-    except StartError as error:
-        raise UserError(str(error)) from error
+    finally:
+        start_up.close()
 
 
 def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:

@@ -58,6 +58,7 @@ class DrafterActor:
         torch.set_num_threads(config.threads)
         self._config = config
         self._core = core
+        logger.info("loading the drafter %s", config.choice().label)
         build = load_factory(config.drafter_factory) if config.drafter_factory else build_draft_worker
         self._worker: Worker = build(config)
         if convention is not None:
