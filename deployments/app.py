@@ -70,7 +70,7 @@ class Router:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
         config = self._config
-        service = CompletionService(self._pool, self._tokenizer)
+        service = CompletionService(self._pool, self._tokenizer, config.parsers())
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(service, config.access(self._bound_host), limits, adds_request_id=False)

@@ -11,6 +11,7 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, 
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.hub import HubName
 
@@ -58,6 +59,14 @@ class AppConfig(ModelOptions):
     allowed_origins: tuple[str, ...] | None = Field(
         None,
         description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
     )
 
     shutdown_timeout_s: float = Field(
@@ -136,6 +145,8 @@ class AppConfig(ModelOptions):
         "capture_dir",
         "allowed_hosts",
         "allowed_origins",
+        "tool_call_parser",
+        "reasoning_parser",
         mode="before",
     )
     @classmethod
@@ -214,6 +225,7 @@ class AppConfig(ModelOptions):
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
+        self.parsers()
         return self
 
     def access(self, bound_host: str | None) -> Access:
@@ -224,6 +236,14 @@ class AppConfig(ModelOptions):
             allowed_origins=self.allowed_origins,
             allowed_hosts=self.allowed_hosts,
         )
+
+    def parsers(self) -> Parsers:
+        """What reads answers.
+
+        Raises:
+            ValueError: there is no parser of a name; says which there are.
+        """
+        return Parsers(self.tool_call_parser, self.reasoning_parser)
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.

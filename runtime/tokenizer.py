@@ -1,9 +1,9 @@
 """Text to token ids and back: encoding, the chat template, text that grows token by token, and stop strings."""
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -49,6 +49,11 @@ class Tokenizer:
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
+    @property
+    def hugging_face(self) -> PreTrainedTokenizerBase:
+        """The tokenizer itself, for libraries that read its vocabulary."""
+        return self._tokenizer
+
     @classmethod
     def load(cls, directory: str | Path) -> "Tokenizer":
         """Read the tokenizer of a checkpoint folder.
@@ -90,8 +95,13 @@ class Tokenizer:
             (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return _at_most(max_tokens, encoding).ids
 
-    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The text of a conversation up to where the assistant's answer begins; it has its special tokens already.
+    def render_chat(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The text of a conversation; it has its special tokens already.
+
+        Args:
+            messages: as transformers' chat templates read them.
+            variables: what else the template may read, such as `tools`; and transformers' `add_generation_prompt`,
+                true by default so that the text ends where the assistant's answer begins, or `continue_final_message`.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
@@ -102,9 +112,11 @@ class Tokenizer:
         if "developer" not in str(template):
             # OpenAI's newer name for the system role; templates that do not know it would drop or refuse the message.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        variables = {"add_generation_prompt": True, **(variables or {})}
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except jinja2.TemplateError as error:
+            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            # A template computes with what callers send: what it cannot compute with, it refuses.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
     def encode_chat(self, messages: Sequence[dict[str, str]], max_tokens: int | None = None) -> list[int]:
@@ -116,9 +128,11 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages), add_special_tokens=False, max_tokens=max_tokens)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens; special tokens and ids without a piece of text are left out."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of tokens; ids without a piece of text are left out, and by default special tokens."""
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
 
 class IncrementalDetokenizer:
@@ -129,9 +143,9 @@ class IncrementalDetokenizer:
     space at the start of a text, and spells a run of bytes as text only when the whole run is valid UTF-8).
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         """`context` holds the tokens before the first pushed one; their text is not part of the output."""
-        self._tokenizer = tokenizer
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._window, self._num_sent = self._last_characters(context)
         self._boundary = 0
         """A place in the window, past its first few tokens, where all text was final: the next window starts there."""
@@ -139,7 +153,7 @@ class IncrementalDetokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         """Text that became final with these tokens."""
         self._window.extend(token_ids)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         if text.endswith(REPLACEMENT):
             return self._push_unfinished(text)
         new = text[self._num_sent :]
@@ -150,7 +164,7 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """The rest at the end of the sequence, unfinished characters as U+FFFD."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         new, self._num_sent = text[self._num_sent :], max(len(text), self._num_sent)
         return new
 
@@ -162,14 +176,14 @@ class IncrementalDetokenizer:
         new = text[self._num_sent : len(text) - num_open]
         # Each of those replacement characters stands for up to three bytes, so for up to three tokens.
         self._window = self._window[-_MAX_UNFINISHED * _MAX_UNFINISHED :]
-        self._num_sent = len(self._tokenizer.decode(self._window)) - num_open
+        self._num_sent = len(self._decode(self._window)) - num_open
         self._boundary = 0
         return new
 
     def _slide(self) -> None:
         if self._boundary and len(self._window) > 2 * _CONTEXT:
             self._window = self._window[self._boundary :]
-            self._num_sent = len(self._tokenizer.decode(self._window))
+            self._num_sent = len(self._decode(self._window))
             self._boundary = 0
         if self._boundary < _CONTEXT:
             self._boundary = len(self._window)
@@ -179,11 +193,11 @@ class IncrementalDetokenizer:
         for num_open in range(_MAX_UNFINISHED + 1):
             for length in range(_CONTEXT, _CONTEXT + _MAX_UNFINISHED + 1):
                 tail = list(context[-length:])
-                text = self._tokenizer.decode(tail[: len(tail) - num_open])
+                text = self._decode(tail[: len(tail) - num_open])
                 if not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
                     return tail, len(text)
         tail = list(context[-_CONTEXT:])
-        return tail, len(self._tokenizer.decode(tail))
+        return tail, len(self._decode(tail))
 
 
 class StopMatcher:
@@ -201,6 +215,8 @@ class StopMatcher:
         self._failures = [_failure_table(stop) for stop in stops]
         self._states = [0] * len(stops)
         self._held = ""
+        self.matched: str | None = None
+        """The stop string that was completed."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can no longer belong to a stop string, and whether one was completed (the text ends before it)."""
@@ -211,6 +227,7 @@ class StopMatcher:
             length = self._advance(pending[position])
             if length:
                 self._held = ""
+                self.matched = pending[position + 1 - length : position + 1]
                 return pending[: position + 1 - length], True
         num_held = max(self._states)
         self._held = pending[len(pending) - num_held :]
@@ -271,13 +288,36 @@ class StreamedText(NamedTuple):
 
 
 class TextStream:
-    """The text of one growing sequence, ended by stop strings."""
+    """The text of one growing sequence, ended by stop strings.
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
-        """`context` holds the prompt's tokens; stop strings are looked for in the new text only."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer, context)
+    Args:
+        context: the prompt's tokens; stop strings are looked for in the new text only.
+        stops: strings that end the text.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop: the text holds what ended it, a stop string or a token.
+        min_tokens: as many tokens are text, whatever they spell.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special_tokens=skip_special_tokens)
         self._matcher = StopMatcher(stops)
         self._one_by_one = bool(stops)
+        self._include_stop = include_stop
+        self._num_free = min_tokens
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.matched
 
     def push(self, token_ids: Sequence[int]) -> StreamedText:
         """Text that is final after these tokens."""
@@ -285,15 +325,22 @@ class TextStream:
             return StreamedText(self._detokenizer.push(token_ids) if token_ids else "", len(token_ids), False)
         pieces = []
         for index, token_id in enumerate(token_ids):
-            text, stopped = self._matcher.push(self._detokenizer.push((token_id,)))
+            text, stopped = self._detokenizer.push((token_id,)), False
+            self._num_free -= 1
+            if self._num_free < 0:
+                text, stopped = self._matcher.push(text)
             pieces.append(text)
             if stopped:
-                return StreamedText("".join(pieces), index + 1, True)
+                return StreamedText("".join(pieces) + self._stop_text(), index + 1, True)
         return StreamedText("".join(pieces), len(token_ids), False)
 
     def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
         """`push`, and the rest where the engine has finished; with the reason why the text ends, stop strings known."""
-        got = self.push(token_ids)
+        # The token that ended the sequence is no text.
+        hides_last = finish is FinishReason.STOP and not self._include_stop
+        got = self.push(token_ids[:-1] if hides_last else token_ids)
+        if hides_last and not got.stopped:
+            got = got._replace(num_tokens=len(token_ids))
         if got.stopped or finish is None:
             return got, FinishReason.STOP if got.stopped else None
         rest = self.flush()
@@ -302,4 +349,7 @@ class TextStream:
     def flush(self) -> StreamedText:
         """The rest, once no more tokens come."""
         text, stopped = self._matcher.push(self._detokenizer.flush())
-        return StreamedText(text if stopped else text + self._matcher.flush(), 0, stopped)
+        return StreamedText(text + (self._stop_text() if stopped else self._matcher.flush()), 0, stopped)
+
+    def _stop_text(self) -> str:
+        return self._matcher.matched if self._include_stop else ""

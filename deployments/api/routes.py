@@ -9,12 +9,13 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ClientGone, unknown_model
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.responses import (
-    ChatShape,
     CompletionShape,
     ResponseShape,
     event_stream,
@@ -75,7 +76,7 @@ def create_app(
     async def chat_completions(request: Request) -> Response:
         body = await _parse(ChatBody, request)
         generation = await service.plan_chat(body)
-        return await _answer(request, service, generation, ChatShape(), bool(body.stream))
+        return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
+from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -21,14 +22,14 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_
 URL = "http://wingbeat"
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
     """One token per byte, after one special token."""
     entries = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = BackendTokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>"])
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=CHAT_TEMPLATE)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", chat_template=chat_template)
     return Tokenizer(fast)
 
 
@@ -105,8 +106,15 @@ class FakePool:
             raise self.fail_after[1]
 
 
-def app_for(pool: FakePool, access: Access | None = None, limits: HttpLimits | None = None):
-    return create_app(CompletionService(pool, TOKENIZER), access, limits)
+def app_for(
+    pool: FakePool,
+    access: Access | None = None,
+    limits: HttpLimits | None = None,
+    *,
+    tokenizer: Tokenizer = TOKENIZER,
+    parsers: Parsers | None = None,
+):
+    return create_app(CompletionService(pool, tokenizer, parsers), access, limits)
 
 
 def call(

@@ -130,6 +130,8 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"allowed_hosts": "example.org:80"}, "'example.org:80': must be a host name or an address without a port"),
         ({"allowed_origins": "example.org"}, "'example.org': must be an origin such as https://example.org"),
         ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"tool_call_parser": "hermit"}, "tool_call_parser is 'hermit': must be one of hermes, qwen, llama3_json"),
+        ({"reasoning_parser": "no.such:Parser"}, "reasoning_parser is 'no.such:Parser': No module named 'no'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -5,7 +5,18 @@ from random import Random
 from typing import Any
 
 from .case import Object, Raw
-from .contract import CHAT_NO_OPS, COMPLETION_NO_OPS, COMPLETIONS, CONTEXT, MODEL, NO_OPS, VOCAB_SIZE
+from .contract import (
+    CHAT_NO_OPS,
+    CHAT_TEMPLATE_FIELDS,
+    COMPLETION_NO_OPS,
+    COMPLETIONS,
+    CONTEXT,
+    MESSAGE_FIELDS,
+    MESSAGE_UNSERVED,
+    MODEL,
+    NO_OPS,
+    VOCAB_SIZE,
+)
 from .values import NUMBERS, STRINGS, hostile, printable, string
 
 WORDS = (
@@ -65,9 +76,12 @@ def chat_body(rng: Random) -> Object:
     fields = _common(rng, {**NO_OPS, **CHAT_NO_OPS})
     fields.set("messages", [_message(rng) for _ in range(rng.choice((1, 1, 2, 5)))])
     fields.set(rng.choice(("max_tokens", "max_completion_tokens")), rng.randint(1, 8))
-    for name in ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"):
+    for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):
         if rng.random() < 0.05:
-            fields.set(name, True if name == "parallel_tool_calls" else "24h")
+            fields.set(name, "24h")
+    for name, values in CHAT_TEMPLATE_FIELDS.items():
+        if rng.random() < 0.05:
+            fields.set(name, rng.choice(values))
     rng.shuffle(fields)
     return fields
 
@@ -125,7 +139,7 @@ def mutate(rng: Random, fields: Object, target: str) -> None:
 
 
 def _any_field(rng: Random, fields: Object, target: str) -> None:
-    own = COMPLETION_NO_OPS if target == COMPLETIONS else CHAT_NO_OPS
+    own = COMPLETION_NO_OPS if target == COMPLETIONS else (*CHAT_NO_OPS, *CHAT_TEMPLATE_FIELDS)
     name = rng.choice((*HONOURED, *NO_OPS, *own, "model", "stream", "echo", "prompt", "messages", "best_of"))
     fields.set(name, hostile(rng))
 
@@ -148,7 +162,7 @@ def _extra(rng: Random, fields: Object, target: str) -> None:
         "prompt\x00",
         "1",
     )
-    foreign = {**COMPLETION_NO_OPS, **CHAT_NO_OPS}
+    foreign = {**COMPLETION_NO_OPS, **CHAT_NO_OPS, **CHAT_TEMPLATE_FIELDS}
     name = rng.choice((*names, *foreign, string(rng), "max_completion_tokens"))
     fields.append((name, rng.choice((hostile(rng), None, 0, False, *foreign.get(name, ())))))
 
@@ -221,7 +235,7 @@ def _bad_messages(rng: Random) -> Any:
             ("content", [{"type": "text", "text": rng.choice((1, None, "", ["a"])), "x": 1}]),
             ("content", [{"type": "text", "text": string(rng)}]),
             ("content", string(rng)),
-            *((name, hostile(rng)) for name in ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")),
+            *((name, hostile(rng)) for name in (*MESSAGE_UNSERVED, *MESSAGE_FIELDS)),
             *((name, hostile(rng)) for name in ("name", "colour", "role", "content")),
         )
     )

@@ -35,26 +35,31 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
 }
 COMPLETION_NO_OPS = {"suffix": (None, ""), "prompt_embeds": (None,), "response_format": (None, {"type": "text"})}
 CHAT_NO_OPS: dict[str, tuple[Any, ...]] = {
-    **{name: (None, False) for name in ("echo", "continue_final_message", "store")},
-    **{name: (None, True) for name in ("add_generation_prompt", "include_reasoning")},
+    **{name: (None, False) for name in ("echo", "store")},
     **dict.fromkeys(
         ("chat_template", "mm_processor_kwargs", "functions", "function_call", "audio", "prediction"), (None,)
     ),
     **dict.fromkeys(("web_search_options", "moderation"), (None,)),
-    "chat_template_kwargs": (None, {}),
-    "documents": (None, []),
-    "tools": (None, []),
     "best_of": (None, 1),
     "top_logprobs": (None, 0),
-    "tool_choice": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
-    "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"),
     "service_tier": (None, "auto", "default"),
 }
 WITHOUT_EFFECT = ("user", "metadata")
-CHAT_WITHOUT_EFFECT = (
-    *("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
-)
-MESSAGE_UNSERVED = ("tool_calls", "function_call", "audio", "refusal")
+CHAT_WITHOUT_EFFECT = (*("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),)
+CHAT_TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+    "include_reasoning": (None, True, False),
+    "parallel_tool_calls": (None, True, False),
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "reasoning_effort": (None,),
+}
+"""What a chat template reads, with the values under which it writes what it writes without them."""
+MESSAGE_UNSERVED = ("function_call", "audio", "refusal", "annotations")
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from .case import Case
 from .contract import CHAT, COMPLETIONS, CONTEXT, HEALTH, KEY, MAX_BODY_BYTES, MAX_DEPTH, MODEL, MODELS, VOCAB_SIZE
 from .json_reading import InvalidJson, read_json
-from .rules import Findings, Outcome, as_prompts, judge_fields
+from .rules import Findings, Outcome, as_prompts, changes_template, judge_fields
 
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:(\d+))?")
 LONGEST_TOKEN_CHARS = 64
@@ -184,6 +184,9 @@ def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict
 def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> int | None:
     """Whether prompts hold known tokens and fit with their answers; the tokens of all prompts together."""
     if path == CHAT:
+        if changes_template(body):
+            found.open("messages", "context_length_exceeded")
+            return None
         contents = [message.get("content") or "" for message in body["messages"]]
         # How parts are joined is not fixed, but for a token or two they are as long as their lines.
         texts = [text if isinstance(text, str) else "\n".join(part["text"] for part in text) for text in contents]

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from .contract import (
     CHAT,
     CHAT_NO_OPS,
+    CHAT_TEMPLATE_FIELDS,
     CHAT_WITHOUT_EFFECT,
     COMPLETION_NO_OPS,
     MAX_CHOICES,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    MESSAGE_FIELDS,
     MESSAGE_UNSERVED,
     MODEL,
     NO_OPS,
@@ -161,6 +163,11 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
         elif name in no_ops:
             if not _is_no_op(value, no_ops[name]):
                 found.wrong(name, *UNSERVED, *MALFORMED)
+        elif is_chat and name in CHAT_TEMPLATE_FIELDS:
+            if not _is_no_op(value, CHAT_TEMPLATE_FIELDS[name]):
+                for blamed in (name, "tool_choice", "messages", "continue_final_message"):
+                    found.open(blamed, *ANY_FAULT)
+                found.open("messages", "context_length_exceeded")
         elif name in harmless:
             found.open(name)
         elif name not in ("model", text_field):
@@ -170,6 +177,13 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
     (_messages if is_chat else _prompt)(found, body)
     _together(found, body, is_chat)
     return found
+
+
+def changes_template(body: dict[str, Any]) -> bool:
+    """Whether the prompt of a chat is more than its messages in order."""
+    fields = any(not _is_no_op(body[name], good) for name, good in CHAT_TEMPLATE_FIELDS.items() if name in body)
+    own = set(MESSAGE_FIELDS) - {"role", "content", "name"}
+    return fields or any(message.keys() & own or message["role"] == "tool" for message in body["messages"])
 
 
 def _is_no_op(value: Any, allowed: tuple[Any, ...]) -> bool:
@@ -227,9 +241,11 @@ def _messages(found: Findings, body: dict[str, Any]) -> None:
             if name in MESSAGE_UNSERVED:
                 found.open("messages", *ANY_FAULT)
                 found.must_fail |= value not in (None, [], "")
-            elif name not in ("role", "content", "name"):
+            elif name not in MESSAGE_FIELDS:
                 found.wrong("messages", *UNKNOWN, *UNSERVED)
-        if message.get("role") not in ("system", "developer", "user", "assistant"):
+            elif name not in ("role", "content", "name"):
+                found.open("messages", *ANY_FAULT)
+        if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
             found.wrong("messages", *ANY_FAULT)
         name = message.get("name")
         if name is not None and (not isinstance(name, str) or LONE.search(name)):

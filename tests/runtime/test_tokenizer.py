@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tests.runtime.small_tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
+from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.tokenizer import IncrementalDetokenizer, StopMatcher, TextStream, Tokenizer
 
 TEXTS = ["Hello world, naïve café", "日本語 🦋🐝 text", "  def f(x):\n    return '�' # é", "a", "\n\n \t", "👩‍👩‍👧‍👦!"]
@@ -58,9 +59,9 @@ def test_work_per_token_does_not_grow_with_the_text():
     class Counting(Tokenizer):
         longest = 0
 
-        def decode(self, token_ids):
+        def decode(self, token_ids, skip_special_tokens=True):
             self.longest = max(self.longest, len(token_ids))
-            return super().decode(token_ids)
+            return super().decode(token_ids, skip_special_tokens)
 
     tokenizer = Counting(byte_level_tokenizer()._tokenizer)
     detokenizer = IncrementalDetokenizer(tokenizer, context=[1] * 1000)
@@ -148,6 +149,29 @@ def test_a_refusing_or_missing_template_says_so():
         byte_level_tokenizer().encode_chat([{"role": "user", "content": "hi"}])
     with pytest.raises(ValueError, match="no tools"):
         byte_level_tokenizer(chat_template=CHAT_TEMPLATE).encode_chat([{"role": "tool", "content": "hi"}])
+
+
+def test_what_a_template_reads_beside_the_messages_is_handed_to_it():
+    tokenizer = byte_level_tokenizer(chat_template=CHAT_TEMPLATE + "{{ tools[0].name }}")
+    messages = [{"role": "user", "content": "hi"}]
+    variables = {"tools": [{"name": "f"}], "add_generation_prompt": False}
+    assert tokenizer.render_chat(messages, variables) == "user:hi;f"
+    with pytest.raises(ValueError, match="refuses the messages"):
+        tokenizer.render_chat([{"role": "user", "content": None}])
+
+
+def test_special_tokens_stay_where_they_are_asked_for_but_for_the_one_that_ends_the_text():
+    tokenizer = byte_level_tokenizer()
+    eos = tokenizer._tokenizer.eos_token_id
+    token_ids = [*tokenizer.encode("a", add_special_tokens=False), eos, eos]
+    mark = tokenizer.decode([eos], skip_special_tokens=False)
+    assert mark
+    for skips, text in ((True, "a"), (False, "a" + mark)):
+        stream = TextStream(tokenizer, skip_special_tokens=skips)
+        got, finish = stream.take(token_ids, FinishReason.STOP)
+        assert (got.text, got.num_tokens, finish) == (text, len(token_ids), FinishReason.STOP)
+    stream = TextStream(tokenizer, skip_special_tokens=False)
+    assert stream.take(token_ids, FinishReason.LENGTH)[0].text == "a" + mark + mark
 
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):

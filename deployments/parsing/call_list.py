@@ -1,0 +1,99 @@
+"""Tool calls as a JSON list, `[{"name": "f", "arguments": {...}}, ...]`, and one call's arguments alone.
+
+What a grammar makes a model write that must call a tool.
+"""
+
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import SPACE, Progress
+from wingbeat.deployments.parsing.message import MessageDelta, NewId, Parser, ToolCallDelta, new_call_id
+
+
+class _At(Enum):
+    START = auto()
+    BETWEEN = auto()
+    CALL = auto()
+    TEXT = auto()
+
+
+class CallListParser(CallParser):
+    """A text that is no such list is text; so is what follows one."""
+
+    keeps_special_tokens = False
+    _at = _At.START
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.START:
+                return self._read_start()
+            case _At.BETWEEN:
+                return self._read_between()
+            case _At.CALL:
+                return self._read_object()
+            case _At.TEXT:
+                return self._read_text()
+
+    def _read_start(self) -> bool:
+        rest = self._pending.lstrip()
+        if not rest:
+            self._at = _At.TEXT if self._ended else _At.START
+            return self._ended
+        self._at = _At.BETWEEN if rest.startswith("[") else _At.TEXT
+        self._raw, self._is_sent = self._read(len(self._pending) - len(rest) + (self._at is _At.BETWEEN)), False
+        if self._at is _At.TEXT:
+            self._drop_call()
+        return True
+
+    def _read_between(self) -> bool:
+        """What stands between two objects."""
+        rest = self._pending.lstrip(SPACE + ",")
+        raw = self._raw + self._read(len(self._pending) - len(rest))
+        if not rest:
+            self._raw = raw
+            return False
+        if rest.startswith("{"):
+            self._begin_call("" if self._num_calls else raw)
+            self._at = _At.CALL
+            return True
+        self._raw = raw
+        if rest.startswith("]"):
+            self._raw += self._read(1)
+        if self._num_calls:
+            self._raw = ""
+        else:
+            self._drop_call()
+        self._at = _At.TEXT
+        return True
+
+    def _read_object(self) -> bool:
+        progress = self._read_call()
+        if progress is Progress.DONE:
+            self._at = _At.BETWEEN
+        elif progress is Progress.BAD:
+            self._at = _At.TEXT
+        return True
+
+    def _read_text(self) -> bool:
+        self._say(self._read(len(self._pending)))
+        return False
+
+
+class OneCallParser(Parser):
+    """All text is the arguments of one call, whose name is known beforehand."""
+
+    def __init__(self, name: str, new_id: NewId = new_call_id) -> None:
+        self._name: str | None = name
+        self._new_id = new_id
+
+    def push(self, text: str) -> MessageDelta:
+        """More of the arguments."""
+        text = text.lstrip() if self._name else text
+        if not text:
+            return MessageDelta()
+        name, self._name = self._name, None
+        return MessageDelta(tool_calls=(ToolCallDelta(0, text, self._new_id() if name else None, name),))
+
+    def flush(self) -> MessageDelta:
+        """Nothing is held back."""
+        return MessageDelta()

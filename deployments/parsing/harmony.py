@@ -1,0 +1,72 @@
+"""The harmony format of gpt-oss: messages in channels, thoughts and calls among them.
+
+`<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer`, a call being
+`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`. Prompts end in `<|start|>assistant`.
+"""
+
+import re
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.message import MessageDelta, NewId, new_call_id, unfinished
+
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+_END = re.compile("|".join(map(re.escape, ENDS)))
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+class _At(Enum):
+    HEADER = auto()
+    TEXT = auto()
+    REASONING = auto()
+    CALL = auto()
+
+
+class HarmonyParser(CallParser):
+    """Text without the format's marks is the answer."""
+
+    _at = _At.HEADER
+
+    def __init__(self, new_id: NewId = new_call_id) -> None:
+        super().__init__(new_id)
+        self._num_messages = 0
+
+    def _advance(self) -> bool:
+        return self._read_header() if self._at is _At.HEADER else self._read_body()
+
+    def _read_header(self) -> bool:
+        header, mark, rest = self._pending.partition(MESSAGE)
+        if not mark:
+            if not self._ended:
+                return False
+            text = self._read(len(self._pending))
+            if not self._num_messages:
+                self._add(MessageDelta(text))
+            return False
+        self._pending = rest
+        self._num_messages += 1
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if recipient:
+            self._at = _At.CALL
+            self._send("", recipient[1].removeprefix("functions."))
+        else:
+            self._at = _At.REASONING if channel and channel[1] == "analysis" else _At.TEXT
+        return True
+
+    def _read_body(self) -> bool:
+        end = _END.search(self._pending)
+        held = 0 if end or self._ended else unfinished(self._pending, ENDS)
+        text = self._read(end.start() if end else len(self._pending) - held)
+        if self._at is _At.CALL:
+            self._send(text)
+        else:
+            self._add(MessageDelta(text) if self._at is _At.TEXT else MessageDelta(reasoning=text))
+        if end:
+            self._read(len(end[0]))
+            self._at = _At.HEADER
+        return end is not None
+
+    def _add(self, delta: MessageDelta) -> None:
+        self._out = self._out.plus(delta)

@@ -1,0 +1,76 @@
+"""Tool calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one or several."""
+
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import Progress
+from wingbeat.deployments.parsing.message import unfinished
+
+BEGIN = "<tool_call>"
+END = "</tool_call>"
+
+
+class _At(Enum):
+    TEXT = auto()
+    CALL = auto()
+    END = auto()
+    BROKEN = auto()
+
+
+class HermesParser(CallParser):
+    """Text may stand around the calls."""
+
+    _at = _At.TEXT
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.TEXT:
+                return self._read_text()
+            case _At.CALL:
+                return self._read_object()
+            case _At.END:
+                return self._read_end()
+            case _At.BROKEN:
+                return self._skip()
+
+    def _read_text(self) -> bool:
+        begin = self._pending.find(BEGIN)
+        if begin >= 0:
+            self._say(self._read(begin))
+            self._begin_call(self._read(len(BEGIN)))
+            self._at = _At.CALL
+            return True
+        held = 0 if self._ended else unfinished(self._pending, (BEGIN,))
+        self._say(self._read(len(self._pending) - held))
+        return False
+
+    def _read_object(self) -> bool:
+        progress = self._read_call()
+        if progress is Progress.DONE:
+            self._at = _At.END
+        elif progress is Progress.BAD:
+            self._at = _At.BROKEN if self._is_sent else _At.TEXT
+        return True
+
+    def _read_end(self) -> bool:
+        """The closing mark; models leave it out now and then."""
+        self._pending = self._pending.lstrip()
+        if not self._ended and END.startswith(self._pending):
+            if self._pending == END:
+                self._read(len(END))
+                self._at = _At.TEXT
+            return False
+        if self._pending.startswith(END):
+            self._read(len(END))
+        self._at = _At.TEXT
+        return True
+
+    def _skip(self) -> bool:
+        """Leave out what a call that was begun ends in, up to its mark: it is neither JSON nor text."""
+        end = self._pending.find(END)
+        if end >= 0:
+            self._read(end + len(END))
+            self._at = _At.TEXT
+            return True
+        self._read(len(self._pending) - unfinished(self._pending, (END,)))
+        return False

@@ -1,0 +1,177 @@
+"""One tool call in JSON, read character by character: `{"name": "f", "arguments": {...}}`."""
+
+import json
+from enum import Enum, auto
+
+SPACE = " \t\r\n"
+
+
+class JsonValue:
+    """Finds where a JSON value ends; it does not check the value's grammar."""
+
+    def __init__(self) -> None:
+        self.complete = False
+        """Whether the last character that was taken ended it."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._is_scalar = False
+
+    def take(self, char: str) -> bool:
+        """Whether the character belongs to the value; a number or word ends before one that does not."""
+        if self._in_string:
+            self._take_in_string(char)
+        elif self._is_scalar:
+            return char not in SPACE and char not in ",]}"
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            self.complete = self._depth <= 0
+        elif self._depth == 0:
+            self._is_scalar = True
+        return True
+
+    def _take_in_string(self, char: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+            self.complete = self._depth == 0
+
+
+class Progress(Enum):
+    """Where a call stands after a character."""
+
+    OPEN = auto()
+    DONE = auto()
+    """The character ended it."""
+    BAD = auto()
+    """It is no call."""
+
+
+class _At(Enum):
+    START = auto()
+    KEY_OR_END = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    IN_VALUE = auto()
+    COMMA = auto()
+
+
+class JsonCall:
+    """A call's object: `name` once it is known, and its arguments as they come."""
+
+    def __init__(self, needs_arguments: bool = False) -> None:
+        """`needs_arguments`: an object without arguments is no call but some other object with a name."""
+        self.name: str | None = None
+        self.has_arguments = False
+        """Whether the arguments have begun."""
+        self._needs_arguments = needs_arguments
+        self._new = ""
+        self._at = _At.START
+        self._key = ""
+        self._text = ""
+        self._value = JsonValue()
+
+    @property
+    def known(self) -> bool:
+        """Whether this is a call for certain, and which."""
+        return self.name is not None and self.has_arguments
+
+    def take_arguments(self) -> str:
+        """The arguments' text that is new since the last time."""
+        new, self._new = self._new, ""
+        return new
+
+    def push(self, char: str) -> Progress:
+        """Read a character."""
+        if self._at is _At.KEY:
+            return self._read_key(char)
+        if self._at is _At.IN_VALUE:
+            return self._read_value(char)
+        if char in SPACE:
+            return Progress.OPEN
+        match self._at, char:
+            case (_At.START, "{"):
+                self._at = _At.KEY_OR_END
+            case (_At.KEY_OR_END, '"'):
+                self._begin(_At.KEY)
+                return self._read_key(char)
+            case (_At.KEY_OR_END | _At.COMMA, "}"):
+                return self._end()
+            case (_At.COLON, ":"):
+                self._at = _At.VALUE
+            case (_At.COMMA, ","):
+                self._at = _At.KEY_OR_END
+            case (_At.VALUE, _):
+                self._begin(_At.IN_VALUE)
+                return self._read_value(char)
+            case _:
+                return Progress.BAD
+        return Progress.OPEN
+
+    def _begin(self, at: _At) -> None:
+        self._at, self._text, self._value = at, "", JsonValue()
+
+    def _read_key(self, char: str) -> Progress:
+        self._value.take(char)
+        self._text += char
+        if self._value.complete:
+            key = _read(self._text)
+            if not isinstance(key, str):
+                return Progress.BAD
+            self._key, self._at = key, _At.COLON
+        return Progress.OPEN
+
+    def _read_value(self, char: str) -> Progress:
+        if not self._value.take(char):
+            self._at = _At.COMMA
+            return self.push(char) if self._close_value() else Progress.BAD
+        if self._streams(char):
+            self._new += char
+            self.has_arguments = True
+        else:
+            self._text += char
+        if self._value.complete:
+            self._at = _At.COMMA
+            return Progress.OPEN if self._close_value() else Progress.BAD
+        return Progress.OPEN
+
+    def _streams(self, char: str) -> bool:
+        """Whether the value is an object of arguments, which is handed out as it comes."""
+        return self._key in ("arguments", "parameters") and not self._text and (self.has_arguments or char == "{")
+
+    def _close_value(self) -> bool:
+        """Use a value that was read as a whole; whether a call may have it."""
+        if not self._text:
+            return True
+        value = _read(self._text)
+        if self._key == "name":
+            self.name = value if isinstance(value, str) and value else None
+            return self.name is not None
+        if self._key in ("arguments", "parameters"):
+            # Some models write the object into a string, and null for none.
+            self._new = value if isinstance(value, str) else "{}" if value is None else self._text
+            self.has_arguments = True
+        return True
+
+    def _end(self) -> Progress:
+        if self.name is None or (self._needs_arguments and not self.has_arguments):
+            return Progress.BAD
+        if not self.has_arguments:
+            self._new, self.has_arguments = "{}", True
+        return Progress.DONE
+
+
+def _read(text: str) -> object:
+    """The JSON value; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

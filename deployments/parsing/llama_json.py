@@ -1,0 +1,60 @@
+"""Tool calls of Llama 3: an answer that is JSON, `{"name": "f", "parameters": {...}}`, several separated by `;`."""
+
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import SPACE, Progress
+
+TAG = "<|python_tag|>"
+
+
+class _At(Enum):
+    START = auto()
+    CALL = auto()
+    TEXT = auto()
+
+
+class LlamaJsonParser(CallParser):
+    """An answer that begins otherwise is text as a whole."""
+
+    _at = _At.START
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.START:
+                return self._read_start()
+            case _At.CALL:
+                return self._read_object()
+            case _At.TEXT:
+                self._say(self._read(len(self._pending)))
+                return False
+
+    def _read_start(self) -> bool:
+        """Where a call may begin: at the start of the text, and behind another call."""
+        separators = SPACE + ";" if self._num_calls else SPACE
+        body = self._pending.lstrip(separators)
+        if not self._ended and TAG.startswith(body):
+            return False
+        if self._ended and not body:
+            self._say("" if self._num_calls else self._pending)
+            self._pending = ""
+            return False
+        tag = TAG if body.startswith(TAG) else ""
+        rest = body[len(tag) :].lstrip()
+        if tag and not rest and not self._ended:
+            return False
+        if rest.startswith("{"):
+            self._begin_call(self._read(len(self._pending) - len(rest)), needs_arguments=True)
+            self._at = _At.CALL
+        else:
+            self._at = _At.TEXT
+        return True
+
+    def _read_object(self) -> bool:
+        progress = self._read_call()
+        if progress is Progress.DONE:
+            self._at = _At.START
+        elif progress is Progress.BAD:
+            # What follows a call that broke off in its arguments has no form that could be told.
+            self._at = _At.TEXT
+        return True

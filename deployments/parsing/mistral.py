@@ -1,0 +1,98 @@
+"""Tool calls of Mistral models, a list or one by one behind a mark.
+
+`[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]` in older models, `[TOOL_CALLS]f{...}`, `[TOOL_CALLS]f[ARGS]{...}`
+or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}` in newer ones.
+"""
+
+import secrets
+import string
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.call_list import CallListParser
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import JsonValue
+from wingbeat.deployments.parsing.message import NewId, unfinished
+
+MARK = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+def new_mistral_id() -> str:
+    """An id as Mistral's chat templates demand it: nine letters and digits."""
+    return "".join(secrets.choice(_ID_CHARS) for _ in range(9))
+
+
+class _At(Enum):
+    TEXT = auto()
+    HEAD = auto()
+    LIST = auto()
+    ARGUMENTS = auto()
+
+
+class MistralParser(CallParser):
+    """Text may stand before the calls."""
+
+    _at = _At.TEXT
+
+    def __init__(self, new_id: NewId = new_mistral_id) -> None:
+        super().__init__(new_id)
+        self._list = CallListParser(new_id)
+        self._value = JsonValue()
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.TEXT:
+                return self._read_text()
+            case _At.HEAD:
+                return self._read_head()
+            case _At.LIST:
+                self._out = self._out.plus(self._list.push(self._read(len(self._pending))))
+                return False
+            case _At.ARGUMENTS:
+                return self._read_arguments()
+
+    def flush(self):
+        """The rest."""
+        rest = super().flush()
+        return rest.plus(self._list.flush())
+
+    def _read_text(self) -> bool:
+        begin = self._pending.find(MARK)
+        if begin >= 0:
+            self._say(self._read(begin))
+            self._raw, self._is_sent = self._read(len(MARK)), False
+            self._at = _At.HEAD
+            return True
+        held = 0 if self._ended else unfinished(self._pending, (MARK,))
+        self._say(self._read(len(self._pending) - held))
+        return False
+
+    def _read_head(self) -> bool:
+        """A list's bracket, or a name up to its arguments."""
+        head = self._pending.lstrip()
+        if head.startswith("[") and not self._num_calls:
+            self._beside_call, self._raw, self._at = True, "", _At.LIST
+            return True
+        begin = head.find("{")
+        if begin < 0:
+            if self._ended:
+                self._raw += self._read(len(self._pending))
+            return False
+        name = head[:begin].removesuffix(ARGUMENTS).partition(CALL_ID)[0].strip()
+        self._read(len(self._pending) - len(head) + begin)
+        self._raw, self._is_sent = "", True
+        self._send("", name)
+        self._value, self._at = JsonValue(), _At.ARGUMENTS
+        return True
+
+    def _read_arguments(self) -> bool:
+        for position, char in enumerate(self._pending):
+            self._value.take(char)
+            if self._value.complete:
+                self._send(self._read(position + 1))
+                self._at = _At.TEXT
+                return True
+        self._send(self._read(len(self._pending)))
+        return False

@@ -1,0 +1,93 @@
+"""Parsers by name, or of a user by import path; which ones a server has."""
+
+import importlib
+from collections.abc import Callable
+
+from wingbeat.deployments.parsing.harmony import HarmonyParser
+from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
+
+PACKAGE = __name__.rpartition(".")[0]
+TOOL_CALL_PARSERS = {
+    "hermes": "hermes:HermesParser",
+    "qwen": "hermes:HermesParser",
+    "llama3_json": "llama_json:LlamaJsonParser",
+    "mistral": "mistral:MistralParser",
+    "harmony": "harmony:HarmonyParser",
+    "openai": "harmony:HarmonyParser",
+}
+REASONING_PARSERS = {
+    "qwen3": "thinking:ThinkingParser",
+    "glm45": "thinking:ThinkingParser",
+    "deepseek_r1": "thinking:OpenThinkingParser",
+    "mistral": "thinking:MistralThinkingParser",
+    "harmony": "harmony:HarmonyParser",
+    "openai_gptoss": "harmony:HarmonyParser",
+}
+NewParser = Callable[..., Parser]
+
+
+class Parsers:
+    """The parsers of one server; without any, text is text."""
+
+    def __init__(self, tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+        """Takes names, or import paths.
+
+        Raises:
+            ValueError: there is none of a name; says which there are.
+        """
+        self._calls = load_tool_call_parser(tool_call_parser) if tool_call_parser else None
+        self._reasoning = load_reasoning_parser(reasoning_parser) if reasoning_parser else None
+        # Thoughts, calls and answers of this format are one stream of messages, which one parser reads.
+        self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
+
+    @property
+    def read_calls(self) -> bool:
+        """Whether calls in the model's own format are found."""
+        return self._calls is not None
+
+    def new(self, prompt: str, *, calls: bool = False, answer: Callable[[], Parser] | None = None) -> Parser:
+        """A parser for one message.
+
+        Args:
+            prompt: the text before it.
+            calls: whether it may hold calls in the model's own format.
+            answer: reads what is not thoughts, in place of the server's own parser.
+        """
+        if self._is_harmony and answer is None:
+            return HarmonyParser()
+        rest = answer() if answer else self._calls() if calls and self._calls else PlainText()
+        if self._reasoning is None or self._is_harmony:
+            return rest
+        return ReasoningThenCalls(self._reasoning(prompt), rest)
+
+
+def load_tool_call_parser(name: str) -> NewParser:
+    """A class whose instances, made without arguments, read tool calls.
+
+    Raises:
+        ValueError: there is none of this name; says which there are.
+    """
+    return _load(name, TOOL_CALL_PARSERS, "tool_call_parser")
+
+
+def load_reasoning_parser(name: str) -> NewParser:
+    """A class whose instances, made from the text of the prompt, take the thoughts out.
+
+    Raises:
+        ValueError: there is none of this name; says which there are.
+    """
+    return _load(name, REASONING_PARSERS, "reasoning_parser")
+
+
+def _load(name: str, known: dict[str, str], setting: str) -> NewParser:
+    path = f"{PACKAGE}.{known[name]}" if name in known else name
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise ValueError(f"{setting} is {name!r}: must be one of {', '.join(known)}, or module:Class of yours")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{setting} is {name!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Parser)):
+        raise ValueError(f"{setting} is {name!r}: must be a class derived from {Parser.__module__}.{Parser.__name__}")
+    return found

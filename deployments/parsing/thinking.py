@@ -1,0 +1,81 @@
+"""Thoughts before an answer: `<think>...</think>answer`, where the prompt may have opened them already."""
+
+from enum import Enum, auto
+
+from wingbeat.deployments.parsing.message import MessageDelta, Parser, unfinished
+
+
+class _At(Enum):
+    START = auto()
+    THINKING = auto()
+    ANSWER = auto()
+
+
+class ThinkingParser(Parser):
+    """Everything between the two marks is reasoning; the marks are left out."""
+
+    begin = "<think>"
+    end = "</think>"
+    opens = False
+    """Whether an answer begins with thoughts where the prompt's end says nothing about them."""
+
+    def __init__(self, prompt: str) -> None:
+        """`prompt`: the text before the answer, or its end."""
+        prompt = prompt.rstrip()
+        self._opens = prompt.endswith(self.begin) or self.opens
+        self._at = _At.ANSWER if prompt.endswith(self.end) else _At.START
+        self._pending = ""
+
+    def push(self, text: str) -> MessageDelta:
+        """What is final after this text."""
+        if self._at is _At.ANSWER and not self._pending:
+            return MessageDelta(text)
+        self._pending += text
+        if self._at is _At.START and not self._read_start():
+            return MessageDelta()
+        return self._read_thoughts() if self._at is _At.THINKING else self._rest()
+
+    def flush(self) -> MessageDelta:
+        """A mark's beginning that was held back is no mark."""
+        rest = self._rest()
+        if self._at is _At.THINKING or (self._at is _At.START and self._opens):
+            return MessageDelta(reasoning=rest.content)
+        return rest
+
+    def _read_start(self) -> bool:
+        """Skip the opening mark; whether it is known if there is one."""
+        text = self._pending.lstrip()
+        if self.begin.startswith(text) and text != self.begin:
+            return False
+        is_marked = text.startswith(self.begin)
+        if is_marked:
+            self._pending = text[len(self.begin) :]
+        self._at = _At.THINKING if is_marked or self._opens else _At.ANSWER
+        return True
+
+    def _read_thoughts(self) -> MessageDelta:
+        thoughts, mark, answer = self._pending.partition(self.end)
+        if mark:
+            self._at, self._pending = _At.ANSWER, ""
+            return MessageDelta(answer, thoughts)
+        final = len(self._pending) - unfinished(self._pending, (self.end,))
+        thoughts, self._pending = self._pending[:final], self._pending[final:]
+        return MessageDelta(reasoning=thoughts)
+
+    def _rest(self) -> MessageDelta:
+        text, self._pending = self._pending, ""
+        return MessageDelta(text)
+
+
+class OpenThinkingParser(ThinkingParser):
+    """DeepSeek R1's: an answer begins with thoughts, whether or not the prompt shows it."""
+
+    opens = True
+
+
+class MistralThinkingParser(ThinkingParser):
+    """Magistral's marks, which are special tokens."""
+
+    keeps_special_tokens = True
+    begin = "[THINK]"
+    end = "[/THINK]"

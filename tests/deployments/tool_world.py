@@ -1,0 +1,79 @@
+"""A scripted model that knows tools: a chat template in Hermes' manner, and answers with calls and thoughts."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+
+from tests.deployments.http_world import FakePool, byte_tokenizer, call
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.scheduling.request import Request
+
+TEMPLATE = """
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif -%}
+{%- for m in messages -%}
+<|{{ m.role }}|>{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif -%}
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif -%}
+{{- m.content -}}
+{%- for c in m.tool_calls or [] -%}
+<tool_call>{"name": "{{ c.function.name }}", "city": "{{ c.function.arguments.city }}"}</tool_call>
+{%- endfor -%}
+{%- if not loop.last or not continue_final_message %}<|end|>{% endif -%}
+{%- endfor -%}
+{%- for d in documents or [] %}({{ d.text }}){% endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{{ reasoning_effort or "" }}{% if enable_thinking %}<think>{% endif %}
+{%- endif -%}
+"""
+TOKENIZER = byte_tokenizer(TEMPLATE)
+PARSERS = Parsers("hermes", "qwen3")
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ARGUMENTS = '{"city": "Paris"}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+USER = {"role": "user", "content": "hi"}
+ASSISTANT = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}],
+}
+TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+
+
+class ToolPool(FakePool):
+    """A scripted pool with room for tools."""
+
+    def __init__(self, answer: Callable[[Request], str] | str = CALL, tokens_per_output: int = 3) -> None:
+        super().__init__(answer, tokens_per_output)
+        self.info = ModelInfo("demo", max_model_len=8192, vocab_size=257, eos_token_ids=(0,), drafter="fake")
+
+    def prompt(self) -> str:
+        """The text of the latest request's prompt."""
+        return TOKENIZER.decode(self.requests[-1].prompt_token_ids)
+
+
+def post(pool: FakePool, path: str, body: dict, headers: dict | None = None, parsers: Parsers | None = PARSERS):
+    return call(pool, path, body, headers=headers, tokenizer=TOKENIZER, parsers=parsers)
+
+
+def chat(pool: FakePool, parsers: Parsers | None = PARSERS, **fields) -> httpx.Response:
+    return post(pool, "/v1/chat/completions", {"messages": [USER], **fields}, parsers=parsers)
+
+
+def events(response: httpx.Response) -> list[tuple[str, dict]]:
+    """Named server-sent events with their data."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [block.split("\n") for block in response.text.split("\n\n") if block]
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
