@@ -41,7 +41,7 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
-ROUTER = "Router"
+ROUTER, VERIFIER = "Router", "Verifier"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
@@ -58,7 +58,7 @@ class Router:
         self._config = config
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
-        self._tokenizer = Tokenizer.load(config.model_dir())
+        self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
         source = ServeEngines(engines)
         self._pool = EnginePool(
             source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
@@ -125,7 +125,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
     drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
     return serve.deployment(
         Verifier,
-        name="Verifier",
+        name=VERIFIER,
         ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=STRATEGY,

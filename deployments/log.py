@@ -1,6 +1,7 @@
 """Where the log lines of Wingbeat's own modules go in a process of the application."""
 
 import logging
+import sys
 
 from wingbeat.deployments.request_context import current
 
@@ -30,3 +31,16 @@ def show_log() -> None:
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+def show_lines(name: str) -> None:
+    """Write the messages of one logger, from INFO up and without more, to the standard error as it is at the time."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(handler, _Messages) for handler in logger.handlers):
+        logger.addHandler(_Messages())
+        logger.setLevel(logging.INFO)
+
+
+class _Messages(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)

@@ -32,6 +32,7 @@ from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
 from wingbeat.deployments.replica.live_recording import TrafficCapture, start_capture
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
+from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 
@@ -114,6 +115,8 @@ class Verifier:
         self._supervisor: DrafterSupervisor | None = None
         self._capture: TrafficCapture | None = None
         self._first_drafter: RayDrafter | None = None
+        self._self_test: dict[str, Any] | None = None
+        self._config = config
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         try:
             await self._start(config)
@@ -128,6 +131,8 @@ class Verifier:
         self._first_drafter = drafter
         build = load_factory(config.engine_factory) if config.engine_factory else build_setup
         ask_needs = drafter.needs if drafter is not None else _no_needs
+        dtype, device = config.resolved_dtype(), config.resolved_device()
+        logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
         setup: EngineSetup = await asyncio.to_thread(build, config, ask_needs)
         self._info = setup.info
         self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
@@ -225,6 +230,19 @@ class Verifier:
             self._loop.call(lambda engine: engine.clock.stop(recording))
         return list(map(tuple, recording.events))
 
+    async def report(self) -> dict[str, Any]:
+        """What is served here and how its drafter did at the start, for people."""
+        info, config = self._info, self._config
+        return {
+            "model": info.model_name,
+            "drafter": info.drafter,
+            "dtype": config.resolved_dtype(),
+            "device": config.resolved_device(),
+            "max_model_len": info.max_model_len,
+            "num_kv_tokens": info.num_kv_tokens,
+            "self_test": self._self_test,
+        }
+
     async def check_integrity(self, *, engine_id: str | None = None) -> None:
         """Prove that the KV blocks add up; meaningful for an idle engine.
 
@@ -275,7 +293,9 @@ class Verifier:
         )
         await self._supervisor.start(drafter)
         if setup.check_drafter is not None:
-            await asyncio.wrap_future(self._loop.call(setup.check_drafter))
+            logger.info("trying the drafter on short texts")
+            found = await asyncio.wrap_future(self._loop.call(setup.check_drafter))
+            self._self_test = found.as_dict() if isinstance(found, SelfTest) else None
         self._spawn(self._supervisor.run())
 
     def _spawn(self, coroutine: Any) -> None:
