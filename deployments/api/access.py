@@ -78,10 +78,17 @@ class Access:
         is_own = authority.removesuffix(port) == (host or "").lower().removesuffix(port)
         return is_own or name in self.origin_hosts
 
-    def check_key(self, authorizations: Sequence[str]) -> None:
-        """Raises ApiError, 401, where keys are set and the `Authorization` headers carry none of them."""
+    def check_key(self, authorizations: Sequence[str], keys: Sequence[str] = ()) -> None:
+        """Raises ApiError, 401, where keys are set and the headers carry none of them.
+
+        Args:
+            authorizations: the `Authorization` headers.
+            keys: the `X-Api-Key` headers, Anthropic's, which count where there is no other.
+        """
         if not self.api_keys:
             return
+        if not authorizations and len(keys) == 1:
+            authorizations = (f"Bearer {keys[0]}",)
         scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
         given = given.strip().encode() if scheme.lower() == "bearer" else b""
         # All are compared, each in constant time: how long it takes tells nothing about a key.

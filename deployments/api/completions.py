@@ -180,15 +180,20 @@ class CompletionService:
             raise invalid("prompt", problem)
         return Prompt(tuple(prompt), self._tokenizer.decode(prompt) if echo else "")
 
-    def _chat_prompt(self, body: ChatBody) -> Prompt:
+    def chat_text(self, body: ChatBody) -> str:
+        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            text = self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            return self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+        except ValueError as error:
+            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+
+    def _chat_prompt(self, body: ChatBody) -> Prompt:
+        text = self.chat_text(body)
+        try:
             limit = self.pool.info.max_model_len
             token_ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
         except TextTooLong as error:
             raise self._too_long("messages", error.num_tokens) from None
-        except ValueError as error:
-            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
         return Prompt(tuple(token_ids), end=text[-PROMPT_END_CHARS:])
 
     def _too_long(self, param: str, num_tokens: int | None) -> ApiError:

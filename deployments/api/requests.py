@@ -46,13 +46,43 @@ class SpeculationOptions(BaseModel):
     enabled: bool = True
 
 
-class GenerationBody(BaseModel):
-    """The fields that completions and chat completions share."""
+class RequestBody(BaseModel):
+    """A body of which every field is known, and of the type it says."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    unserved: ClassVar[Mapping[str, IsOff]]
+    unserved: ClassVar[Mapping[str, IsOff]] = {}
     """Fields that are not served, with the values under which they ask for nothing."""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read and check a request body.
+
+        Raises:
+            ApiError: 400 naming the field, for anything that is malformed, unknown or not served.
+        """
+        return cls.of_fields(read_object(body))
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> Self:
+        """Check fields that were read already; raises as `parse`."""
+        cls.check_unserved(fields)
+        try:
+            return cls.model_validate({name: fields[name] for name in fields if name not in cls.unserved})
+        except ValidationError as error:
+            raise invalid_field(error) from error
+
+    @classmethod
+    def check_unserved(cls, fields: dict[str, Any]) -> None:
+        """Raises ApiError for the first field that asks for something that is not served."""
+        for name, is_off in cls.unserved.items():
+            if name in fields and not is_off(fields[name]):
+                raise unsupported(name)
+
+
+class GenerationBody(RequestBody):
+    """The fields that completions and chat completions share."""
+
     prompt_field: ClassVar[str] = "prompt"
     """Where the prompt is, for errors about its length."""
 
@@ -73,27 +103,6 @@ class GenerationBody(BaseModel):
     user: str | None = None
     """Cannot change the result, as `metadata`."""
     metadata: dict[str, str] | None = None
-
-    @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Read and check a request body.
-
-        Raises:
-            ApiError: 400 naming the field, for anything that is malformed, unknown or not served.
-        """
-        fields = read_object(body)
-        cls.check_unserved(fields)
-        try:
-            return cls.model_validate({name: fields[name] for name in fields if name not in cls.unserved})
-        except ValidationError as error:
-            raise invalid_field(error) from error
-
-    @classmethod
-    def check_unserved(cls, fields: dict[str, Any]) -> None:
-        """Raises ApiError for the first field that asks for something that is not served."""
-        for name, is_off in cls.unserved.items():
-            if name in fields and not is_off(fields[name]):
-                raise unsupported(name)
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -40,3 +40,7 @@ class ServeEngines:
     async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         """Stop requests; with none, a sign of life."""
         await self._handle.abort.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
+
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        """Forget cached prefixes."""
+        await self._handle.reset_prefix_cache.remote(engine_id=engine_id)
