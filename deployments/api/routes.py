@@ -9,8 +9,10 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.errors import unknown_model
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody
 from wingbeat.deployments.api.responses import (
@@ -19,7 +21,8 @@ from wingbeat.deployments.api.responses import (
     event_stream,
     whole_response,
 )
-from wingbeat.deployments.api.server_routes import add_server_routes
+from wingbeat.deployments.api.responses_api.routes import add_responses_route
+from wingbeat.deployments.api.server_routes import add_server_routes, version_of_package
 from wingbeat.deployments.api.token_routes import add_token_routes
 
 
@@ -45,6 +48,8 @@ def create_app(
 
     add_token_routes(app, service)
     add_server_routes(app, service)
+    add_responses_route(app, service)
+    add_messages_routes(app, service)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -78,6 +83,7 @@ def create_app(
     async def root() -> dict[str, Any]:
         return {"name": "wingbeat", "model": service.pool.info.model_name, "api": "/v1"}
 
+    add_description(app, version_of_package())
     return app
 
 

@@ -11,12 +11,17 @@ from wingbeat.deployments.api.completions import CompletionService
 PACKAGE = "wingbeat"
 
 
+def version_of_package() -> str:
+    """Of the package that is installed."""
+    return version(PACKAGE)
+
+
 def add_server_routes(app: FastAPI, service: CompletionService) -> None:
     """Add the three endpoints."""
 
     @app.get("/version")
     async def version_of_server() -> dict[str, Any]:
-        return {"version": version(PACKAGE)}
+        return {"version": version_of_package()}
 
     @app.api_route("/ping", methods=["GET", "POST"])
     async def ping() -> Response:
