@@ -121,7 +121,8 @@ class LLM:
             RuntimeError: one of them failed; the others are aborted.
         """
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            self.engine.add_request(Request(str(index), tuple(prompt), param))
+            grammar = None if param.grammar is None else self.engine.grammars.compile(param.grammar)
+            self.engine.add_request(Request(str(index), tuple(prompt), param), grammar)
         try:
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():

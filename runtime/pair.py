@@ -83,6 +83,7 @@ def engine_of_pair(
     from wingbeat.runtime.checks.readings import choose_convention
     from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.loader import load_model
 
@@ -97,4 +98,5 @@ def engine_of_pair(
                 check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
             )
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
-    return PairEngine(Engine(loaded, settings.engine, needs), tokenizer, choice, check)
+    grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+    return PairEngine(Engine(loaded, settings.engine, needs, grammars=grammars), tokenizer, choice, check)

@@ -43,6 +43,7 @@ class FakeEngine:
         self, round_s: float = 0.0, num_blocks: int = 64, max_model_len: int = 200, max_num_seqs: int = 64
     ) -> None:
         self.drafter_state = "none"
+        self.grammars = None
         self.round_s = round_s
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -53,11 +54,11 @@ class FakeEngine:
         self.broken = False
         self._running: dict[str, tuple[Request, int]] = {}
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, grammar: None = None) -> None:
         if len(request.prompt_token_ids) + request.params.max_tokens > self.max_model_len:
             raise ValueError(f"the request does not fit {self.max_model_len} tokens")
         self.num_started += 1
-        self._running[request.request_id] = (request, 0)
+        self._running[request.request_id] = (request, len(request.output_token_ids))
 
     def abort_request(self, request_id: str) -> None:
         self._running.pop(request_id, None)
@@ -73,7 +74,11 @@ class FakeEngine:
         if self.broken:
             raise RoundFailed("broken by the test", (), waiting)
         if any(POISON in request.prompt_token_ids for _, (request, _) in running):
-            raise RoundFailed("poisoned", tuple(request_id for request_id, (_, done) in running if not done), waiting)
+            raise RoundFailed(
+                "poisoned",
+                tuple(request_id for request_id, (r, done) in running if done == len(r.output_token_ids)),
+                waiting,
+            )
         outputs = []
         for request_id, (request, done) in running:
             prompt, params = request.prompt_token_ids, request.params

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from wingbeat.deployments.api.completions import ChoiceDelta, Generation
+from wingbeat.deployments.api.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.responses import Totals
 from wingbeat.deployments.parsing.message import MessageDelta
 from wingbeat.runtime.scheduling.request import FinishReason
@@ -17,8 +17,8 @@ class Piece(NamedTuple):
     finish_reason: FinishReason | None
     totals: Totals
     """So far."""
-    stop: str | None
-    """The stop string that ended it."""
+    stop: str | int | None
+    """The stop string or token that ended it."""
     reasoning_tokens: int
     """So far; tokens that came together with the first of the answer count to the answer."""
 
@@ -39,4 +39,4 @@ async def parsed(generation: Generation, deltas: AsyncGenerator[ChoiceDelta, Non
             is_answering |= bool(found.content or found.tool_calls)
             if found.reasoning and not is_answering:
                 reasoning_tokens += delta.num_tokens
-            yield Piece(found, delta.finish_reason, totals, getattr(delta, "stop_reason", None), reasoning_tokens)
+            yield Piece(found, delta.finish_reason, totals, delta.stop_reason, reasoning_tokens)

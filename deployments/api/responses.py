@@ -5,8 +5,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from wingbeat.deployments.api.completions import ChoiceDelta, Generation
 from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.api.generation import ChoiceDelta, Generation
+from wingbeat.deployments.api.round_trace import HeldRounds
+from wingbeat.deployments.api.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.runtime.scheduling.request import FinishReason, SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
@@ -17,6 +19,7 @@ class ResponseShape(Protocol):
 
     object_name: str
     chunk_object_name: str
+    logprobs_body: LogprobsBody
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A whole choice."""
@@ -31,6 +34,7 @@ class CompletionShape:
     """`/v1/completions`."""
 
     object_name = chunk_object_name = "text_completion"
+    logprobs_body = staticmethod(completion_logprobs)
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A choice with its text."""
@@ -48,6 +52,7 @@ class ChatShape:
 
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    logprobs_body = staticmethod(chat_logprobs)
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A choice with its message."""
@@ -118,14 +123,24 @@ async def whole_response(
 ) -> dict[str, Any]:
     """Collect all choices into one body."""
     totals = Totals(generation)
+    rounds, details = HeldRounds(), _details(generation, shape)
     texts: list[list[str]] = [[] for _ in generation.choices]
     finish_reasons: list[FinishReason | None] = [None] * len(texts)
+    stop_reasons: dict[int, str | int] = {}
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
+            rounds.hold(delta.index, delta.rounds)
+            details.hold(delta)
+            if delta.stop_reason is not None:
+                stop_reasons[delta.index] = delta.stop_reason
             texts[delta.index].append(delta.text)
             finish_reasons[delta.index] = delta.finish_reason
     choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
+    for choice in choices:
+        rounds.hand_over(choice)
+        details.hand_over(choice)
+        choice["stop_reason"] = stop_reasons.get(choice["index"])
     return {
         **_header(generation, shape.object_name),
         "choices": choices,
@@ -148,15 +163,21 @@ async def event_stream(
     header = _header(generation, shape.chunk_object_name)
     if generation.include_usage:
         header["usage"] = None
-    totals, started, sent = Totals(generation), set(), False
+    totals, rounds, details = Totals(generation), HeldRounds(), _details(generation, shape)
+    started, sent = set(), False
     try:
         async with aclosing(deltas):
             async for delta in deltas:
                 totals.add(delta)
-                chunks = [
-                    {**header, "choices": [choice]}
-                    for choice in shape.chunk_choices(delta, is_first=delta.index not in started)
-                ]
+                choices = shape.chunk_choices(delta, is_first=delta.index not in started)
+                rounds.hold(delta.index, delta.rounds)
+                details.hold(delta)
+                if choices:
+                    rounds.hand_over(choices[-1])
+                    details.hand_over(_carrier(choices))
+                    if delta.finish_reason is not None:
+                        choices[-1]["stop_reason"] = delta.stop_reason
+                chunks = [{**header, "choices": [choice]} for choice in choices]
                 started.add(delta.index)
                 if generation.continuous_usage:
                     chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
@@ -178,6 +199,16 @@ async def event_stream(
 def sse_event(body: dict[str, Any]) -> bytes:
     """One event. JSON escapes every non-ASCII character: some readers split lines at U+2028."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
+    prompts = [choice.request.prompt_token_ids for choice in generation.choices]
+    return HeldDetails(generation.details, prompts, shape.logprobs_body)
+
+
+def _carrier(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a choice's chunks the one with its text, else the last one."""
+    return next((choice for choice in choices if choice.get("delta", {}).get("content")), choices[-1])
 
 
 def _header(generation: Generation, object_name: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from fastapi.responses import JSONResponse, Response
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.errors import unknown_model
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape

@@ -10,9 +10,9 @@ from wingbeat.deployments.api.answering import read_body
 from wingbeat.deployments.api.chat_messages import ChatMessage
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.errors import shown
+from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.api.json_body import read_object
-from wingbeat.deployments.api.requests import RequestBody, invalid
+from wingbeat.deployments.api.request_body import RequestBody
 from wingbeat.deployments.api.tool_requests import Tool
 from wingbeat.deployments.api.unserved_fields import off
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS

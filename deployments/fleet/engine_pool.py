@@ -225,10 +225,7 @@ class EnginePool:
 
 def _resumed(request: Request, emitted: list[int]) -> Request:
     """What is left of a request whose first tokens were written by an engine that died."""
-    if not emitted:
-        return request
-    params = replace(request.params, max_tokens=request.params.max_tokens - len(emitted))
-    return replace(request, prompt_token_ids=(*request.prompt_token_ids, *emitted), params=params)
+    return replace(request, output_token_ids=tuple(emitted)) if emitted else request
 
 
 def _for_caller(output: RequestOutput, request: Request) -> RequestOutput:

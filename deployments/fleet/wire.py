@@ -2,16 +2,26 @@
 process time that its rounds need."""
 
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import (
+    FinishReason,
+    GrammarSpec,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationMetrics,
+    TokenLogprob,
+    VerifiedRound,
+)
 
-WireRequest = tuple[int, tuple[int, ...], tuple]
-"""(number within the connection, prompt token ids, fields of SamplingParams in order)"""
-WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None]
-"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp)"""
+WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...]]
+"""(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already)"""
+WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple]
+"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
+TokenLogprob by token, and by prompt token, fields of VerifiedRound by round)"""
 
 
 class Verdict(StrEnum):
@@ -34,7 +44,10 @@ class GivenUp(NamedTuple):
 
 def pack_request(number: int, request: Request) -> WireRequest:
     """The request as it travels; its id stays with the router."""
-    return number, request.prompt_token_ids, astuple(request.params)
+    params = request.params
+    if params.grammar is not None:
+        params = replace(params, grammar=tuple(params.grammar))
+    return number, request.prompt_token_ids, astuple(params), request.output_token_ids
 
 
 def unpack_request(packed: WireRequest, request_id: str) -> Request:
@@ -43,8 +56,12 @@ def unpack_request(packed: WireRequest, request_id: str) -> Request:
     Raises:
         ValueError: a sampling field is out of range.
     """
-    _, prompt_token_ids, params = packed
-    return Request(request_id, tuple(prompt_token_ids), SamplingParams(*params))
+    _, prompt_token_ids, fields, output_token_ids = packed
+    params = SamplingParams(*fields)
+    if params.grammar is not None:
+        kind, text = params.grammar
+        params = replace(params, grammar=GrammarSpec(kind, text))
+    return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids))
 
 
 def pack_output(number: int, output: RequestOutput) -> WireOutput:
@@ -52,23 +69,28 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     metrics = None if output.metrics is None else _pack_metrics(output.metrics)
     finish = None if output.finish_reason is None else str(output.finish_reason)
     given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
-    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up
+    logprobs, prompt_logprobs = (tuple(map(tuple, given)) for given in (output.logprobs, output.prompt_logprobs))
+    extras = (logprobs, prompt_logprobs, tuple(map(tuple, output.rounds)))
+    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, *extras
 
 
 def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason)
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), (), ()
 
 
 def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
     """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
-    number, token_ids, finish, metrics, num_cached_tokens, given_up = packed
+    number, token_ids, finish, metrics, num_cached_tokens, given_up, logprobs, prompt_logprobs, rounds = packed
     output = RequestOutput(
         "",
         tuple(token_ids),
         None if finish is None else FinishReason(finish),
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
+        logprobs=tuple(TokenLogprob(*entry) for entry in logprobs),
+        prompt_logprobs=tuple(TokenLogprob(*entry) for entry in prompt_logprobs),
+        rounds=tuple(VerifiedRound(*packed_round) for packed_round in rounds),
     )
     return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
 
@@ -85,6 +107,9 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             token_ids=merged.token_ids + output.token_ids,
             metrics=output.metrics or merged.metrics,
             num_cached_tokens=max(output.num_cached_tokens, merged.num_cached_tokens),
+            logprobs=merged.logprobs + output.logprobs,
+            prompt_logprobs=merged.prompt_logprobs or output.prompt_logprobs,
+            rounds=merged.rounds + output.rounds,
         )
     return merged
 

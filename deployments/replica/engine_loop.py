@@ -5,15 +5,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
 from wingbeat.deployments.replica.outbox import Outbox, RouterGone
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.grammar.compiler import Grammars
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,8 +36,10 @@ class ServedEngine(Protocol):
 
     drafter_state: str
     """`none`, `attached` or `lost`."""
+    grammars: "Grammars | None"
+    """Compiles what requests give as their grammar, on any thread."""
 
-    def add_request(self, request: Request) -> None: ...
+    def add_request(self, request: Request, grammar: Any = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
     def step(self) -> list[RequestOutput]: ...
     def has_unfinished_requests(self) -> bool: ...
@@ -90,6 +95,7 @@ class EngineLoop:
         self._started: set[str] = set()
         self._check_at: float | None = None
         self._stopping = False
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-grammars")
         self.failure: EngineFailed | None = None
         self._thread = threading.Thread(target=self._run, name="wingbeat-engine", daemon=True)
 
@@ -100,6 +106,7 @@ class EngineLoop:
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread after the round it is in; unfinished requests are dropped."""
         self._post(self._stop)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout_s)
 
     @property
@@ -227,12 +234,43 @@ class EngineLoop:
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
             return
-        try:
-            self._engine.add_request(unpack_request(packed, request_id))
+        with self._refusing(request_id, number, outbox):
+            request = unpack_request(packed, request_id)
+            if request.params.grammar is None:
+                self._engine.add_request(request)
+            else:
+                self._compile(request, number, outbox)
             self._owners[request_id] = (client_id, number)
+
+    def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
+        """Have the request's grammar compiled on another thread; it is queued once that is done."""
+        if self._engine.grammars is None:
+            raise ValueError("structured_outputs is not served here: the model has no tokenizer")
+
+        def queue_it(grammar: Future[Any]) -> None:
+            self._post(lambda: self._add_compiled(request, grammar, number, outbox))
+
+        self._compiling.submit(self._engine.grammars.compile, request.params.grammar).add_done_callback(queue_it)
+
+    def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:
+        if request.request_id not in self._owners:
+            return
+        try:
+            with self._refusing(request.request_id, number, outbox):
+                self._engine.add_request(request, grammar.result())
+        finally:
+            outbox.flush(time.monotonic())
+
+    @contextlib.contextmanager
+    def _refusing(self, request_id: str, number: int, outbox: Outbox) -> Iterator[None]:
+        """What the block raises is told to the request's client."""
+        try:
+            yield
         except ValueError as error:
+            self._owners.pop(request_id, None)
             outbox.give_up(number, Verdict.REFUSED, str(error))
         except Exception as error:
+            self._owners.pop(request_id, None)
             logger.exception("Request %s cannot be taken", request_id)
             outbox.give_up(number, Verdict.FAILED, f"request {request_id}: {type(error).__name__}: {error}")
 

@@ -3,6 +3,7 @@
 import logging
 from array import array
 from collections import deque
+from typing import TYPE_CHECKING
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -12,7 +13,10 @@ from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
@@ -25,6 +29,9 @@ from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
@@ -41,6 +48,7 @@ class Engine:
         needs: of the drafter to come.
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself; see `ModelRunner`.
+        grammars: of the model's tokenizer, for callers; None serves no request with a grammar.
 
     Raises:
         ValueError: the configuration asks for what the model or its device does not have; names field and value.
@@ -53,6 +61,7 @@ class Engine:
         needs: DrafterNeeds = DrafterNeeds(),
         graph_device: GraphDevice | None = None,
         on_host: bool | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         if config.max_model_len > loaded.max_position_embeddings:
             raise ValueError(
@@ -62,9 +71,10 @@ class Engine:
         self.loaded = loaded
         self.model = VerifierModel(loaded, needs.tap_layers, needs.kv_layers)
         self.needs = needs
+        self.grammars = grammars
         self.cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
-        self.slots = SlotState(config, loaded.vocab_size, loaded.device)
+        self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
@@ -77,7 +87,9 @@ class Engine:
         )
         self.counter = AcceptanceCounter(forced=config.forced_acceptance is not None)
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
-        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy]
+        self.tracer = RoundTracer()
+        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy, self.tracer]
+        self._num_own_observers = len(self._observers)
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None
@@ -102,20 +114,25 @@ class Engine:
             keeps_context=self.needs.keeps_context,
         )
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, grammar: "CompiledGrammar | None" = None) -> None:
         """Queue a request.
+
+        Args:
+            grammar: what `self.grammars` made of the request's.
 
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
         try:
-            ids = array("q", request.prompt_token_ids)
+            ids = array("q", (*request.prompt_token_ids, *request.output_token_ids))
         except (TypeError, OverflowError) as error:
             raise ValueError(f"prompt holds what is no token id: {error}") from None
         bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < self.loaded.vocab_size]
         if bad:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
-        self.scheduler.add(request)
+        request.params.check_token_ids(self.loaded.vocab_size)
+        self.scheduler.add(request, masker_of(request, grammar))
+        self.tracer.add(request)
 
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
@@ -143,7 +160,7 @@ class Engine:
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
-        self._observers[4:] = [] if observer is None else [observer]
+        self._observers[self._num_own_observers :] = [] if observer is None else [observer]
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -177,6 +194,9 @@ class Engine:
 
     def _wingbeat(self) -> None:
         clock = self.clock
+        if self._in_flight and self.scheduler.has_maskers():
+            # What may come next depends on tokens that are still on their way.
+            self._settle(leave=0)
         with clock.schedule:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):
@@ -271,6 +291,7 @@ class Engine:
     def _update(self, flight: RoundInFlight) -> None:
         """Take a round's tokens. Rows of sequences that finished, were aborted or preempted meanwhile are void."""
         plan, result = flight.plan, flight.settle()
+        flight.report(result)
         for observer in self._observers:
             observer.settled(flight, result)
         live = iter(flight.live)
@@ -278,7 +299,7 @@ class Engine:
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.scheduler.update(decodes, chunks)
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
-        self._outputs += outputs
+        self._outputs += self.tracer.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 self._ended(output.request_id)

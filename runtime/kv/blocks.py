@@ -28,6 +28,13 @@ def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
     return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
+def salted_root(salt: str) -> bytes:
+    """Parent hash of the first block of sequences that share prefixes only with others of the same salt."""
+    return (
+        blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"salt").digest() if salt else ROOT_HASH
+    )
+
+
 class BlockManager:
     """Reference-counted blocks, a hash-chained prefix cache, and how far the drafter has filled each block.
 

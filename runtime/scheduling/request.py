@@ -17,8 +17,17 @@ _RANGES = (
     ("top_k", int, 0, INT32_MAX, "an integer from 0 (off) to 2^31 - 1"),
     ("min_p", (int, float), 0.0, 1.0, "between 0 and 1"),
     ("seed", int, -(2**63), 2**63 - 1, "a 64-bit integer"),
+    ("presence_penalty", (int, float), -2.0, 2.0, "between -2 and 2"),
+    ("frequency_penalty", (int, float), -2.0, 2.0, "between -2 and 2"),
+    ("repetition_penalty", (int, float), 0.01, 100.0, "between 0.01 and 100"),
+    ("min_tokens", int, 0, INT32_MAX, "an integer from 0 to 2^31 - 1"),
+    ("priority", int, -(2**31), INT32_MAX, "a 32-bit integer"),
 )
 """Of `SamplingParams`: field, type, least and largest value, and what an error says."""
+
+
+MAX_LOGPROBS = 20
+"""Most likely tokens that are reported per position, at most; OpenAI's limit, and vLLM's default."""
 
 
 class FinishReason(StrEnum):
@@ -29,9 +38,21 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class GrammarSpec(NamedTuple):
+    """What an answer must match from its first token to its last."""
+
+    kind: str
+    """One of `wingbeat.runtime.grammar.compiler.KINDS`."""
+    text: str
+    """A schema, expression or grammar; choices and structural tags as JSON."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen: argmax(processed logits / temperature + Gumbel(seed, position, token)).
+
+    Logits are processed in this order: bias, penalties, masks of allowed tokens. Log-probabilities are those of the
+    model's own logits.
 
     Raises:
         ValueError: a field is out of range; the message begins with the field's name.
@@ -49,6 +70,31 @@ class SamplingParams:
     ignore_eos: bool = False
     speculation: bool = True
     """False decodes this request plainly, in the same batch as the others; the tokens are the same."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Of tokens in the prompt or the output; the two before look at the output alone."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Nothing else is generated; none allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that are not generated; each one's last token is forbidden behind the others."""
+    min_tokens: int = 0
+    """Tokens before which neither an end-of-sequence token nor one of `stop_token_ids` is generated."""
+    stop_token_ids: tuple[int, ...] = ()
+    """They end the request, whatever `ignore_eos` says."""
+    logprobs: int | None = None
+    """Report each token's log-probability and those of so many of the most likely ones; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens from the second one on."""
+    priority: int = 0
+    """Requests of a higher one are admitted first and preempted last."""
+    cache_salt: str = ""
+    """Requests share cached prefixes with others of the same salt only."""
+    grammar: GrammarSpec | None = None
+    trace: bool = False
+    """Whether the outputs carry `rounds`: the trees that were verified."""
 
     def __post_init__(self) -> None:
         # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
@@ -56,8 +102,71 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, kind) or not low <= value <= high:
                 raise ValueError(f"{name} is {value}: must be {allowed}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and 0 <= value <= MAX_LOGPROBS):
+                raise ValueError(f"{name} is {value}: must be between 0 and {MAX_LOGPROBS}")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            _check_ids(name, getattr(self, name))
+        for word in _listed("bad_words", self.bad_words):
+            if not word:
+                raise ValueError("bad_words holds a word without tokens")
+            _check_ids("bad_words", word)
+        for entry in _listed("logit_bias", self.logit_bias):
+            token_id, value = _listed("logit_bias", entry)
+            _check_ids("logit_bias", (token_id,))
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"logit_bias adds {value} to token {token_id}: must be a finite number")
+        if not isinstance(self.cache_salt, str):
+            raise ValueError("cache_salt is no text")
         if self.temperature < GREEDY_BELOW:
             object.__setattr__(self, "temperature", 0.0)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens before."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether something is added to logits, minus infinity for what is forbidden included."""
+        single = any(len(word) == 1 for word in self.bad_words)
+        return bool(self.logit_bias or self.allowed_token_ids or self.min_tokens or single)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the tokens allowed next are found on the host, from the tokens before."""
+        return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def alters_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's."""
+        return self.has_penalties or self.has_bias or self.has_masks
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises ValueError, beginning with the field's name, for a token that the model does not have."""
+        words = (token_id for word in self.bad_words for token_id in word)
+        for name, token_ids in (
+            ("logit_bias", (token_id for token_id, _ in self.logit_bias)),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("stop_token_ids", self.stop_token_ids),
+            ("bad_words", words),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise ValueError(f"{name} holds token id {token_id}: the vocabulary has {vocab_size}")
+
+
+def _listed(name: str, values: object) -> tuple:
+    if not isinstance(values, tuple):
+        raise ValueError(f"{name} is {values!r}: must be a tuple")
+    return values
+
+
+def _check_ids(name: str, token_ids: object) -> None:
+    for token_id in _listed(name, token_ids):
+        if not isinstance(token_id, int) or not 0 <= token_id <= INT32_MAX:
+            raise ValueError(f"{name} holds {token_id!r}, which is no token id")
 
 
 @dataclass(frozen=True)
@@ -67,6 +176,21 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    """What another engine has generated already; `max_tokens` and `min_tokens` count it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens there are when it arrives."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+
+class TokenLogprob(NamedTuple):
+    """Log-probability of one token, by the model's own logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the most likely ones, best first."""
 
 
 @dataclass
@@ -131,6 +255,19 @@ class SpeculationMetrics:
         }
 
 
+class VerifiedRound(NamedTuple):
+    """What one round did for one request that has `trace`."""
+
+    token_ids: tuple[int, ...]
+    """What it brought: the accepted nodes' tokens, then the verifier's own; fewer where the request ended."""
+    tree_token_ids: tuple[int, ...] = ()
+    """By node, the root first; empty where no draft was verified."""
+    tree_parents: tuple[int, ...] = ()
+    """By node, smaller than its own index; -1 for the root."""
+    accepted_nodes: tuple[int, ...] = ()
+    """By depth, from 1 on."""
+
+
 class RequestOutput(NamedTuple):
     """Tokens one round brought for one request."""
 
@@ -144,3 +281,9 @@ class RequestOutput(NamedTuple):
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
     """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """By new token, where the request asks for them."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """By prompt token from the second one on, on the first output, where the request asks for them."""
+    rounds: tuple[VerifiedRound, ...] = ()
+    """Where the request has `trace`: one for each round that these tokens came from."""

@@ -1,7 +1,7 @@
 """Which sequences run in a round, and with which blocks: continuous batching, chunked prefill, preemption.
 
 Running sequences decode first; what is left of the token budget goes to prompt chunks. When blocks run out a tree is
-given up before a sequence is, and the youngest sequence is preempted before an older one. Who gets a free
+given up before a sequence is, and of the lowest priority the youngest sequence is preempted first. Who gets a free
 slot is `runtime.scheduling.admission_order`'s to say.
 
 A round may be scheduled while the one before it is in flight: lengths are then bounds. Blocks and slots are handed on
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, IntegrityError
+from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
-from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,13 @@ class Chunk(NamedTuple):
     """Whether it reaches the end of the sequence, so that its last row yields a token."""
     replay: bool = False
     """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
+
+    def prompt_targets(self) -> list[int]:
+        """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""
+        if self.replay or not self.seq.wants_prompt_logprobs:
+            return []
+        end = min(self.start + self.length + 1, self.seq.num_prompt_tokens)
+        return self.seq.token_ids[self.start + 1 : end]
 
 
 class SchedulerOutput(NamedTuple):
@@ -84,20 +91,23 @@ class Scheduler:
         self._num_epochs = 0
         self._order = AdmissionOrder()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, masker: TokenMasker | None = None) -> None:
         """Queue a request.
+
+        Args:
+            masker: says which tokens it may generate, as far as that depends on those before.
 
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
         """
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
+        num_tokens = request.num_tokens
+        if not request.prompt_token_ids:
             raise ValueError("prompt is empty: give at least one token")
         if num_tokens >= self.config.max_model_len:
             raise ValueError(
                 f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
             )
-        seq = Sequence(request)
+        seq = Sequence(request, masker)
         seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
         self.waiting.append(seq)
 
@@ -208,6 +218,10 @@ class Scheduler:
                 self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
         return [output for output in outputs if output is not None]
 
+    def has_maskers(self) -> bool:
+        """Whether what a running sequence may go on with depends on its last token."""
+        return any(seq.masker is not None for seq in self.running)
+
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
         slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])
@@ -221,14 +235,18 @@ class Scheduler:
         # Tokens cut off by an end of sequence leave computed positions that belong to nobody.
         seq.num_computed = min(seq.num_computed, len(seq.token_ids) - 1)
         self._cache_full_blocks(seq, seq.num_computed)
+        logprobs, prompt_logprobs = ((), ()) if seq.reports is None else seq.reports.take(len(kept))
+        output = RequestOutput(
+            seq.request.request_id, tuple(kept), reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+        )
         if reason is not None:
             self._drop(seq)
-            return finished_output(seq, tuple(kept), reason)
+            return output._replace(metrics=seq.metrics, num_cached_tokens=seq.num_cached_tokens)
         if self.suspects and self.suspects.is_past(seq):
             self.suspects.clear(seq)
             if self.suspects:
                 self._preempt(seq)
-        return RequestOutput(seq.request.request_id, tuple(kept))
+        return output
 
     def _schedule_decodes(self) -> tuple[list[Sequence], tuple[Sequence, ...]]:
         """What decodes, and what of it without its tree."""
@@ -258,9 +276,9 @@ class Scheduler:
         return seq.draft.tree_requested and self._extend(seq, seq.max_len - 1 + num_nodes)
 
     def _grow(self, seq: Sequence) -> bool:
-        """Blocks for the root; preempts the youngest sequences where there are none."""
+        """Blocks for the root; preempts sequences where there are none, the youngest of the lowest priority first."""
         while not self._extend(seq, seq.max_len):
-            victim = self.running[-1]
+            victim = min(reversed(self.running), key=lambda other: other.request.params.priority)
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -282,7 +300,9 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
-        cached = self.block_manager.match_prefix(seq.token_ids)
+        cached = []
+        if not seq.wants_prompt_logprobs:
+            cached = self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):
@@ -293,7 +313,7 @@ class Scheduler:
         if seq.num_output_tokens == 0:
             seq.num_cached_tokens = seq.num_computed
         seq.num_hashed_blocks = len(cached)
-        seq.last_hash = self.block_manager.block_hash(cached[-1]) if cached else ROOT_HASH
+        seq.last_hash = self.block_manager.block_hash(cached[-1]) if cached else seq.root_hash
         seq.slot = self._free_slots.pop()
         self._num_epochs += 1
         seq.epoch = self._num_epochs
@@ -333,8 +353,3 @@ class Scheduler:
 def _next_chunk(seq: Sequence, budget: int) -> Chunk:
     length = min(seq.num_uncomputed, budget)
     return Chunk(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
-
-
-def finished_output(seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason) -> RequestOutput:
-    """The last output of a request, with what it is asked to report."""
-    return RequestOutput(seq.request.request_id, token_ids, reason, seq.metrics, seq.num_cached_tokens)

@@ -1,7 +1,37 @@
 """One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
 
+from typing import Protocol
+
+import numpy as np
+
+from wingbeat.runtime.kv.blocks import salted_root
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics
+from wingbeat.runtime.scheduling.token_reports import TokenReports
+
+
+class TokenMasker(Protocol):
+    """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.grammar` has them."""
+
+    def accept(self, token_id: int) -> bool:
+        """Take the next token; returns whether nothing may follow it."""
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """Tokens, at most so many, that come next whatever the model says; a guess, which costs speed where wrong."""
+        ...
+
+    def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
+        """Write the tokens allowed behind each node of a tree whose root is the last token taken.
+
+        Args:
+            token_ids, parents: int64 [num_nodes], num_nodes valid ones; node 0 is the root, with parent -1.
+            masks: int32 [num_nodes, ceil(vocab_size / 32)], written: bit b of word w allows token 32 * w + b.
+
+        Returns:
+            False where only the root's row could be found in time.
+        """
+        ...
 
 
 class Sequence:
@@ -18,6 +48,7 @@ class Sequence:
         "epoch",
         "in_flight",
         "last_hash",
+        "masker",
         "metrics",
         "num_cached_tokens",
         "num_computed",
@@ -26,20 +57,28 @@ class Sequence:
         "num_synced_blocks",
         "num_tokens_at_most",
         "preempted",
+        "reports",
         "request",
+        "root_hash",
         "slot",
         "token_ids",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, masker: TokenMasker | None = None) -> None:
         self.request = request
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_tokens_at_most = self.num_prompt_tokens + request.params.max_tokens
         self.metrics = SpeculationMetrics()
         self.num_cached_tokens = 0
         self.preempted = False
         """Whether it has run before and waits to be computed again."""
+        self.root_hash = salted_root(request.params.cache_salt)
+        self.masker = masker
+        """Which tokens may come next; None where all may."""
+        params = request.params
+        asks = params.logprobs is not None or params.prompt_logprobs is not None
+        self.reports = TokenReports(params) if asks else None
         self.reset()
 
     def reset(self) -> None:
@@ -55,6 +94,14 @@ class Sequence:
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""
         self.draft = DraftProgress()
+        if self.reports is not None:
+            self.reports.restart()
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt must be computed for its log-probabilities, cached or not."""
+        asked = self.request.params.prompt_logprobs is not None
+        return asked and not self.reports.prompt_is_out
 
     @property
     def num_uncomputed(self) -> int:
@@ -93,10 +140,13 @@ class Sequence:
         room = min(params.max_tokens - self.num_output_tokens, max_model_len - len(self.token_ids))
         kept = token_ids[:room]
         reason = FinishReason.LENGTH if len(kept) == room else None
-        if not params.ignore_eos:
-            for index, token_id in enumerate(kept):
-                if token_id in eos_token_ids:
-                    kept, reason = kept[: index + 1], FinishReason.STOP
-                    break
+        stops = params.stop_token_ids
+        for index, token_id in enumerate(kept):
+            if self.masker is not None and self.masker.accept(token_id):
+                kept, reason = kept[: index + 1], FinishReason.STOP
+                break
+            if (token_id in eos_token_ids and not params.ignore_eos) or token_id in stops:
+                kept, reason = kept[: index + 1], FinishReason.STOP
+                break
         self.token_ids.extend(kept)
         return kept, reason

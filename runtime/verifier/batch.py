@@ -104,9 +104,13 @@ class BatchBuilder:
         return slot_mapping(self.slots.block_tables[slots], stored, self.config.block_size)
 
     def flatten(self, plan: SchedulerOutput, decodes: Decodes | None) -> ForwardBatch:
-        """Decodes and prompt chunks as one batch."""
+        """Decodes and prompt chunks as one batch.
+
+        Rows with logits: those of decodes, of the chunks that sample, and of prompt tokens whose next one is reported.
+        """
         token_ids, positions, mapping, rows = [], [], [], []
         segments: list[AttentionSegment] = []
+        reported: list[Tensor] = []
         num_rows = 0
         if decodes is not None:
             segments += self._decode_segments(plan.decodes, decodes)
@@ -124,9 +128,12 @@ class BatchBuilder:
             stored = self.slot_mapping(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
             # A replay reads the KV that stands; writing it again could change a shared block's last bits.
             mapping.append(torch.zeros_like(stored) if chunk.replay else stored)
+            if targets := chunk.prompt_targets():
+                reported.append(torch.arange(num_rows, num_rows + len(targets), device=self.device))
             num_rows += chunk.length
             if chunk.samples:
                 rows.append(torch.full((1,), num_rows - 1, device=self.device))
+        rows += reported
         metadata = AttentionMetadata(self.cache.layers, torch.cat(mapping), segments)
         logits_rows = torch.cat(rows) if plan.chunks and rows else None
         if not rows:

@@ -1,6 +1,6 @@
 """A verifier's rounds without prompt chunks as CUDA graphs: which shapes are captured, and which one a round runs in.
 
-Each bucket is captured twice, for batches that are greedy throughout and for any other. A round is padded to the
+Each bucket is captured once per way of choosing tokens (`Choosing`). A round is padded to the
 smallest bucket that holds it; one of too many rows for any bucket computes longer than its kernels take to launch, so
 it runs eagerly, by the same function.
 """
@@ -24,14 +24,15 @@ from wingbeat.runtime.graphs.graph_runner import (
     bucket_for,
 )
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.verifier.choice import Choosing
 from wingbeat.runtime.verifier.slots import SlotState
 
 MOST_ROWS = 2048
 """Nodes of a whole batch in the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
 
-RoundFunction = Callable[[Tensor, TokenTree | None, int, bool], AcceptedPaths]
-"""(slots, trees or None for bare roots, nodes to verify per sequence, whether anyone samples) -> what was decided."""
+RoundFunction = Callable[[Tensor, TokenTree | None, int, Choosing], AcceptedPaths]
+"""(slots, trees or None for bare roots, nodes to verify per sequence, how tokens are chosen) -> what was decided."""
 
 
 class RootInputs(NamedTuple):
@@ -80,7 +81,7 @@ class DecodeGraphs:
         self.config = config
         self.pool = GraphPool(graph_device)
         self.widths = node_buckets(config)
-        self._runners: dict[tuple[int, bool], GraphRunner] = {}
+        self._runners: dict[tuple[int, Choosing], GraphRunner] = {}
         self._batches: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -101,46 +102,46 @@ class DecodeGraphs:
         if self.widths[-1] not in self._batches:
             self._capture(self.widths, layers)
 
-    def run(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, sampled: bool) -> AcceptedPaths:
+    def run(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
         """One round; valid until any graph of the pool is replayed next.
 
         Args:
             slots: int64 [num_reqs].
             num_nodes: 1 for bare roots, else one of `widths`.
-            sampled: whether any sequence has a temperature above 0.
+            choosing: how tokens are chosen.
         """
         inputs = RootInputs(slots) if trees is None else TreeInputs(slots, *trees)
         batches, num_reqs = self._batches.get(num_nodes, ()), len(slots)
         if not batches or num_reqs > batches[-1]:
             self.stats.count_eager_run(_stage(num_nodes))
-            return self.function(slots, trees, num_nodes, sampled)
+            return self.function(slots, trees, num_nodes, choosing)
         bucket = Bucket(bucket_for(num_reqs, batches), num_nodes)
         # The inputs' memory is every bucket's: what was decided must not point into it.
-        return self._runners[num_nodes, sampled].run(bucket, inputs)._replace(slots=slots)
+        return self._runners[num_nodes, choosing].run(bucket, inputs)._replace(slots=slots)
 
     def _capture(self, widths: tuple[int, ...], layers: AbstractContextManager | None) -> None:
         runners = []
         for num_nodes in widths:
             batches = tuple(n for n in batch_buckets(self.config.max_num_seqs) if n * num_nodes <= MOST_ROWS)
             self._batches[num_nodes] = batches
-            for sampled in (False, True) if batches else ():
+            for choosing in Choosing if batches else ():
                 runner = GraphRunner(
                     _stage(num_nodes),
-                    self._stage_function(num_nodes, sampled),
+                    self._stage_function(num_nodes, choosing),
                     self._root_padding if num_nodes == 1 else self._tree_padding,
                     [Bucket(n, num_nodes) for n in batches],
                     self.pool,
                 )
-                self._runners[num_nodes, sampled] = runner
+                self._runners[num_nodes, choosing] = runner
                 runners.append(runner)
         with layers or nullcontext():
             self.pool.capture(*runners)
 
-    def _stage_function(self, num_nodes: int, sampled: bool) -> Callable[[RootInputs | TreeInputs], AcceptedPaths]:
+    def _stage_function(self, num_nodes: int, choosing: Choosing) -> Callable[[RootInputs | TreeInputs], AcceptedPaths]:
         def stage(inputs: RootInputs | TreeInputs) -> AcceptedPaths:
             self.slots.reset_spare()
             slots, *tree = inputs
-            return self.function(slots, TokenTree(*tree) if tree else None, num_nodes, sampled)
+            return self.function(slots, TokenTree(*tree) if tree else None, num_nodes, choosing)
 
         return stage
 

@@ -103,6 +103,14 @@ def keep_nodes(trees: TokenTree, kept: Tensor, num_nodes: int) -> TokenTree:
     )
 
 
+def verified_nodes(evidence: Tensor, num_nodes: int) -> Tensor:
+    """Which drafted node each verified one was: int64 [num_reqs, num_nodes]; the last one where there are fewer."""
+    index = torch.arange(evidence.shape[1], device=evidence.device)
+    stays = ((evidence >> _KEPT) & 1).bool() | (index == 0)
+    last = evidence.shape[1] - 1
+    return torch.where(stays, index, last).sort(dim=1).values[:, :num_nodes]
+
+
 def unpack_evidence(words: np.ndarray) -> tuple[DraftedTrees, np.ndarray]:
     """Read `PrunedTrees.evidence` on the host: the trees before pruning, and which of their nodes were verified."""
     trees = DraftedTrees(

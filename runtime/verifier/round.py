@@ -24,6 +24,10 @@ class RoundResult(NamedTuple):
     """int64 [num_decodes, 1..max_path]: root and accepted nodes, the last one repeated."""
     evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
+    logprobs: np.ndarray | None = None
+    """int64 [num_asking, 1..max_path, n]: of the decodes that ask for them; see `runtime.verifier.logprobs`."""
+    chunk_logprobs: np.ndarray | None = None
+    """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
 
 
 @dataclass
@@ -54,6 +58,12 @@ class RoundInFlight:
     """[num_chunk_tokens, taps_size], chunks back to back."""
     times: RoundTimes
     download: Download
+    extras: tuple[str, ...] = ()
+    """Fields of the result that the download ends with."""
+    asking: list[int] = field(default_factory=list)
+    """Decodes whose log-probabilities are in the result."""
+    num_targets: list[int] = field(default_factory=list)
+    """By chunk: prompt tokens whose log-probabilities are in the result."""
     result: RoundResult | None = None
     """What it decided, once the host knows."""
     live: list[bool] = field(default_factory=list)
@@ -72,19 +82,42 @@ class RoundInFlight:
         self.live = [epoch == then for epoch, then in zip(now, self.epochs, strict=True)]
         return result
 
+    def report(self, result: RoundResult) -> None:
+        """Hand the log-probabilities to the sequences that asked for them."""
+        if result.logprobs is not None:
+            for index, row in enumerate(self.asking):
+                if self.live[row]:
+                    count = len(result.token_ids[row])
+                    self.plan.decodes[row].reports.add_tokens(result.logprobs[index][:count])
+        if result.chunk_logprobs is not None:
+            self._report_chunks(result.chunk_logprobs)
+
+    def _report_chunks(self, packed: np.ndarray) -> None:
+        begin = sum(chunk.samples for chunk in self.plan.chunks)
+        sampled = iter(packed[:begin, None])
+        for chunk, num_targets, live in zip(
+            self.plan.chunks, self.num_targets, self.live[len(self.plan.decodes) :], strict=True
+        ):
+            end = begin + num_targets
+            own = next(sampled) if chunk.samples else packed[:0]
+            if live and chunk.seq.reports is not None:
+                chunk.seq.reports.add_tokens(own)
+                chunk.seq.reports.add_prompt(packed[begin:end])
+            begin = end
+
     def num_new_tokens(self, row: int) -> int:
         """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def _result(self) -> RoundResult:
-        num_tokens, num_valid, token_ids, nodes, sampled, *evidence = self.download.wait()
+        num_tokens, num_valid, token_ids, nodes, sampled, *extras = self.download.wait()
         left = iter(sampled.tolist())
         return RoundResult(
             token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
             num_valid=num_valid.tolist(),
             chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
             path_nodes=nodes,
-            evidence=evidence[0] if evidence else None,
+            **dict(zip(self.extras, extras, strict=True)),
         )
 
 
@@ -105,7 +138,13 @@ class RoundObserver:
 
 
 def launched_round(
-    plan: SchedulerOutput, accepted: AcceptedPaths, sampled: Tensor, chunk_taps: Tensor | None, forward_s: float
+    plan: SchedulerOutput,
+    accepted: AcceptedPaths,
+    sampled: Tensor,
+    chunk_taps: Tensor | None,
+    forward_s: float,
+    asking: list[int] | None = None,
+    chunk_logprobs: Tensor | None = None,
 ) -> RoundInFlight:
     """A round whose work is enqueued; its tokens start on their way to the host.
 
@@ -113,10 +152,15 @@ def launched_round(
         sampled: int64 [num_sampling_chunks].
         chunk_taps: [num_chunk_tokens, taps_size].
         forward_s: host seconds in the forward pass.
+        asking: decodes that `accepted.logprobs` has a row of; None where it has all.
+        chunk_logprobs: see `RoundResult`.
     """
-    parts = [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled]
-    if accepted.evidence is not None:
-        parts.append(accepted.evidence)
+    extras = {"evidence": accepted.evidence, "logprobs": accepted.logprobs, "chunk_logprobs": chunk_logprobs}
+    extras = {name: tensor for name, tensor in extras.items() if tensor is not None}
+    if asking is None:
+        asking = [row for row, seq in enumerate(plan.decodes) if seq.reports is not None]
+        if "logprobs" in extras:
+            extras["logprobs"] = extras["logprobs"][asking]
     return RoundInFlight(
         plan=plan,
         epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
@@ -124,5 +168,10 @@ def launched_round(
         sampled=sampled,
         chunk_taps=chunk_taps,
         times=RoundTimes(forward_s),
-        download=Download(parts),
+        download=Download(
+            [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled, *extras.values()]
+        ),
+        extras=tuple(extras),
+        asking=asking,
+        num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
     )

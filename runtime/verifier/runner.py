@@ -6,6 +6,7 @@ from the slot state, which the round before advances on the device, and the host
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wingbeat.kernels.kv.reference import move_kv
-from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspace
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
@@ -21,16 +21,19 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
+from wingbeat.runtime.verifier.choice import Choosing, TokenChooser
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.forced_acceptance import AcceptanceForcer
 from wingbeat.runtime.verifier.loader import LoadedModel
-from wingbeat.runtime.verifier.model import VerifierModel
-from wingbeat.runtime.verifier.pruning import DevicePruner
+from wingbeat.runtime.verifier.model import ModelOutput, VerifierModel
+from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.token_masks import TokenMasks
 
 
 class ModelRunner:
@@ -79,10 +82,11 @@ class ModelRunner:
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
         self.graphs: DecodeGraphs | None = None
-        self._workspace_rows = 0
+        most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
+        self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
+        self.masks = TokenMasks(slots.processors)
         if graph_device is not None:
-            self._workspace_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
-            self._workspace = sampling_workspace(self._workspace_rows, loaded.vocab_size, self.device)
+            slots.processors.allocate()
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
@@ -114,105 +118,107 @@ class ModelRunner:
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
+        trees = self.masks.draft_forced(plan, trees, self.max_depth)
+        masks = self.masks.start(plan, trees)
         if self.graphs is not None and not plan.chunks:
-            return self._replay(plan, rows.slots, trees, num_nodes)
+            return self._replay(plan, rows.slots, _rooted(trees, masks), num_nodes)
         evidence = None
-        if trees is not None and self.pruner is not None:
-            trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
+        if self.pruner is not None:
+            # Masks are of the nodes before pruning.
+            trees = _rooted(trees, masks)
+            if trees is not None:
+                trees, evidence = self.pruner.prune(trees, rows.slots, num_nodes)
         decodes = self.builder.decodes(rows.slots, trees) if plan.decodes else None
         batch = self.builder.flatten(plan, decodes)
         started = time.perf_counter()
         output = self.model(batch) if plan.chunks else self.decode(batch)
         forward_s = time.perf_counter() - started
-        chosen = self._choose(plan, decodes, output.logits)
-        return self._commit(plan, decodes, chosen, output.taps, forward_s, evidence)
+        if decodes is not None and decodes.tree is not None:
+            decodes = decodes._replace(tree=_rooted(decodes.tree, masks))
+        elif masks is not None:
+            masks.result()
+        num_rows = (0 if decodes is None else decodes.num_rows) + sum(chunk.samples for chunk in plan.chunks)
+        chosen = self.chooser.choose(plan, decodes, output.logits[:num_rows])
+        return self._commit(plan, decodes, chosen, output, forward_s, evidence)
 
     def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
         """`launch` of a round without prompt chunks, as one graph."""
-        sampled = any(seq.request.params.temperature > 0 for seq in plan.decodes)
+        choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         started = time.perf_counter()
-        accepted = self.graphs.run(slots, trees, 1 if trees is None else num_nodes, sampled)
+        accepted = self.graphs.run(slots, trees, 1 if trees is None else num_nodes, choosing)
         return launched_round(plan, accepted, slots[:0], None, time.perf_counter() - started)
 
-    def _decode_round(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, sampled: bool) -> AcceptedPaths:
+    def _decode_round(
+        self, slots: Tensor, trees: TokenTree | None, num_nodes: int, choosing: Choosing
+    ) -> AcceptedPaths:
         """A whole round at shapes that its arguments' shapes decide: what is captured.
 
         Args:
             slots: int64 [num_reqs]; rows of the spare slot compute in block 0.
             num_nodes: of each tree, those to verify.
-            sampled: False promises that every temperature is 0.
+            choosing: what the parameters of the sequences ask for, at most.
         """
-        evidence = None
+        evidence = nodes = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
+            nodes = verified_nodes(evidence, num_nodes)
         elif trees is not None:
             # The roots are written in place, and what is returned must not be the caller's.
-            trees = trees._replace(token_ids=trees.token_ids.clone(), num_valid=trees.num_valid.clone())
+            trees = trees._replace(
+                token_ids=trees.token_ids.clone(), parents=trees.parents.clone(), num_valid=trees.num_valid.clone()
+            )
         decodes = self.builder.decodes(slots, trees)
         output = self.model(self.builder.fixed(decodes))
-        if sampled:
-            rows = slots[:, None].expand_as(decodes.positions).flatten()
-            chosen = self._sample(output.logits, rows, decodes.positions.flatten() + 1, any_filtered=True)
-        else:
-            chosen = output.logits.argmax(dim=-1)
-        return self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
-
-    def _choose(self, plan: SchedulerOutput, decodes: Decodes | None, logits: Tensor) -> Tensor:
-        """The target's token at each row that has logits: int64 [num_rows]."""
-        sampled = [chunk.seq for chunk in plan.chunks if chunk.samples]
-        if decodes is None and not sampled:
-            return torch.zeros(0, dtype=torch.int64, device=self.device)
-        params = [seq.request.params for seq in (*plan.decodes, *sampled)]
-        if not any(p.temperature > 0 for p in params):
-            return logits.argmax(dim=-1)
-        slots, positions = [], []
-        if decodes is not None:
-            slots.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.positions)))
-            positions.append(decodes.packed(decodes.positions) + 1)
-        if sampled:
-            columns = upload([[seq.slot for seq in sampled], [len(seq.token_ids) for seq in sampled]], self.device)
-            slots.append(columns[0])
-            positions.append(columns[1])
-        any_filtered = any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params)
-        return self._sample(logits, torch.cat(slots), torch.cat(positions), any_filtered)
-
-    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor, any_filtered: bool) -> Tensor:
-        """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
-        state = self.slots
-        fits = len(rows) <= self._workspace_rows
-        return choose_tokens(
-            logits,
-            state.temperatures[rows],
-            state.top_ks[rows],
-            state.top_ps[rows],
-            state.min_ps[rows],
-            state.seeds[rows],
-            positions,
-            any_sampled=True,
-            any_filtered=any_filtered,
-            workspace=self._workspace if fits else None,
-        )
+        chosen = self.chooser.choose_fixed(decodes, output.logits, choosing, nodes)
+        accepted = self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
+        if choosing is not Choosing.ALTERED:
+            return accepted
+        self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
+        return accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, None))
 
     def _commit(
         self,
         plan: SchedulerOutput,
         decodes: Decodes | None,
         chosen: Tensor,
-        taps: Tensor | None,
+        output: ModelOutput,
         forward_s: float,
         evidence: Tensor | None,
     ) -> RoundInFlight:
         num_decode_rows = 0 if decodes is None else decodes.num_rows
-        accepted = self._accept(decodes, chosen[:num_decode_rows], taps)
+        taps = output.taps
+        accepted = self._accept(decodes, chosen[:num_decode_rows], taps)._replace(evidence=evidence)
         sampled = chosen[num_decode_rows:]
-        sampling = [chunk.seq.slot for chunk in plan.chunks if chunk.samples]
+        sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if sampling:
-            slots = upload(sampling, self.device)
+            slots = upload([seq.slot for seq in sampling], self.device)
             self.slots.committed_lens[slots] += 1
             self.slots.last_token_ids[slots] = sampled
-        if evidence is not None:
-            accepted = accepted._replace(evidence=evidence)
-        return launched_round(plan, accepted, sampled, None if taps is None else taps[num_decode_rows:], forward_s)
+        self._count(plan, accepted, sampling, sampled)
+        asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
+        if asking:
+            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, asking))
+        chunk_logprobs = self._chunk_logprobs(plan, sampling, sampled, output.logits[num_decode_rows:])
+        chunk_taps = None if taps is None else taps[num_decode_rows:]
+        return launched_round(plan, accepted, sampled, chunk_taps, forward_s, asking, chunk_logprobs)
+
+    def _count(self, plan: SchedulerOutput, accepted: AcceptedPaths, sampling: list[Sequence], sampled: Tensor) -> None:
+        """Note the tokens for penalties, where a sequence has some."""
+        tables = self.slots.processors
+        if any(seq.request.params.has_penalties for seq in plan.decodes):
+            tables.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
+        if any(seq.request.params.has_penalties for seq in sampling):
+            slots = upload([seq.slot for seq in sampling], self.device)
+            tables.count(slots, sampled[:, None], torch.ones_like(sampled))
+
+    def _chunk_logprobs(
+        self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
+    ) -> Tensor | None:
+        """Of the tokens that chunks yield, then of the prompts' own tokens; None where nobody asks."""
+        targets = [token_id for chunk in plan.chunks for token_id in chunk.prompt_targets()]
+        if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
+            return None
+        return self.chooser.chunk_logprobs(logits, torch.cat([sampled, upload(targets, self.device)]))
 
     def _accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
         """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
@@ -240,7 +246,15 @@ class ModelRunner:
         if taps is not None:
             path_taps = taps[decodes.rows_of(walk.nodes)]
         return AcceptedPaths(
-            decodes.slots, decodes.roots, token_ids, walk.num_tokens, tree.num_valid, walk.nodes, path_taps
+            decodes.slots,
+            decodes.roots,
+            token_ids,
+            walk.num_tokens,
+            tree.num_valid,
+            walk.nodes,
+            path_taps,
+            tree_token_ids=walked,
+            tree_parents=tree.parents,
         )
 
     def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
@@ -270,6 +284,16 @@ class ModelRunner:
         source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
         move_kv(self.cache.layers, source, target, self.cache.table)
+
+
+def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:
+    """The trees once their masks are there; of those that came too late only the root counts."""
+    late = [] if masks is None else masks.result()
+    if trees is None or not late:
+        return trees
+    num_valid = trees.num_valid.clone()
+    num_valid[late] = 1
+    return trees._replace(num_valid=num_valid)
 
 
 def _graph_device(config: EngineConfig, device: torch.device, given: GraphDevice | None) -> GraphDevice | None:

@@ -10,6 +10,7 @@ from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.processors import ProcessorTables
 
 
 class DecodeRows(NamedTuple):
@@ -30,7 +31,12 @@ class SlotState:
     The last row belongs to nobody: rows that pad a batch point there, and its block table stays in block 0.
     """
 
-    def __init__(self, config: EngineConfig, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, vocab_size: int, device: torch.device, eos_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self.processors = ProcessorTables(
+            config.max_num_seqs, config.speculation.num_nodes, vocab_size, eos_token_ids, device
+        )
         self.vocab_size = vocab_size
         self.device = device
         self.spare = config.max_num_seqs
@@ -90,6 +96,7 @@ class SlotState:
         """Bring the rows of a round's sequences up to date; comes before anything else of the round is enqueued."""
         if plan.admitted:
             self._admit(plan.admitted)
+            self.processors.admit(plan.admitted)
         self._append_blocks([*plan.decodes, *(chunk.seq for chunk in plan.chunks)])
         columns = [seq.slot for seq in plan.decodes], plan.with_trees()
         if columns != self._latest_columns:  # a batch mostly stays as it is

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from wingbeat.deployments.api.errors import ApiError, shown
-from wingbeat.deployments.api.requests import invalid
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 
 def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[dict[str, Any]]:

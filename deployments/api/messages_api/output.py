@@ -3,7 +3,7 @@
 import json
 from typing import Any, NamedTuple
 
-from wingbeat.deployments.api.completions import Generation
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.parsed_answer import Piece
 from wingbeat.deployments.api.responses import Totals
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
@@ -77,7 +77,7 @@ class MessageOutput:
     def _stop_reason(self, piece: Piece) -> tuple[str, str | None]:
         if piece.finish_reason is FinishReason.LENGTH:
             return "max_tokens", None
-        if piece.stop is not None:
+        if isinstance(piece.stop, str):
             return "stop_sequence", piece.stop
         return ("tool_use" if self._call_index >= 0 else "end_turn"), None
 

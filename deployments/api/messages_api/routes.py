@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
-from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import MESSAGES_PATH, as_api_error, error_body, log_failure
 from wingbeat.deployments.api.field_names import field_names
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody, check_version
 from wingbeat.deployments.api.messages_api.output import Event, MessageOutput
 from wingbeat.deployments.api.parsed_answer import ParsedAnswer, parsed

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from wingbeat.deployments.api.errors import ApiError, shown
-from wingbeat.deployments.api.requests import invalid
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ROLES = ("system", "developer", "user", "assistant")

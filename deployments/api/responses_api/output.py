@@ -3,7 +3,7 @@
 import uuid
 from typing import Any, NamedTuple
 
-from wingbeat.deployments.api.completions import Generation
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.responses import Totals
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta

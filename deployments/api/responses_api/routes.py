@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
-from wingbeat.deployments.api.completions import CompletionService, Generation
+from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import as_api_error, log_failure
 from wingbeat.deployments.api.field_names import field_names
+from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.parsed_answer import ParsedAnswer, parsed
 from wingbeat.deployments.api.responses_api.body import NAMES, ResponsesBody
 from wingbeat.deployments.api.responses_api.output import Event, ResponseOutput

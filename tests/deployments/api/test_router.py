@@ -14,7 +14,9 @@ class TestCompletions:
     def test_a_whole_response_has_text_usage_and_metrics(self):
         body = complete(FakePool("bonjour é")).json()
         assert body["object"] == "text_completion"
-        assert body["choices"] == [{"index": 0, "text": "bonjour é", "logprobs": None, "finish_reason": "stop"}]
+        assert body["choices"] == [
+            {"index": 0, "text": "bonjour é", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+        ]
         assert body["usage"] == {
             "prompt_tokens": 2,
             "completion_tokens": 11,

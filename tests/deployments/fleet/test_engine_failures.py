@@ -22,10 +22,10 @@ EXPECTED = expected_tokens((1, 2, 3), 7, 100)
 class FragileEngine(FakeEngine):
     """Cannot take a prompt that begins with 13, for a reason nobody thought of."""
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, grammar: None = None) -> None:
         if request.prompt_token_ids[0] == 13:
             raise OverflowError("unlucky")
-        super().add_request(request)
+        super().add_request(request, grammar)
 
 
 class UnsendableEngine(FakeEngine):
@@ -64,13 +64,17 @@ def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothi
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [(0, 0), (0, 2**40), (1, "hot"), (1, float("nan")), (2, None), (3, 2**63), (3, 1.5), (4, []), (5, 2**63), (8, 1)],
+    [
+        *[(0, 0), (0, 2**40), (1, "hot"), (1, float("nan")), (2, None), (3, 2**63), (3, 1.5), (4, []), (5, 2**63)],
+        *[(8, None), (9, 3.0), (10, 0.0), (11, ((1, float("nan")),)), (11, 7), (12, ("a",)), (13, ((),)), (13, (1,))],
+        *[(14, -1), (15, (1.5,)), (16, 21), (17, "1"), (18, 2**31), (19, 5), (20, ("json",)), (99, 1)],
+    ],
 )
 def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, monkeypatch):
     def corrupt(number, request):
-        number, prompt, params = pack_request(number, request)
+        number, prompt, params, done = pack_request(number, request)
         wrong = (*params[:field], value, *params[field + 1 :])
-        return number, prompt, wrong if request.request_id == "bad" else params
+        return number, prompt, wrong if request.request_id == "bad" else params, done
 
     monkeypatch.setattr(engine_connection, "pack_request", corrupt)
 
@@ -86,7 +90,7 @@ def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, mon
 def test_an_output_that_cannot_be_read_ends_its_request_alone(monkeypatch):
     whole = outbox.pack_output
     monkeypatch.setattr(
-        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", None, 0, None) if n else whole(n, o)
+        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", *whole(n, o)[3:]) if n else whole(n, o)
     )
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:

@@ -14,7 +14,14 @@ from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavail
 from wingbeat.deployments.fleet.wire import pack_output, pack_request, unpack, unpack_request
 from wingbeat.deployments.replica.engine_loop import EngineFailed
 from wingbeat.deployments.replica.outbox import Outbox
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationMetrics,
+    VerifiedRound,
+)
 
 
 def test_a_request_streams_its_tokens_in_order_and_ends_with_metrics():
@@ -218,8 +225,9 @@ def test_a_slow_consumer_gets_several_rounds_as_one_message():
 
 
 def test_requests_and_outputs_survive_the_wire():
-    params = SamplingParams(5, 0.5, 0.9, 3, 0.1, -9, True, False)
+    params = SamplingParams(5, 0.5, 0.9, 3, 0.1, -9, True, False, trace=True)
     assert unpack_request(pack_request(3, Request("x", (4, 5), params)), "y") == Request("y", (4, 5), params)
     metrics = SpeculationMetrics(3, 9, 2, [2, 0])
-    output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16)
+    rounds = VerifiedRound((1,)), VerifiedRound((2,), (1, 2, 3), (-1, 0, 0), (1,))
+    output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16, rounds=rounds)
     assert unpack(pack_output(8, output)) == (8, output, None)

@@ -1,0 +1,188 @@
+"""Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.sequence import TokenMasker
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
+
+MOST_TREE_S = 0.005
+"""For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
+
+
+def masker_of(request: Request, grammar: "CompiledGrammar | None") -> TokenMasker | None:
+    """What a request's tokens are held to; None where they are free.
+
+    Raises:
+        ValueError: its grammar was not compiled, or what was generated before breaks it.
+    """
+    params, maskers = request.params, []
+    if params.grammar is not None:
+        if grammar is None:
+            raise ValueError("structured_outputs is not served here: the model has no tokenizer")
+        maskers.append(GrammarMasker(grammar, request.output_token_ids))
+    words = [word for word in params.bad_words if len(word) > 1]
+    if words:
+        maskers.append(BadWords(words, (*request.prompt_token_ids, *request.output_token_ids)))
+    return _Both(*maskers) if len(maskers) == 2 else maskers[0] if maskers else None
+
+
+class GrammarMasker:
+    """Follows a grammar.
+
+    Args:
+        output_token_ids: what was generated already, by another engine.
+
+    Raises:
+        ValueError: they break the grammar.
+    """
+
+    def __init__(self, grammar: "CompiledGrammar", output_token_ids: Sequence[int] = ()) -> None:
+        from xgrammar import GrammarMatcher
+
+        self._matcher = GrammarMatcher(grammar)
+        self._num_words = -(-grammar.tokenizer_info.vocab_size // 32)
+        for token_id in output_token_ids:
+            self.accept(token_id)
+
+    def accept(self, token_id: int) -> bool:
+        """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
+        if not self._matcher.accept_token(token_id):
+            raise ValueError(f"token {token_id} breaks the grammar")
+        return self._matcher.is_terminated()
+
+    def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
+        """See `TokenMasker`. Rows of nodes that the grammar forbids, and of those below, are not written."""
+        if not self._matcher.fill_next_token_bitmask(masks, 0):
+            masks[0] = -1
+        if len(token_ids) == 1:
+            return True
+        links = tree_links(parents)
+        return self._matcher.traverse_draft_tree(
+            torch.from_numpy(links.first_child),
+            torch.from_numpy(links.next_sibling),
+            torch.from_numpy(np.ascontiguousarray(token_ids)),
+            torch.from_numpy(masks),
+            MOST_TREE_S,
+        )
+
+    def forced(self, most: int) -> list[int]:
+        """See `TokenMasker`."""
+        words = self._num_words
+        mask, tokens = np.zeros((1, words), np.int32), []
+        while len(tokens) < most:
+            if not self._matcher.fill_next_token_bitmask(mask, 0):
+                break
+            token_id = only_token(mask[0])
+            if token_id is None or not self._matcher.accept_token(token_id):
+                break
+            tokens.append(token_id)
+            if self._matcher.is_terminated():
+                break
+        if tokens:
+            self._matcher.rollback(len(tokens))
+        return tokens
+
+
+class BadWords:
+    """Forbids the last token of a word behind the others.
+
+    Args:
+        words: token sequences of two or more.
+        history: tokens so far.
+    """
+
+    def __init__(self, words: Sequence[tuple[int, ...]], history: Sequence[int]) -> None:
+        self._words = [(np.array(word[:-1]), word[-1]) for word in words]
+        self._length = max(len(prefix) for prefix, _ in self._words)
+        self._tail = list(history[-self._length :])
+
+    def accept(self, token_id: int) -> bool:
+        """See `TokenMasker`; never the end."""
+        self._tail = [*self._tail, token_id][-self._length :]
+        return False
+
+    def forced(self, most: int) -> list[int]:
+        """See `TokenMasker`: nothing is."""
+        return []
+
+    def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
+        """See `TokenMasker`."""
+        masks[:] = -1
+        histories = _histories(self._tail, token_ids, parents, self._length)
+        for prefix, last in self._words:
+            found = (histories[:, self._length - len(prefix) :] == prefix).all(axis=1)
+            masks[found, last // 32] &= ~np.int32(np.uint32(1 << (last % 32)).view(np.int32))
+        return True
+
+
+class _Both:
+    """A grammar, and words that it may not spell."""
+
+    def __init__(self, grammar: GrammarMasker, bad_words: BadWords) -> None:
+        self._grammar, self._bad_words = grammar, bad_words
+
+    def accept(self, token_id: int) -> bool:
+        self._bad_words.accept(token_id)
+        return self._grammar.accept(token_id)
+
+    def forced(self, most: int) -> list[int]:
+        return self._grammar.forced(most)
+
+    def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
+        more = np.empty_like(masks)
+        self._bad_words.fill(token_ids, parents, more)
+        in_time = self._grammar.fill(token_ids, parents, masks)
+        masks &= more
+        return in_time
+
+
+class TreeLinks(NamedTuple):
+    """A tree as first children and next siblings; -1 where there is none."""
+
+    first_child: np.ndarray
+    """int64 [num_nodes]"""
+    next_sibling: np.ndarray
+    """int64 [num_nodes]"""
+
+
+def tree_links(parents: np.ndarray) -> TreeLinks:
+    """Links of a tree given by parents, int64 [num_nodes]; siblings in the order of their numbers."""
+    first_child, next_sibling = np.full_like(parents, -1), np.full_like(parents, -1)
+    nodes = np.argsort(parents[1:], kind="stable") + 1
+    above = parents[nodes]
+    same = above[1:] == above[:-1]
+    next_sibling[nodes[:-1][same]] = nodes[1:][same]
+    is_first = np.concatenate([[True], ~same])
+    first_child[above[is_first]] = nodes[is_first]
+    return TreeLinks(first_child, next_sibling)
+
+
+def only_token(mask: np.ndarray) -> int | None:
+    """The one token a mask allows, int32 [num_words]; None where it allows none or several."""
+    used = np.flatnonzero(mask)
+    if len(used) != 1:
+        return None
+    word = int(mask[used[0]]) & 0xFFFFFFFF
+    return int(used[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else None
+
+
+def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, length: int) -> np.ndarray:
+    """The last tokens before each node's successor: int64 [num_nodes, length], -1 before the beginning."""
+    known = np.array([-1] * (length - len(tail)) + tail)
+    node = np.arange(len(parents))
+    above = np.maximum(parents, 0)
+    columns, depth = [], np.zeros_like(node)
+    for _ in range(length):
+        below = node > 0
+        columns.append(np.where(below, token_ids[node], known[length - 1 - np.minimum(depth, length - 1)]))
+        # Above the root come the tokens before it, one further back per step.
+        depth = np.where(below, depth, depth + 1)
+        node = above[node]
+    return np.stack(columns[::-1], axis=1)

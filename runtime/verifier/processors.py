@@ -1,0 +1,152 @@
+"""What alters the logits of running sequences, by slot: bias, penalties and masks of allowed tokens.
+
+Everything a round needs lies in tables on the device, so that it can be captured: the history of a tree node is the
+table's row of its slot and the path below the root.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
+from wingbeat.kernels.tree.reference import path_token_ids
+from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+_ALL_ALLOWED = -1
+
+
+class ProcessorTables:
+    """One row per slot, and one of slots that pad a batch.
+
+    The tables take (11 x vocab_size + num_nodes x vocab_size / 8) bytes per slot; they are made for the first request
+    that needs them, or at once for rounds that are captured.
+
+    Args:
+        stop_token_ids: end-of-sequence tokens of the model, which `min_tokens` forbids.
+        num_nodes: of a tree, at most.
+    """
+
+    def __init__(
+        self, num_slots: int, num_nodes: int, vocab_size: int, stop_token_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._shape = num_slots + 1, num_nodes
+        self._stop_token_ids = tuple(sorted(stop_token_ids))
+        self._altered: set[int] = set()
+        """Slots whose rows are not those of a sequence that takes the model's logits as they are."""
+        self.allocated = False
+
+    def allocate(self) -> None:
+        """Make the tables, unless they are there."""
+        if self.allocated:
+            return
+        self.allocated = True
+        num_rows, num_nodes = self._shape
+
+        def column(value: float, dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.full((num_rows, *shape), value, dtype=dtype, device=self.device)
+
+        self._penalty_rows = column(-1, torch.int64)
+        self._repetition = column(1, torch.float32)
+        self._presence = column(0, torch.float32)
+        self._frequency = column(0, torch.float32)
+        self._prompt_mask = column(False, torch.bool, self.vocab_size)
+        self._output_counts = column(0, torch.int32, self.vocab_size)
+        self._bias_rows = column(-1, torch.int64)
+        # Two rows of bias per slot: from `_stops_from` on, and before it, where the tokens that stop are forbidden.
+        self._bias = column(0, torch.float32, 2, self.vocab_size)
+        self._stops_from = column(0, torch.int64)
+        self.masks = column(_ALL_ALLOWED, torch.int32, num_nodes, -(-self.vocab_size // 32))
+        """int32 [num_slots + 1, num_nodes, ceil(vocab_size / 32)]: tokens allowed behind each node of a slot's tree."""
+
+    def admit(self, seqs: list[Sequence]) -> None:
+        """Write the rows of sequences that got a slot; comes before their first round is enqueued."""
+        for seq in seqs:
+            if seq.request.params.alters_logits:
+                self.allocate()
+                self._write(seq)
+                self._altered.add(seq.slot)
+            elif seq.slot in self._altered:
+                self._altered.discard(seq.slot)
+                self._penalty_rows[seq.slot] = self._bias_rows[seq.slot] = -1
+                self.masks[seq.slot].fill_(_ALL_ALLOWED)
+
+    def count(self, slots: Tensor, token_ids: Tensor, num_tokens: Tensor) -> None:
+        """Note the tokens a round emitted: int64 [n], [n, most] and [n]."""
+        steps = torch.arange(token_ids.shape[1], device=self.device)
+        emitted = steps < num_tokens[:, None]
+        entries = slots[:, None] * self.vocab_size + torch.where(emitted, token_ids, 0)
+        self._output_counts.view(-1).index_add_(0, entries.flatten(), emitted.flatten().to(torch.int32))
+
+    def of_rows(
+        self, slots: Tensor, positions: Tensor, nodes: Tensor, paths: Tensor | None, params: list[SamplingParams] | None
+    ) -> LogitProcessors:
+        """What alters the logits of rows.
+
+        Args:
+            slots, positions: int64 [num_rows]; the position that the row's token will have.
+            nodes: int64 [num_rows]: the row's node in the tree of its slot.
+            paths: int64 [num_rows, depth]: tokens below the root, -1 where there is none; None for bare roots alone.
+            params: of the sequences, where it may be left out what none of them uses; None leaves nothing out.
+        """
+        penalties = bias = masks = None
+        if params is None or any(param.has_penalties for param in params):
+            penalties = Penalties(
+                self._repetition[slots],
+                self._presence[slots],
+                self._frequency[slots],
+                self._penalty_rows[slots],
+                self._prompt_mask,
+                self._output_counts,
+                paths,
+            )
+        if params is None or any(param.has_bias for param in params):
+            rows = self._bias_rows[slots]
+            rows = torch.where(rows >= 0, rows + (positions < self._stops_from[slots]), rows)
+            bias = LogitBias(self._bias.view(-1, self.vocab_size), rows)
+        if params is None or any(param.has_masks for param in params):
+            masks = self.masks[slots, nodes]
+        return LogitProcessors(penalties, bias, masks)
+
+    def _write(self, seq: Sequence) -> None:
+        params, slot = seq.request.params, seq.slot
+        self._penalty_rows[slot] = slot if params.has_penalties else -1
+        self._bias_rows[slot] = 2 * slot if params.has_bias else -1
+        self.masks[slot].fill_(_ALL_ALLOWED)
+        if params.has_penalties:
+            self._repetition[slot] = params.repetition_penalty
+            self._presence[slot] = params.presence_penalty
+            self._frequency[slot] = params.frequency_penalty
+            self._prompt_mask[slot] = False
+            self._prompt_mask[slot, self._ids(seq.token_ids[: seq.num_prompt_tokens])] = True
+            self._output_counts[slot] = 0
+            output = self._ids(seq.token_ids[seq.num_prompt_tokens :])
+            self._output_counts[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        if params.has_bias:
+            self._write_bias(params, slot)
+            self._stops_from[slot] = seq.num_prompt_tokens + params.min_tokens
+
+    def _write_bias(self, params: SamplingParams, slot: int) -> None:
+        minus_inf = float("-inf")
+        bias = torch.zeros(self.vocab_size)
+        if params.allowed_token_ids:
+            bias.fill_(minus_inf)[list(params.allowed_token_ids)] = 0.0
+        for token_id, value in params.logit_bias:
+            bias[token_id] += value
+        for word in params.bad_words:
+            if len(word) == 1:
+                bias[word[0]] = minus_inf
+        early = bias.clone()
+        early[[*self._stop_token_ids, *params.stop_token_ids]] = minus_inf
+        self._bias[slot] = torch.stack([bias, early]).to(self.device)
+
+    def _ids(self, token_ids: list[int]) -> Tensor:
+        return upload(token_ids, self.device)
+
+
+def tree_paths(tree: TokenTree, max_depth: int) -> Tensor:
+    """Tokens of each node's path below the root: int64 [num_reqs, num_nodes, depth], -1 where there is none."""
+    return path_token_ids(tree.token_ids, tree.parents, max(1, min(max_depth, tree.token_ids.shape[1] - 1)))
