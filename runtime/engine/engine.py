@@ -3,7 +3,6 @@
 import logging
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -15,7 +14,7 @@ from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
-from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
@@ -29,9 +28,6 @@ from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
@@ -114,7 +110,7 @@ class Engine:
             keeps_context=self.needs.keeps_context,
         )
 
-    def add_request(self, request: Request, grammar: "CompiledGrammar | None" = None) -> None:
+    def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
         """Queue a request.
 
         Args:
@@ -194,7 +190,7 @@ class Engine:
 
     def _wingbeat(self) -> None:
         clock = self.clock
-        if self._in_flight and self.scheduler.has_maskers():
+        if self._in_flight and any(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way.
             self._settle(leave=0)
         with clock.schedule:

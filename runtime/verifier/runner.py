@@ -84,7 +84,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
-        self.masks = TokenMasks(slots.processors)
+        self.masks = TokenMasks(slots.processors, chains=config.speculation.draft_top_k == 1)
         if graph_device is not None:
             slots.processors.allocate()
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
