@@ -318,12 +318,14 @@ class Engine:
         """
         self.block_manager.forget()
         self.scheduler.num_preemptions = 0
-        self.counter.reset()
-        self.clock.reset()
-        self.requests.reset()
+        for part in (self.counter, self.clock, self.requests):
+            part.reset()
         if self.runner.graphs is not None:
-            self.runner.graphs.stats.replays.clear()
-            self.runner.graphs.stats.eager_runs.clear()
+            self.runner.graphs.stats.forget_runs()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes that are cached; requests go on."""
+        self.block_manager.reset_cache()
 
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
@@ -333,13 +335,11 @@ class Engine:
             num_preemptions=self.scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
-            speculation=self.speculation,
             phases=self.clock.times,
             policy=self.policy.stats(),
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
-            num_spec_tokens=self.config.speculation.max_path - 1,
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
             **self.counter.figures(),
             **self.block_manager.figures(),

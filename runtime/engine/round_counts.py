@@ -75,8 +75,10 @@ class RoundCounter(RoundObserver):
         self._reasons.clear()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of `EngineStats` that are counted here, but for `speculation`."""
+        """The fields of `EngineStats` that are counted here."""
         return {
+            "speculation": self.metrics,
+            "num_spec_tokens": self._drafting.config.speculation.max_path - 1,
             "num_replayed_tokens": self.num_replayed_tokens,
             "plain_rounds": self.plain_rounds,
             "by_context": {_context_label(bucket): part for bucket, part in enumerate(self.by_context)},
