@@ -215,6 +215,8 @@ class StopMatcher:
         self._failures = [_failure_table(stop) for stop in stops]
         self._states = [0] * len(stops)
         self._held = ""
+        self.matched: str | None = None
+        """The stop string that was completed."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can no longer belong to a stop string, and whether one was completed (the text ends before it)."""
@@ -225,6 +227,7 @@ class StopMatcher:
             length = self._advance(pending[position])
             if length:
                 self._held = ""
+                self.matched = pending[position + 1 - length : position + 1]
                 return pending[: position + 1 - length], True
         num_held = max(self._states)
         self._held = pending[len(pending) - num_held :]
@@ -285,7 +288,15 @@ class StreamedText(NamedTuple):
 
 
 class TextStream:
-    """The text of one growing sequence, ended by stop strings."""
+    """The text of one growing sequence, ended by stop strings.
+
+    Args:
+        context: the prompt's tokens; stop strings are looked for in the new text only.
+        stops: strings that end the text.
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop: the text holds what ended it, a stop string or a token.
+        min_tokens: as many tokens are text, whatever they spell.
+    """
 
     def __init__(
         self,
@@ -294,12 +305,19 @@ class TextStream:
         stops: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
+        include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        """`context` holds the prompt's tokens; stop strings are looked for in the new text only."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special_tokens=skip_special_tokens)
-        self._skip_special_tokens = skip_special_tokens
         self._matcher = StopMatcher(stops)
         self._one_by_one = bool(stops)
+        self._include_stop = include_stop
+        self._num_free = min_tokens
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.matched
 
     def push(self, token_ids: Sequence[int]) -> StreamedText:
         """Text that is final after these tokens."""
@@ -307,18 +325,21 @@ class TextStream:
             return StreamedText(self._detokenizer.push(token_ids) if token_ids else "", len(token_ids), False)
         pieces = []
         for index, token_id in enumerate(token_ids):
-            text, stopped = self._matcher.push(self._detokenizer.push((token_id,)))
+            text, stopped = self._detokenizer.push((token_id,)), False
+            self._num_free -= 1
+            if self._num_free < 0:
+                text, stopped = self._matcher.push(text)
             pieces.append(text)
             if stopped:
-                return StreamedText("".join(pieces), index + 1, True)
+                return StreamedText("".join(pieces) + self._stop_text(), index + 1, True)
         return StreamedText("".join(pieces), len(token_ids), False)
 
     def take(self, token_ids: Sequence[int], finish: FinishReason | None) -> tuple[StreamedText, FinishReason | None]:
         """`push`, and the rest where the engine has finished; with the reason why the text ends, stop strings known."""
-        ends_in_mark = finish is FinishReason.STOP and not self._skip_special_tokens
-        # The token that ended the sequence is no text, special as it is.
-        got = self.push(token_ids[:-1] if ends_in_mark else token_ids)
-        if ends_in_mark and not got.stopped:
+        # The token that ended the sequence is no text.
+        hides_last = finish is FinishReason.STOP and not self._include_stop
+        got = self.push(token_ids[:-1] if hides_last else token_ids)
+        if hides_last and not got.stopped:
             got = got._replace(num_tokens=len(token_ids))
         if got.stopped or finish is None:
             return got, FinishReason.STOP if got.stopped else None
@@ -328,4 +349,7 @@ class TextStream:
     def flush(self) -> StreamedText:
         """The rest, once no more tokens come."""
         text, stopped = self._matcher.push(self._detokenizer.flush())
-        return StreamedText(text if stopped else text + self._matcher.flush(), 0, stopped)
+        return StreamedText(text + (self._stop_text() if stopped else self._matcher.flush()), 0, stopped)
+
+    def _stop_text(self) -> str:
+        return self._matcher.matched if self._include_stop else ""

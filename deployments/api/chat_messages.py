@@ -6,8 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from wingbeat.deployments.api.errors import ApiError, shown
-from wingbeat.deployments.api.requests import invalid, unknown_parameter, unsupported
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
 from wingbeat.deployments.api.tool_requests import ToolCall
 from wingbeat.deployments.api.unserved_fields import MESSAGE
 

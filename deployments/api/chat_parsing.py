@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.requests import unsupported
+from wingbeat.deployments.api.errors import unsupported
 from wingbeat.deployments.api.tool_requests import NamedTool, needs_parser
 from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
 from wingbeat.deployments.parsing.message import Filtered, Parser

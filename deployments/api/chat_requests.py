@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, field_validator, model_validator
 
 from wingbeat.deployments.api.chat_messages import ChatMessage, flat_messages
-from wingbeat.deployments.api.errors import shown
-from wingbeat.deployments.api.requests import GenerationBody, invalid
+from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.deployments.api.requests import GenerationBody
 from wingbeat.deployments.api.tool_requests import MAX_TOOLS, NamedTool, Tool, check_choice, read_choice
 from wingbeat.deployments.api.unserved_fields import CHAT, IsOff
-from wingbeat.runtime.scheduling.request import INT32_MAX
+from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 NOT_VARIABLES = frozenset(
@@ -31,6 +31,10 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """Most likely tokens to report beside each token; needs `logprobs`."""
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "object"}]})
@@ -86,6 +90,17 @@ class ChatBody(GenerationBody):
         if self.continue_final_message and self.messages[-1].tool_calls:
             raise invalid("continue_final_message", "needs a last message that is text")
         return self
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "needs 'logprobs' to be true")
+        return self
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def asked_max_tokens(self) -> int | None:

@@ -6,24 +6,24 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 from wingbeat.deployments.api.chat_parsing import parser_of_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, shown, unknown_model
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
+from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
     GenerationBody,
-    invalid,
 )
-from wingbeat.deployments.api.round_trace import RoundBody, take_rounds
+from wingbeat.deployments.api.round_trace import take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.parsing.message import Parser, PlainText
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -34,69 +34,20 @@ PROMPT_END_CHARS = 64
 """More than what a chat template writes to open or close thoughts."""
 
 
-class Prompt(NamedTuple):
-    """One prompt of a request."""
-
-    token_ids: tuple[int, ...]
-    echo: str = ""
-    """Text the answer begins with."""
-    end: str = ""
-    """Of a conversation, the end of its text."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One sequence to generate, and how its text begins and ends."""
-
-    index: int
-    request: Request
-    stops: tuple[str, ...]
-    echo: str
-    skip_special_tokens: bool = True
-
-
-@dataclass(frozen=True)
-class Generation:
-    """All choices of one HTTP request."""
-
-    response_id: str
-    created: int
-    """Seconds since 1970."""
-    model: str
-    seed: int
-    """Seed of each prompt's first choice; choice i of a prompt uses seed + i."""
-    choices: tuple[Choice, ...]
-    choices_per_prompt: int
-    num_prompt_tokens: int
-    """Every prompt counted once, however many choices it has."""
-    include_usage: bool
-    continuous_usage: bool
-    """Whether every chunk of a stream carries the usage so far."""
-    new_parser: Callable[[], Parser] = PlainText
-    """Makes what reads a choice's text; `/v1/completions` has no use for it."""
-
-
-class ChoiceDelta(NamedTuple):
-    """What one choice gained; the last one of a choice has a finish reason."""
-
-    index: int
-    text: str
-    num_tokens: int
-    finish_reason: FinishReason | None = None
-    metrics: SpeculationMetrics | None = None
-    """On the last one, where the engine had reported any."""
-    num_cached_tokens: int = 0
-    rounds: tuple[RoundBody, ...] = ()
-    """Where they were asked for."""
-
-
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, parsers: Parsers | None = None) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        tokenizer: Tokenizer,
+        parsers: Parsers | None = None,
+        figures: RouterFigures | None = None,
+    ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
+        self._figures = figures or RouterFigures()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -122,8 +73,9 @@ class CompletionService:
         prompt = await self.chat_prompt(body)
         new_parser = parser_of_answer(self._parsers, body, prompt.end)
         generation = self._plan(body, [prompt], "chatcmpl", None)
-        skips = not new_parser().keeps_special_tokens
-        choices = tuple(replace(choice, skip_special_tokens=skips) for choice in generation.choices)
+        choices = generation.choices
+        if new_parser().keeps_special_tokens:
+            choices = tuple(replace(choice, skip_special_tokens=False) for choice in choices)
         return replace(generation, choices=choices, new_parser=new_parser)
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
@@ -143,7 +95,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
             deltas = streams[0] if len(streams) == 1 else _merge(streams)
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -164,35 +116,46 @@ class CompletionService:
             raise invalid(param, problem)
 
     def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
-        return [self._completion_prompt(prompt, bool(body.echo)) for prompt in body.prompt]
+        return [self._completion_prompt(prompt, body) for prompt in body.prompt]
 
-    def _completion_prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
-        limit = self.pool.info.max_model_len
-        if isinstance(prompt, str):
-            try:
-                token_ids = self._tokenizer.encode(prompt, max_tokens=limit)
-            except TextTooLong as error:
-                raise self._too_long("prompt", error.num_tokens) from None
-            return Prompt(tuple(token_ids), prompt if echo else "")
-        if len(prompt) > limit:
-            raise self._too_long("prompt", len(prompt))
+    def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
+        echo = prompt if isinstance(prompt, str) else None
+        token_ids, is_cut = self._tokens(prompt, body, "prompt", body.add_special_tokens is not False)
         vocab_size = self.pool.info.vocab_size
-        outside = next((token_id for token_id in prompt if not 0 <= token_id < vocab_size), None)
+        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if outside is not None:
             problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
             raise invalid("prompt", problem)
-        return Prompt(tuple(prompt), self._tokenizer.decode(prompt) if echo else "")
+        if not body.echo:
+            return Prompt(token_ids)
+        return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
 
     def _chat_prompt(self, body: ChatBody) -> Prompt:
         try:
             text = self._tokenizer.render_chat(body.template_messages(), body.template_variables())
-            limit = self.pool.info.max_model_len
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
-        except TextTooLong as error:
-            raise self._too_long("messages", error.num_tokens) from None
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
-        return Prompt(tuple(token_ids), end=text[-PROMPT_END_CHARS:])
+        token_ids, _ = self._tokens(text, body, "messages", bool(body.add_special_tokens))
+        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:])
+
+    def _tokens(
+        self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
+    ) -> tuple[tuple[int, ...], bool]:
+        """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
+        limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
+        if kept == -1:
+            kept = limit - (body.asked_max_tokens or 1)
+        if isinstance(prompt, str):
+            try:
+                most = limit if kept is None else None
+                prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
+            except TextTooLong as error:
+                raise self._too_long(param, error.num_tokens) from None
+        if kept is None:
+            if len(prompt) > limit:
+                raise self._too_long(param, len(prompt))
+            return tuple(prompt), False
+        return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
 
     def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
         """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
@@ -214,9 +177,25 @@ class CompletionService:
         for prompt in prompts:
             max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
             for sample in range(body.num_choices):
-                params = _sampling_params(body, max_tokens, _wrap_int64(seed + sample), self.pool.info.vocab_size)
+                params = body.sampling_params(
+                    max_tokens,
+                    _wrap_int64(seed + sample),
+                    self.pool.info.vocab_size,
+                    self._tokenizer,
+                    speculation=body.speculation is None or body.speculation.enabled,
+                    trace=body.speculation is not None and body.speculation.trace,
+                )
                 request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
-                choices.append(Choice(len(choices), request, body.stops, prompt.echo))
+                choices.append(
+                    Choice(
+                        len(choices),
+                        request,
+                        body.stops,
+                        prompt.echo,
+                        skip_special_tokens=body.skip_special_tokens is not False,
+                        include_stop=bool(body.include_stop_str_in_output),
+                    )
+                )
         return Generation(
             response_id=response_id,
             created=int(time.time()),
@@ -227,6 +206,15 @@ class CompletionService:
             num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
+            details=Details(
+                self._tokenizer,
+                logprobs=body.asked_logprobs is not None,
+                echo=body.asked_logprobs is not None and any(prompt.echo for prompt in prompts),
+                prompt_logprobs=body.prompt_logprobs is not None,
+                token_ids=bool(body.return_token_ids),
+                names_by_id=bool(body.return_tokens_as_token_ids),
+            ),
+            num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
@@ -248,8 +236,15 @@ class CompletionService:
         return rest if default is None else min(default, rest)
 
     async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
-        prompt, skips = choice.request.prompt_token_ids, choice.skip_special_tokens
-        stream = TextStream(self._tokenizer, prompt, choice.stops, skip_special_tokens=skips)
+        params = choice.request.params
+        stream = TextStream(
+            self._tokenizer,
+            choice.request.prompt_token_ids,
+            choice.stops,
+            skip_special_tokens=choice.skip_special_tokens,
+            include_stop=choice.include_stop,
+            min_tokens=params.min_tokens,
+        )
         prefix, metrics, finish, rounds = choice.echo, None, None, ()
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
@@ -259,13 +254,40 @@ class CompletionService:
                 else:
                     got, finish = stream.take(output.token_ids, output.finish_reason)
                 text, prefix = prefix + got.text, ""
+                delta = ChoiceDelta(
+                    choice.index,
+                    text,
+                    got.num_tokens,
+                    rounds=rounds,
+                    logprobs=output.logprobs[: got.num_tokens],
+                    prompt_logprobs=output.prompt_logprobs,
+                    token_ids=output.token_ids[: got.num_tokens],
+                    engine_id=output.engine_id,
+                    queue_s=output.queue_s,
+                )
                 if finish is not None:
                     break
-                yield ChoiceDelta(choice.index, text, got.num_tokens, rounds=rounds)
+                yield delta
         admission.release(1)
         if finish is None or finish is FinishReason.ABORT:
             raise EngineUnavailable("The engine ended the request before it was complete.")
-        yield ChoiceDelta(choice.index, text, got.num_tokens, finish, metrics, output.num_cached_tokens, rounds)
+        stop = stream.stopped_by
+        if stop is None and finish is FinishReason.STOP and delta.token_ids[-1:] and params.stop_token_ids:
+            stop = delta.token_ids[-1] if delta.token_ids[-1] in params.stop_token_ids else None
+        yield delta._replace(
+            finish_reason=finish, metrics=metrics, num_cached_tokens=output.num_cached_tokens, stop_reason=stop
+        )
+
+    async def _measured(
+        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None]
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
+                    if delta.finish_reason is not None:
+                        watch.end = str(delta.finish_reason)
+                    yield delta
 
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
@@ -273,22 +295,6 @@ async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body
     if size > LONG_TEXT_CHARS:
         return await asyncio.to_thread(function, body)
     return function(body)
-
-
-def _sampling_params(body: GenerationBody, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
-    # null and absent mean OpenAI's default.
-    top_k = max(0, body.top_k or 0)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=top_k if top_k < vocab_size else 0,
-        min_p=body.min_p or 0.0,
-        seed=seed,
-        ignore_eos=bool(body.ignore_eos),
-        speculation=body.speculation is None or body.speculation.enabled,
-        trace=body.speculation is not None and body.speculation.trace,
-    )
 
 
 def _wrap_int64(value: int) -> int:

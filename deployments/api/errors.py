@@ -76,3 +76,21 @@ def log_failure(error: Exception, request_id: str) -> None:
 def _try_later(error: TryLater, message: str, code: str) -> ApiError:
     headers = {"Retry-After": str(error.retry_after_s)}
     return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)
+
+
+def unsupported(param: str, instead: str | None = None) -> ApiError:
+    """400 for a field whose value asks for something this server does not do."""
+    hint = f" ({instead})" if instead else ""
+    message = f"'{param}' with this value is not supported by this server{hint}; leave it out."
+    return ApiError(message, param=param, code="unsupported_parameter")
+
+
+def invalid(param: str, problem: str) -> ApiError:
+    """400 for a field with a value it cannot have."""
+    return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
+
+
+def unknown_parameter(param: str) -> ApiError:
+    """400 for a field the API does not have."""
+    param = shown(param)
+    return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")

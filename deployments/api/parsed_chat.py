@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from wingbeat.deployments.api.completions import ChoiceDelta, Generation
+from wingbeat.deployments.api.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.responses import ChatShape
 from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason

@@ -8,15 +8,14 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from wingbeat.deployments.api.errors import ApiError, shown
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
 from wingbeat.deployments.api.json_body import read_object
+from wingbeat.deployments.api.sampling_fields import SamplingFields
 from wingbeat.deployments.api.unserved_fields import COMPLETION, IsOff
-from wingbeat.runtime.scheduling.request import INT32_MAX
+from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
 MAX_CHOICES = 128
 """OpenAI's limit of `n`, applied here to all choices of a request: prompts times n."""
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -48,10 +47,8 @@ class SpeculationOptions(BaseModel):
     """Whether the answer says of each token where it came from, and shows the trees."""
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(SamplingFields):
     """The fields that completions and chat completions share."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     unserved: ClassVar[Mapping[str, IsOff]]
     """Fields that are not served, with the values under which they ask for nothing."""
@@ -60,18 +57,14 @@ class GenerationBody(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
-    """0 and -1 keep the whole vocabulary, as does whatever reaches its size."""
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
     speculation: SpeculationOptions | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
+    """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds those that stand around a prompt; by default around a plain prompt alone."""
     user: str | None = None
     """Cannot change the result, as `metadata`."""
     metadata: dict[str, str] | None = None
@@ -97,32 +90,11 @@ class GenerationBody(BaseModel):
             if name in fields and not is_off(fields[name]):
                 raise unsupported(name)
 
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _check_stop(cls, value: Any) -> Any:
-        stops = [value] if isinstance(value, str) else value
-        if stops is None:
-            return None
-        if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
-            raise invalid("stop", f"has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed")
-        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-            raise invalid("stop", "must be a string or a list of strings")
-        if not all(stops):
-            raise invalid("stop", "holds an empty string")
-        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
-            raise invalid("stop", f"holds a string of more than {MAX_STOP_CHARS} characters")
-        return stops
-
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is allowed only when 'stream' is true")
         return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, none or several."""
-        return tuple(self.stop or ())
 
     @property
     def num_choices(self) -> int:
@@ -158,7 +130,15 @@ class CompletionBody(GenerationBody):
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""
     echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """Log-probabilities of the tokens, and so many of the most likely ones for each; with `echo` the prompt's, too."""
     best_of: int | None = None
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _no_logprobs(cls, value: Any) -> Any:
+        # The chat field's way of asking for nothing.
+        return None if value is False else value
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -176,6 +156,16 @@ class CompletionBody(GenerationBody):
             raise invalid("prompt", "is empty: at least one token is needed")
         return prompts
 
+    @property
+    def asked_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return self.logprobs
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """See `SamplingFields`; an echoed prompt is reported like the answer."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
         if self.best_of is not None and self.best_of != self.num_choices:
@@ -189,24 +179,6 @@ class CompletionBody(GenerationBody):
 def _is_token_ids(value: Any) -> bool:
     # An empty list is neither text nor tokens; saying tokens leads to the message about empty prompts.
     return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-def unsupported(param: str, instead: str | None = None) -> ApiError:
-    """400 for a field whose value asks for something this server does not do."""
-    hint = f" ({instead})" if instead else ""
-    message = f"'{param}' with this value is not supported by this server{hint}; leave it out."
-    return ApiError(message, param=param, code="unsupported_parameter")
-
-
-def invalid(param: str, problem: str) -> ApiError:
-    """400 for a field with a value it cannot have."""
-    return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
-
-
-def unknown_parameter(param: str) -> ApiError:
-    """400 for a field the API does not have."""
-    param = shown(param)
-    return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
 
 
 def invalid_field(error: ValidationError) -> ApiError:

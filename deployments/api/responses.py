@@ -5,9 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from wingbeat.deployments.api.completions import ChoiceDelta, Generation
 from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.api.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.round_trace import HeldRounds
+from wingbeat.deployments.api.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
+from wingbeat.deployments.metrics.timings import Timings
 from wingbeat.runtime.scheduling.request import FinishReason, SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
@@ -18,6 +20,7 @@ class ResponseShape(Protocol):
 
     object_name: str
     chunk_object_name: str
+    logprobs_body: LogprobsBody
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A whole choice."""
@@ -32,6 +35,7 @@ class CompletionShape:
     """`/v1/completions`."""
 
     object_name = chunk_object_name = "text_completion"
+    logprobs_body = staticmethod(completion_logprobs)
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A choice with its text."""
@@ -49,6 +53,7 @@ class ChatShape:
 
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
+    logprobs_body = staticmethod(chat_logprobs)
 
     def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
         """A choice with its message."""
@@ -80,9 +85,11 @@ class Totals:
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
         self._metrics: SpeculationMetrics | None = None
+        self._timings = Timings(len(generation.choices))
 
     def add(self, delta: ChoiceDelta) -> None:
         """Count what a choice gained."""
+        self._timings.add(delta.index, delta.num_tokens, delta.queue_s)
         self._num_completion_tokens += delta.num_tokens
         self._num_running -= delta.finish_reason is not None
         if delta.index % self._generation.choices_per_prompt == 0:
@@ -110,8 +117,10 @@ class Totals:
         return usage
 
     def metrics(self) -> dict[str, Any]:
-        """The extension `metrics`; null inside when a stop string ended every choice before its engine had reported."""
-        return {"speculative_decoding": None if self._metrics is None else self._metrics.as_dict()}
+        """The extension `metrics`: timings, and `speculative_decoding`, which is null when a stop string ended every
+        choice before its engine had reported."""
+        speculation = None if self._metrics is None else self._metrics.as_dict(self._generation.num_spec_tokens)
+        return {"speculative_decoding": speculation, **self._timings.as_dict()}
 
 
 async def whole_response(
@@ -119,18 +128,24 @@ async def whole_response(
 ) -> dict[str, Any]:
     """Collect all choices into one body."""
     totals = Totals(generation)
-    rounds = HeldRounds()
+    rounds, details = HeldRounds(), _details(generation, shape)
     texts: list[list[str]] = [[] for _ in generation.choices]
     finish_reasons: list[FinishReason | None] = [None] * len(texts)
+    stop_reasons: dict[int, str | int] = {}
     async with aclosing(deltas):
         async for delta in deltas:
             totals.add(delta)
             rounds.hold(delta.index, delta.rounds)
+            details.hold(delta)
+            if delta.stop_reason is not None:
+                stop_reasons[delta.index] = delta.stop_reason
             texts[delta.index].append(delta.text)
             finish_reasons[delta.index] = delta.finish_reason
     choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
     for choice in choices:
         rounds.hand_over(choice)
+        details.hand_over(choice)
+        choice["stop_reason"] = stop_reasons.get(choice["index"])
     return {
         **_header(generation, shape.object_name),
         "choices": choices,
@@ -153,15 +168,20 @@ async def event_stream(
     header = _header(generation, shape.chunk_object_name)
     if generation.include_usage:
         header["usage"] = None
-    totals, rounds, started, sent = Totals(generation), HeldRounds(), set(), False
+    totals, rounds, details = Totals(generation), HeldRounds(), _details(generation, shape)
+    started, sent = set(), False
     try:
         async with aclosing(deltas):
             async for delta in deltas:
                 totals.add(delta)
                 choices = shape.chunk_choices(delta, is_first=delta.index not in started)
                 rounds.hold(delta.index, delta.rounds)
+                details.hold(delta)
                 if choices:
                     rounds.hand_over(choices[-1])
+                    details.hand_over(_carrier(choices))
+                    if delta.finish_reason is not None:
+                        choices[-1]["stop_reason"] = delta.stop_reason
                 chunks = [{**header, "choices": [choice]} for choice in choices]
                 started.add(delta.index)
                 if generation.continuous_usage:
@@ -184,6 +204,16 @@ async def event_stream(
 def sse_event(body: dict[str, Any]) -> bytes:
     """One event. JSON escapes every non-ASCII character: some readers split lines at U+2028."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
+    prompts = [choice.request.prompt_token_ids for choice in generation.choices]
+    return HeldDetails(generation.details, prompts, shape.logprobs_body)
+
+
+def _carrier(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a choice's chunks the one with its text, else the last one."""
+    return next((choice for choice in choices if choice.get("delta", {}).get("content")), choices[-1])
 
 
 def _header(generation: Generation, object_name: str) -> dict[str, Any]:

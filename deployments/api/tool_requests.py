@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from wingbeat.deployments.api.errors import ApiError, shown
-from wingbeat.deployments.api.requests import invalid
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 MAX_TOOLS = 512
 MAX_NAME_CHARS = 128

@@ -105,6 +105,11 @@ class EnginePool:
         ]
 
     @property
+    def engine_ids(self) -> frozenset[str]:
+        """The engines that are live, whether they take requests or not."""
+        return self._live
+
+    @property
     def max_requests(self) -> int:
         """Requests that one engine runs and this router queues: more are never admitted together."""
         return self.max_num_seqs + self._max_queued_requests
@@ -156,7 +161,7 @@ class EnginePool:
                 while True:
                     output = await stream.next()
                     emitted.extend(output.token_ids)
-                    yield _for_caller(output, request)
+                    yield _for_caller(output, request, connection.engine_id)
                     if output.finish_reason is not None:
                         return
             except EngineLost as error:
@@ -213,7 +218,7 @@ def _resumed(request: Request, emitted: list[int]) -> Request:
     return replace(request, output_token_ids=tuple(emitted)) if emitted else request
 
 
-def _for_caller(output: RequestOutput, request: Request) -> RequestOutput:
+def _for_caller(output: RequestOutput, request: Request, engine_id: str) -> RequestOutput:
     """Under the caller's id; a resumed request counts only its own prompt as cached."""
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
-    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached)
+    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached, engine_id=engine_id)

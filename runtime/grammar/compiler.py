@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.runtime.scheduling.request import GrammarSpec
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -22,6 +22,13 @@ _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false:
 """Where in xgrammar's own source an error arose."""
 
 
+class RequestGrammar(NamedTuple):
+    """A compiled grammar, and how its text becomes tokens."""
+
+    compiled: "CompiledGrammar"
+    encode: Callable[[str], list[int]]
+
+
 class Grammars:
     """Compiles grammars for one tokenizer; those of the last requests are kept. Safe to share between threads.
 
@@ -35,7 +42,7 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._made: GrammarCompiler | None = None
 
-    def compile(self, spec: GrammarSpec) -> "CompiledGrammar":
+    def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
 
         Raises:
@@ -55,11 +62,14 @@ class Grammars:
         if spec.kind not in by_kind:
             raise ValueError(f"structured_outputs has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
         try:
-            return by_kind[spec.kind](spec.text)
+            return RequestGrammar(by_kind[spec.kind](spec.text), self._encode)
         except Exception as error:
             # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
             reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
             raise ValueError(f"structured_outputs.{spec.kind} cannot be compiled: {reason}") from error
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _compiler(self) -> "GrammarCompiler":
         if self._made is None:

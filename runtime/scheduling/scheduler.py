@@ -218,10 +218,6 @@ class Scheduler:
                 self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
         return [output for output in outputs if output is not None]
 
-    def has_maskers(self) -> bool:
-        """Whether what a running sequence may go on with depends on its last token."""
-        return any(seq.masker is not None for seq in self.running)
-
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""
         slots = sorted([*self._free_slots, *(seq.slot for seq in self.running)])

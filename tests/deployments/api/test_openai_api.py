@@ -47,13 +47,8 @@ def test_no_field_of_the_openai_schema_is_unknown(body, schema, minimal):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", 0),
-        ("logprobs", 3),
         ("suffix", "end"),
         ("best_of", 2),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
-        ("logit_bias", {"5": 100}),
         ("stream_options", {"include_usage": True, "include_obfuscation": True}),
     ],
 )
@@ -67,11 +62,8 @@ def test_completions_refuse_what_is_not_served(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 2),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("prediction", {"type": "content", "content": "x"}),
@@ -79,7 +71,6 @@ def test_completions_refuse_what_is_not_served(field, value):
         ("web_search_options", {}),
         ("service_tier", "flex"),
         ("store", True),
-        ("presence_penalty", 1),
     ],
 )
 def test_chat_refuses_what_is_not_served(field, value):
@@ -125,15 +116,10 @@ CHAT_ASKS_FOR_NOTHING = {
     "store": [False],
 }
 ONLY_NULL = [
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "truncate_prompt_tokens",
-    "structured_outputs",
     "guided_json",
     "guided_regex",
     "guided_choice",
     "guided_grammar",
-    "cache_salt",
     "logits_processors",
     "kv_transfer_params",
     "vllm_xargs",
@@ -164,23 +150,62 @@ def test_fields_that_always_ask_for_something_pass_as_null_alone(field):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("min_tokens", 1),
-        ("min_tokens", False),
-        ("repetition_penalty", 1.1),
-        ("repetition_penalty", True),
-        ("skip_special_tokens", False),
-        ("skip_special_tokens", 1),
+        ("length_penalty", 1.1),
+        ("length_penalty", True),
+        ("spaces_between_special_tokens", False),
+        ("spaces_between_special_tokens", 1),
         ("use_beam_search", 0),
-        ("logprobs", 0),
-        ("priority", 3),
-        ("stop_token_ids", [0]),
-        ("response_format", {"type": "text", "schema": {}}),
+        ("guided_json", {}),
     ],
 )
 def test_zero_one_true_and_false_are_told_apart(field, value):
     for parse in (completion, chat):
         error = refused(parse, **{field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", [1]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", ["a"]),
+        ("bad_words", [""]),
+        ("bad_words", "word"),
+        ("min_tokens", -1),
+        ("min_tokens", False),
+        ("stop_token_ids", [1.5]),
+        ("include_stop_str_in_output", 1),
+        ("skip_special_tokens", "no"),
+        ("prompt_logprobs", 21),
+        ("priority", 2**31),
+        ("cache_salt", ""),
+        ("truncate_prompt_tokens", -2),
+        ("structured_outputs", {}),
+        ("structured_outputs", {"regex": "a", "grammar": "b"}),
+        ("structured_outputs", {"choice": []}),
+        ("structured_outputs", {"regex": "a" * 70000}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "text", "schema": {}}),
+        ("response_format", {"type": "xml"}),
+    ],
+)
+def test_values_that_a_field_cannot_have_are_named(field, value):
+    for parse in (completion, chat):
+        error = refused(parse, **{field: value})
+        assert error.param.split(".")[0].split("[")[0] == field
+        assert error.code in ("invalid_value", "invalid_type")
+
+
+def test_fields_that_contradict_each_other_are_named():
+    assert refused(chat, top_logprobs=3).param == "top_logprobs"
+    both = {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}
+    assert refused(completion, **both).param == "structured_outputs"
 
 
 def test_values_that_ask_for_nothing_are_accepted():

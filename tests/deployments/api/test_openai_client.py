@@ -52,8 +52,8 @@ class TestOpenAIClient:
 
     def test_errors_have_openais_classes(self):
         with pytest.raises(openai.BadRequestError) as caught:
-            with_client(FakePool(), lambda client: client.completions.create(model="demo", prompt="hi", logprobs=1))
-        assert (caught.value.param, caught.value.type) == ("logprobs", "invalid_request_error")
+            with_client(FakePool(), lambda client: client.completions.create(model="demo", prompt="hi", suffix="x"))
+        assert (caught.value.param, caught.value.type) == ("suffix", "invalid_request_error")
         with pytest.raises(openai.NotFoundError) as missing:
             with_client(FakePool(), lambda client: client.completions.create(model="other", prompt="hi"))
         assert missing.value.code == "model_not_found"

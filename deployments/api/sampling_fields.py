@@ -1,0 +1,259 @@
+"""Fields of a request that say how tokens are chosen, what ends the answer, and what is reported of it."""
+
+import json
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, GrammarSpec, SamplingParams
+from wingbeat.runtime.tokenizer import Tokenizer
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_LISTED_TOKENS = 1024
+"""Entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
+MAX_GRAMMAR_CHARS = 2**16
+MAX_SALT_CHARS = 1024
+MAX_BIAS = 100
+
+GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: what the answer must match, by one of these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    """A JSON schema, also as text."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    """Texts of which the answer is one."""
+    grammar: str | None = None
+    """EBNF as xgrammar reads it."""
+    json_object: Literal[True] | None = None
+    """Any JSON object."""
+    structural_tag: str | dict[str, Any] | None = None
+    """xgrammar's: which parts of an answer match what."""
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = self._given()
+        if len(given) != 1:
+            names = ", ".join(GRAMMAR_FIELDS)
+            raise invalid("structured_outputs", f"holds {len(given)} of {names}: give one of them")
+        ((name, value),) = given.items()
+        if name == "choice" and not (value and all(value)):
+            raise invalid("structured_outputs.choice", "must hold texts, none of them empty")
+        if len(self.spec().text) > MAX_GRAMMAR_CHARS:
+            raise invalid(f"structured_outputs.{name}", f"is longer than {MAX_GRAMMAR_CHARS} characters")
+        return self
+
+    def spec(self) -> GrammarSpec:
+        """What the engine compiles."""
+        ((name, value),) = self._given().items()
+        if name == "json_object":
+            return GrammarSpec(name, "")
+        return GrammarSpec(name, value if isinstance(value, str) else json.dumps(value))
+
+    def _given(self) -> dict[str, Any]:
+        values = {name: getattr(self, "json_" if name == "json" else name) for name in GRAMMAR_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class JsonSchemaFormat(BaseModel):
+    """OpenAI's `response_format.json_schema`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """The schema holds either way."""
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's: text, any JSON object, or JSON of a schema; and xgrammar's structural tags, as vLLM takes them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
+        unknown = sorted(self.model_extra or ()) if self.type != "structural_tag" else []
+        if unknown:
+            raise invalid("response_format", f"has no field '{shown(unknown[0])}'")
+        spec = self.spec()
+        if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
+            raise invalid("response_format", f"is longer than {MAX_GRAMMAR_CHARS} characters")
+        return self
+
+    def spec(self) -> GrammarSpec | None:
+        """What the engine compiles; None for text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_schema":
+            return GrammarSpec("json", json.dumps(self.json_schema.schema_))
+        if self.type == "structural_tag":
+            return GrammarSpec("structural_tag", json.dumps({"type": self.type, **(self.model_extra or {})}))
+        return GrammarSpec("json_object", "")
+
+
+class SamplingFields(BaseModel):
+    """The fields that every generating endpoint shares. null and absent mean the default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=INT32_MAX)
+    """0 and -1 keep the whole vocabulary, as does whatever reaches its size."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LISTED_TOKENS)
+    """By token id, what is added to its logit."""
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = Field(None, max_length=MAX_LISTED_TOKENS)
+    min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_LISTED_TOKENS)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens `token_id:17`."""
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    """Higher ones are admitted first and preempted last."""
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_CHARS)
+    structured_outputs: StructuredOutputs | None = None
+    response_format: ResponseFormat | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if stops is None:
+            return None
+        if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
+            raise invalid("stop", f"has {len(stops)} strings, at most {MAX_STOP_STRINGS} are allowed")
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+            raise invalid("stop", "must be a string or a list of strings")
+        if not all(stops):
+            raise invalid("stop", "holds an empty string")
+        if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+            raise invalid("stop", f"holds a string of more than {MAX_STOP_CHARS} characters")
+        return stops
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key, bias in (value or {}).items():
+            if not (key.isascii() and key.isdigit() and len(key) < 11):
+                raise invalid("logit_bias", f"has the key '{shown(key)}', which is no token id")
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise invalid("logit_bias", f"adds {bias:g} to token {key}: must be between -{MAX_BIAS} and {MAX_BIAS}")
+        return value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _check_words(cls, value: list[str] | None) -> list[str] | None:
+        for word in value or ():
+            if not word.strip() or len(word) > MAX_STOP_CHARS:
+                raise invalid("bad_words", f"holds a word that is empty or has more than {MAX_STOP_CHARS} characters")
+        return value
+
+    @field_validator("allowed_token_ids")
+    @classmethod
+    def _check_allowed(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and not value:
+            raise invalid("allowed_token_ids", "is empty: nothing could be generated")
+        return value
+
+    @model_validator(mode="after")
+    def _check_grammars(self) -> Self:
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.spec():
+            raise invalid("structured_outputs", "contradicts 'response_format'; give one of them")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, none or several."""
+        return tuple(self.stop or ())
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each token; None reports no log-probabilities."""
+        return None
+
+    @property
+    def asked_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    def sampling_params(
+        self, max_tokens: int, seed: int, vocab_size: int, tokenizer: Tokenizer, **fields: Any
+    ) -> SamplingParams:
+        """What the engine is asked for; `fields` are those of `SamplingParams` that are said elsewhere.
+
+        Raises:
+            ApiError: a token id is outside the vocabulary, or limits contradict each other.
+        """
+        top_k = max(0, self.top_k or 0)
+        if (self.min_tokens or 0) > max_tokens:
+            raise invalid("min_tokens", f"is {self.min_tokens}, more than the {max_tokens} tokens the answer can have")
+        bias = tuple((int(key), float(value)) for key, value in (self.logit_bias or {}).items())
+        listed = {
+            "logit_bias": [token_id for token_id, _ in bias],
+            "allowed_token_ids": self.allowed_token_ids or [],
+            "stop_token_ids": self.stop_token_ids or [],
+        }
+        for name, token_ids in listed.items():
+            outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+            if outside is not None:
+                problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+                raise invalid(name, problem)
+        grammar = self.structured_outputs or self.response_format
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=top_k if top_k < vocab_size else 0,
+            min_p=self.min_p or 0.0,
+            seed=seed,
+            ignore_eos=bool(self.ignore_eos),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=bias,
+            allowed_token_ids=tuple(dict.fromkeys(self.allowed_token_ids or ())),
+            bad_words=_word_tokens(self.bad_words or (), tokenizer),
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.asked_logprobs,
+            prompt_logprobs=self.asked_prompt_logprobs,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            grammar=None if grammar is None else grammar.spec(),
+            **fields,
+        )
+
+
+def _word_tokens(words: list[str] | tuple[()], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word's tokens at the beginning of a text and behind a space: both are forbidden."""
+    spelled = (
+        tuple(tokenizer.encode(space + word.lstrip(), add_special_tokens=False))
+        for word in words
+        for space in ("", " ")
+    )
+    return tuple(dict.fromkeys(tokens for tokens in spelled if tokens))
