@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 from wingbeat.runtime.config import EngineConfig
@@ -19,6 +20,7 @@ _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
+OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 
 
 class AppConfig(ModelOptions):
@@ -52,6 +54,18 @@ class AppConfig(ModelOptions):
         default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
         validate_default=True,
         description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
+    )
+    operator_key: tuple[SecretStr, ...] | None = Field(
+        default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
+        validate_default=True,
+        description="Keys of which whoever looks into the server (/trace) must send one as Bearer token; by default "
+        f"those in {OPERATOR_KEY_VARIABLE}.",
+    )
+    access_log: bool = Field(False, description="Log every request: id, path, status, time.")
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes "
+        "none.",
     )
     allowed_hosts: tuple[str, ...] | None = Field(
         None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
@@ -143,6 +157,7 @@ class AppConfig(ModelOptions):
         "num_kv_blocks",
         "kv_cache_memory_bytes",
         "capture_dir",
+        "otlp_traces_endpoint",
         "allowed_hosts",
         "allowed_origins",
         "tool_call_parser",
@@ -153,12 +168,12 @@ class AppConfig(ModelOptions):
     def _nothing_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
-    @field_validator("api_key", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_by_commas(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
-    @field_validator("api_key")
+    @field_validator("api_key", "operator_key")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
         for key in keys or ():
@@ -220,6 +235,8 @@ class AppConfig(ModelOptions):
             )
         if self.has_drafter():
             self.channel_kind()
+        if self.otlp_traces_endpoint is not None:
+            check_packages()
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
@@ -233,6 +250,7 @@ class AppConfig(ModelOptions):
         return Access.of_server(
             bound_host,
             api_keys=self.api_key,
+            operator_keys=self.operator_key,
             allowed_origins=self.allowed_origins,
             allowed_hosts=self.allowed_hosts,
         )

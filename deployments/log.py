@@ -3,7 +3,19 @@
 import logging
 import sys
 
-_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+from wingbeat.deployments.request_context import current
+
+_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
+
+
+class RequestIdFilter(logging.Filter):
+    """Gives a line the `X-Request-Id` of the request that it was written for, where there is one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Every line passes."""
+        context = current()
+        record.request = f" [request {context.request_id}]" if context is not None and context.request_id else ""
+        return True
 
 
 def show_log() -> None:
@@ -15,6 +27,7 @@ def show_log() -> None:
     if logger.handlers:
         return
     handler = logging.StreamHandler()
+    handler.addFilter(RequestIdFilter())
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

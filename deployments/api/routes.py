@@ -13,6 +13,8 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ClientGone, unknown_model
 from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.load import add_load
+from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.responses import (
@@ -21,6 +23,8 @@ from wingbeat.deployments.api.responses import (
     event_stream,
     whole_response,
 )
+from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.page.playground import add_page
 
 LONG_BODY_BYTES = 2**16
 """Bodies above this are read in a thread, so that other streams keep moving."""
@@ -51,8 +55,9 @@ def create_app(
     access: Access | None = None,
     limits: HttpLimits | None = None,
     adds_request_id: bool = True,
+    monitor: Monitor | None = None,
 ) -> FastAPI:
-    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`.
+    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, and `/metrics` of a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`.
     """
@@ -64,7 +69,10 @@ def create_app(
         access=access or Access(),
         limits=limits or HttpLimits(),
         adds_request_id=adds_request_id,
+        watchers=() if monitor is None else watchers(monitor),
     )
+    if monitor is not None:
+        add_monitoring(app, monitor)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -94,10 +102,8 @@ def create_app(
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
 
-    @app.get("/")
-    async def root() -> dict[str, Any]:
-        return {"name": "wingbeat", "model": service.pool.info.model_name, "api": "/v1"}
-
+    add_page(app, service.pool)
+    add_load(app, service.pool)
     return app
 
 

@@ -1,6 +1,7 @@
 """The verifier as a Serve deployment: hosts the engine, supervises its drafter, and streams to the routers."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -22,9 +23,13 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
+from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.replica.build import EngineSetup, build_setup, create_channel, load_factory
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
-from wingbeat.deployments.replica.engine_loop import EngineLoop
+from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
 from wingbeat.deployments.replica.live_recording import TrafficCapture, start_capture
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
 from wingbeat.runtime.checks.self_test import SelfTest
@@ -81,6 +86,12 @@ class RayDrafter:
         ray.kill(self._actor, no_restart=True)
 
 
+def _snapshot(engine: ServedEngine) -> tuple[dict[str, Any], str]:
+    """An engine's figures and its drafter's state, copied on the engine's thread: the next round changes them."""
+    stats = engine.stats()
+    return asdict(stats) if is_dataclass(stats) else stats._asdict(), str(engine.drafter_state)
+
+
 def _no_needs(convention: HeadConvention | None = None) -> DrafterNeeds:
     """`RayDrafter.needs` where there is no drafter."""
     return DrafterNeeds()
@@ -97,6 +108,7 @@ class Verifier:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
+        self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._loop: EngineLoop | None = None
         self._channel: ShmChannel | CudaIpcChannel | None = None
@@ -135,6 +147,7 @@ class Verifier:
             capture = self._capture = await asyncio.to_thread(start_capture, config, setup.engine, self._engine_id)
             await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
+        self._spawn(self._export())
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -178,22 +191,44 @@ class Verifier:
             self._seen_at.pop(client_id, None)
             self._loop.disconnect(client_id)
 
-    async def stats(self, *, engine_id: str | None = None) -> dict[str, Any]:
-        """The engine's figures, and the process ids of the pair."""
+    async def stats(self, *, engine_id: str | None = None, report: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The engine's figures, the process ids of the pair, and what routers reported.
+
+        Args:
+            report: `RouterFigures.report` of the router that asks.
+        """
         if engine_id is not None:
             self._check(engine_id)
-        stats = await asyncio.wrap_future(self._loop.call(lambda engine: engine.stats()))
+        if report is not None:
+            self._reports.add(report)
+        stats, drafter_state = await asyncio.wrap_future(self._loop.call(_snapshot))
         supervisor = self._supervisor
         return {
-            **(asdict(stats) if is_dataclass(stats) else stats._asdict()),
+            **stats,
             "engine_id": self._engine_id,
             "num_requests": self._loop.num_requests,
-            "drafter_state": str(await asyncio.wrap_future(self._loop.call(lambda engine: engine.drafter_state))),
+            "drafter_state": drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
             "pid": os.getpid(),
             "capture": None if self._capture is None else asdict(self._capture.writer.stats),
+            "clients": self._reports.clients(),
+            "routers": self._reports.routers(),
         }
+
+    async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
+        """What the engine's rounds did in the next seconds, as `TraceEvent`s.
+
+        Raises:
+            WrongEngine: this is another engine.
+        """
+        self._check(engine_id)
+        recording = await asyncio.wrap_future(self._loop.call(lambda engine: engine.clock.record()))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._loop.call(lambda engine: engine.clock.stop(recording))
+        return list(map(tuple, recording.events))
 
     async def report(self) -> dict[str, Any]:
         """What is served here and how its drafter did at the start, for people."""
@@ -271,6 +306,15 @@ class Verifier:
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
+
+    async def _export(self) -> None:
+        """Publish the engine's figures among Ray's metrics until it fails."""
+        export = RayExport()
+        with contextlib.suppress(EngineFailed):
+            while True:
+                await asyncio.sleep(EXPORT_EVERY_S)
+                snapshot = FleetSnapshot(self._info.model_name, {self._engine_id: await self.stats()})
+                await asyncio.to_thread(export.publish, SnapshotCollector(snapshot).collect())
 
     async def _expire_clients(self) -> None:
         while True:
