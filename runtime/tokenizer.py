@@ -134,6 +134,24 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return self._tokenizer.convert_ids_to_tokens(list(token_ids))
+
+    def describe(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` says of special tokens and the chat template."""
+        tokenizer = self._tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": len(tokenizer),
+            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+            "added_tokens_decoder": {
+                str(token_id): {"content": token.content, "special": token.special}
+                for token_id, token in tokenizer.added_tokens_decoder.items()
+            },
+            "chat_template": tokenizer.chat_template,
+        }
+
 
 class IncrementalDetokenizer:
     """Turns tokens that arrive one by one into text that never has to be taken back.

@@ -85,8 +85,15 @@ class Access:
         is_own = authority.removesuffix(port) == (host or "").lower().removesuffix(port)
         return is_own or name in self.origin_hosts
 
-    def check_key(self, authorizations: Sequence[str]) -> None:
-        """Raises ApiError, 401, where keys are set and the `Authorization` headers carry none of them."""
+    def check_key(self, authorizations: Sequence[str], keys: Sequence[str] = ()) -> None:
+        """Raises ApiError, 401, where keys are set and the headers carry none of them.
+
+        Args:
+            authorizations: the `Authorization` headers.
+            keys: the `X-Api-Key` headers, Anthropic's, which count where there is no other.
+        """
+        if not authorizations and len(keys) == 1:
+            authorizations = (f"Bearer {keys[0]}",)
         if self.api_keys and not _is_among(self.api_keys, authorizations):
             raise _unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
 

@@ -130,11 +130,15 @@ class CompletionService:
             return Prompt(token_ids)
         return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
 
-    def _chat_prompt(self, body: ChatBody) -> Prompt:
+    def chat_text(self, body: ChatBody) -> str:
+        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            text = self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            return self._tokenizer.render_chat(body.template_messages(), body.template_variables())
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+
+    def _chat_prompt(self, body: ChatBody) -> Prompt:
+        text = self.chat_text(body)
         token_ids, _ = self._tokens(text, body, "messages", bool(body.add_special_tokens))
         return Prompt(token_ids, end=text[-PROMPT_END_CHARS:])
 

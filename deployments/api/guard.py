@@ -15,16 +15,19 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, log_failure, shown
+from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
-_KEYED = "/v1"
-_OPERATORS = frozenset({"/trace"})
+_OPERATORS = frozenset({"/trace", "/reset_prefix_cache"})
 """Paths for those who run the server."""
+_KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
+"""Paths begin so that compute, or tell what a caller without a key should not know."""
+_WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
+"""POST means here that something is done; a body, which some clients send, is not looked at."""
 _CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 
@@ -101,7 +104,8 @@ class HttpGuard:
             log_failure(error, request_id)
             if started:
                 raise
-            response = JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers)
+            body = error_body(scope["path"], answer)
+            response = JSONResponse(body, status_code=answer.status, headers=answer.headers)
             await response(scope, receive, send_marked)
         finally:
             for watcher in self._watchers:
@@ -123,12 +127,12 @@ class HttpGuard:
             await _preflight_answer(headers, route)(scope, receive, send)
             return
         if route.path.startswith(_KEYED):
-            self._access.check_key(headers.getlist("authorization"))
+            self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if route.path in _OPERATORS:
             self._access.check_operator(headers.getlist("authorization"))
         if problem is not None:
             raise problem
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and route.path not in _WITHOUT_BODY:
             receive = await self._read_body(headers, receive)
         await self._app(scope, receive, send)
 

@@ -177,6 +177,22 @@ class EnginePool:
             retry_after_s=self._retry_after_s(1),
         )
 
+    async def reset_prefix_cache(self) -> int:
+        """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
+
+        Raises:
+            EngineUnavailable: there is none, or one is gone before it answered.
+        """
+        engine_ids = [engine_id for engine_id, connection in self._connections.items() if connection.open]
+        if not engine_ids:
+            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        try:
+            await asyncio.gather(*map(self._source.reset_prefix_cache, engine_ids))
+        except Exception as error:
+            # Whatever the transport raises for an engine that is gone.
+            raise EngineUnavailable("An engine was lost before its cache was reset.") from error
+        return len(engine_ids)
+
     def _choose(self) -> EngineConnection:
         engine_id = choose_engine(self.loads())
         if engine_id is None:

@@ -49,3 +49,7 @@ class ServeEngines:
     async def trace(self, engine_id: str, seconds: float) -> list[tuple]:
         """A recording of an engine's next rounds."""
         return await self._handle.trace.remote(engine_id=engine_id, seconds=seconds)
+
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        """Forget cached prefixes."""
+        await self._handle.reset_prefix_cache.remote(engine_id=engine_id)

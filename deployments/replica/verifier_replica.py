@@ -253,6 +253,16 @@ class Verifier:
             self._check(engine_id)
         await asyncio.wrap_future(self._loop.call(lambda engine: engine.check_integrity()))
 
+    async def reset_prefix_cache(self, *, engine_id: str) -> None:
+        """Forget the prefixes that are cached.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's thread has died.
+        """
+        self._check(engine_id)
+        await asyncio.wrap_future(self._loop.call(lambda engine: engine.reset_prefix_cache()))
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
         return {LOAD_METRIC: float(self._loop.num_requests)}

@@ -330,6 +330,10 @@ class Engine:
             self.runner.graphs.stats.replays.clear()
             self.runner.graphs.stats.eager_runs.clear()
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes that are cached; requests go on."""
+        self.block_manager.reset_cache()
+
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
         return EngineStats(

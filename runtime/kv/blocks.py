@@ -191,6 +191,12 @@ class BlockManager:
         self._draft_filled[block_id] = max(self.draft_filled(block_id, incarnation), num_positions)
         self._draft_incarnations[block_id] = incarnation
 
+    def reset_cache(self) -> None:
+        """Forget every cached prefix. What is live stays with its owners; their next blocks are cached."""
+        self._free.extend(self._free_cached)
+        self._free_cached.clear()
+        self._cached.clear()
+
     def forget(self) -> None:
         """Be as new: nothing cached, nothing counted.
 

@@ -67,6 +67,7 @@ class FakePool:
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.alive = True
+        self.num_resets = 0
         self.max_requests = 256
         self.num_admitted = 0
         self.hang_after: int | None = None
@@ -76,6 +77,10 @@ class FakePool:
 
     def healthy(self) -> bool:
         return self.alive
+
+    async def reset_prefix_cache(self) -> int:
+        self.num_resets += 1
+        return 1
 
     def admit(self, num_requests: int) -> FakeAdmission:
         if self.num_admitted + num_requests > self.max_requests:

@@ -95,7 +95,7 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
         return set(), ("POST",)
     if path == HEALTH:
         return set(), ("GET", "HEAD")
-    if path in ("/", MODELS, f"{MODELS}/{MODEL}"):
+    if path in ("/", "/docs", "/openapi.json", MODELS, f"{MODELS}/{MODEL}"):
         return set(), ("GET",)
     if path.startswith(f"{MODELS}/"):
         # That the model is another one may be seen before or after the rules that follow the path's.
