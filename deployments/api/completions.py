@@ -21,6 +21,7 @@ from wingbeat.deployments.api.requests import (
 from wingbeat.deployments.api.round_trace import take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
@@ -36,10 +37,17 @@ PROMPT_END_CHARS = 64
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, parsers: Parsers | None = None) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        tokenizer: Tokenizer,
+        parsers: Parsers | None = None,
+        figures: RouterFigures | None = None,
+    ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
+        self._figures = figures or RouterFigures()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -87,7 +95,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
             deltas = streams[0] if len(streams) == 1 else _merge(streams)
             async with aclosing(deltas):
                 async for delta in deltas:
@@ -210,6 +218,7 @@ class CompletionService:
                 token_ids=bool(body.return_token_ids),
                 names_by_id=bool(body.return_tokens_as_token_ids),
             ),
+            num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
@@ -257,6 +266,8 @@ class CompletionService:
                     logprobs=output.logprobs[: got.num_tokens],
                     prompt_logprobs=output.prompt_logprobs,
                     token_ids=output.token_ids[: got.num_tokens],
+                    engine_id=output.engine_id,
+                    queue_s=output.queue_s,
                 )
                 if finish is not None:
                     break
@@ -270,6 +281,17 @@ class CompletionService:
         yield delta._replace(
             finish_reason=finish, metrics=metrics, num_cached_tokens=output.num_cached_tokens, stop_reason=stop
         )
+
+    async def _measured(
+        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None]
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
+                    if delta.finish_reason is not None:
+                        watch.end = str(delta.finish_reason)
+                    yield delta
 
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:

@@ -13,7 +13,9 @@ from wingbeat.deployments.api.description import add_description
 from wingbeat.deployments.api.errors import unknown_model
 from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.load import add_load
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
+from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody
 from wingbeat.deployments.api.responses import (
@@ -25,6 +27,8 @@ from wingbeat.deployments.api.responses import (
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
 from wingbeat.deployments.api.server_routes import add_server_routes, version_of_package
 from wingbeat.deployments.api.token_routes import add_token_routes
+from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.page.playground import add_page
 
 
 def create_app(
@@ -32,8 +36,9 @@ def create_app(
     access: Access | None = None,
     limits: HttpLimits | None = None,
     adds_request_id: bool = True,
+    monitor: Monitor | None = None,
 ) -> FastAPI:
-    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`.
+    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, and `/metrics` of a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`.
     """
@@ -45,7 +50,10 @@ def create_app(
         access=access or Access(),
         limits=limits or HttpLimits(),
         adds_request_id=adds_request_id,
+        watchers=() if monitor is None else watchers(monitor),
     )
+    if monitor is not None:
+        add_monitoring(app, monitor)
 
     add_token_routes(app, service)
     add_server_routes(app, service)
@@ -80,10 +88,8 @@ def create_app(
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
 
-    @app.get("/")
-    async def root() -> dict[str, Any]:
-        return {"name": "wingbeat", "model": service.pool.info.model_name, "api": "/v1"}
-
+    add_page(app, service.pool)
+    add_load(app, service.pool)
     add_description(app, version_of_package())
     return app
 

@@ -36,3 +36,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     drafter: str = "none"
     """One word or path for people to read."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a draft tree."""
+    num_kv_tokens: int = 0
+    """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""

@@ -8,9 +8,11 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
-from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
+from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
+from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
+from wingbeat.runtime.engine.round_counts import RoundCounter, context_label
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
@@ -81,11 +83,12 @@ class Engine:
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, on_host=self.runner.on_host
         )
-        self.counter = AcceptanceCounter(forced=config.forced_acceptance is not None)
+        self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
+        self.requests = RequestClock()
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
-        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy, self.tracer]
-        self._num_own_observers = len(self._observers)
+        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
+        self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None
@@ -129,6 +132,7 @@ class Engine:
         request.params.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
         self.tracer.add(request)
+        self.requests.arrived(request)
 
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
@@ -156,7 +160,7 @@ class Engine:
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
-        self._observers[self._num_own_observers :] = [] if observer is None else [observer]
+        self._observers = self._own_observers if observer is None else (*self._own_observers, observer)
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -293,7 +297,7 @@ class Engine:
         live = iter(flight.live)
         decodes = [pair for pair in zip(plan.decodes, result.token_ids, strict=True) if next(live)]
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
-        outputs = self.scheduler.update(decodes, chunks)
+        outputs = self.requests.took(self.scheduler.update(decodes, chunks))
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
         self._outputs += self.tracer.with_rounds(outputs)
         for output in outputs:
@@ -321,6 +325,7 @@ class Engine:
         self.scheduler.num_preemptions = 0
         self.counter.reset()
         self.clock.reset()
+        self.requests.reset()
         if self.runner.graphs is not None:
             self.runner.graphs.stats.replays.clear()
             self.runner.graphs.stats.eager_runs.clear()
@@ -345,6 +350,14 @@ class Engine:
             policy=self.policy.stats(),
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
+            requests=self.requests.times,
+            prefix_query_tokens=self.block_manager.query_tokens,
+            prefix_hit_tokens=self.block_manager.hit_tokens,
+            plain_rounds=self.counter.plain_rounds,
+            by_context={context_label(bucket): part for bucket, part in enumerate(self.counter.by_context)},
+            tree_nodes=self.counter.tree_nodes,
+            num_spec_tokens=self.config.speculation.max_path - 1,
+            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
         )
 
     def check_integrity(self) -> None:

@@ -141,6 +141,16 @@ class ModelRunner:
         chosen = self.chooser.choose(plan, decodes, output.logits[:num_rows])
         return self._commit(plan, decodes, chosen, output, forward_s, evidence)
 
+    @torch.inference_mode()
+    def widest_round(self) -> None:
+        """A whole round of the most and the widest trees, all of the spare slot: for what it allocates."""
+        self.slots.reset_spare()
+        num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
+        slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
+        zeros = slots.new_zeros(num_reqs, num_nodes)
+        trees = TokenTree(zeros, zeros, zeros, zeros.to(torch.float32), torch.ones_like(slots))
+        self._decode_round(slots, trees, num_nodes, sampled=True)
+
     def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
         """`launch` of a round without prompt chunks, as one graph."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])

@@ -53,10 +53,16 @@ class FakeAdmission:
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
-    def __init__(self, answer: Callable[[Request], str] | str = "hello world", tokens_per_output: int = 2) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Request], str] | str = "hello world",
+        tokens_per_output: int = 2,
+        engine_id: str = "",
+    ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
+        self._engine_id = engine_id
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.aborted: set[str] = set()
@@ -93,11 +99,12 @@ class FakePool:
                 await self._mishap(count)
                 some = tuple(token_ids[start : start + self._tokens_per_output])
                 finished = start + len(some) == len(token_ids)
+                told = {"queue_s": 0.0 if count else 0.25, "engine_id": self._engine_id}
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
-                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1)
+                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1, **told)
                 else:
-                    yield RequestOutput(request.request_id, some)
+                    yield RequestOutput(request.request_id, some, **told)
         finally:
             self.running.discard(request.request_id)
             if not finished:

@@ -144,7 +144,7 @@ def test_the_pool_of_a_gpu_is_the_engines_share_of_what_is_free(gpu):
     assert FREE_BYTES * 0.8 <= whole < FREE_BYTES
     assert memory_budget(EngineConfig(gpu_share=0.5), CUDA) == whole // 2
     assert memory_budget(EngineConfig(kv_cache_memory_bytes=1 << 20), CUDA) == 1 << 20
-    assert memory_budget(EngineConfig(), torch.device("cpu")) == 256 << 20
+    assert memory_budget(EngineConfig(gpu_memory_utilization=0.45), CUDA) == whole // 2
 
 
 def rows(gpu: FakeGpu) -> torch.Tensor:

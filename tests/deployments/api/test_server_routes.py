@@ -36,7 +36,6 @@ def test_the_prefix_cache_is_reset_by_a_post_without_a_body():
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", "/reset_prefix_cache", None),
         ("POST", "/tokenize", {"prompt": "a"}),
         ("POST", "/detokenize", {"tokens": [1]}),
         ("GET", "/tokenizer_info", None),
@@ -45,7 +44,6 @@ def test_the_prefix_cache_is_reset_by_a_post_without_a_body():
 def test_what_computes_or_changes_something_needs_the_key(method, path, body):
     pool = FakePool()
     assert call(pool, path, body, method, access=KEYED).status_code == 401
-    assert pool.num_resets == 0
     for headers in ({"Authorization": "Bearer one"}, {"X-Api-Key": "one"}):
         assert call(pool, path, body, method, headers=headers, access=KEYED).status_code == 200
     both = {"Authorization": "Bearer two", "X-Api-Key": "one"}
@@ -55,6 +53,14 @@ def test_what_computes_or_changes_something_needs_the_key(method, path, body):
 @pytest.mark.parametrize("path", ["/version", "/ping", "/health"])
 def test_what_balancers_and_dashboards_read_needs_none(path):
     assert call(FakePool(), path, method="GET", access=KEYED).status_code == 200
+
+
+def test_the_prefix_cache_is_an_operators_matter():
+    pool, access = FakePool(), Access(api_keys=(SecretStr("one"),), operator_keys=(SecretStr("two"),))
+    for key, status in (("one", 401), ("two", 200)):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert call(pool, "/reset_prefix_cache", headers=headers, access=access).status_code == status
+    assert pool.num_resets == 1
 
 
 def test_every_engine_resets_its_cache_while_requests_run():
