@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.processors import ProcessorTables
@@ -38,7 +39,7 @@ class TokenMasks:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-masks")
         drafted = None
         if trees is not None:
-            rows = [row for row, _ in decodes]
+            rows = upload([row for row, _ in decodes], trees.parents.device)
             # Copies: the round goes on with the tensors meanwhile.
             drafted = [field[rows].cpu().numpy() for field in (trees.token_ids, trees.parents, trees.num_valid)]
         return self._thread.submit(self._fill, decodes, roots, drafted)
