@@ -144,7 +144,7 @@ class Tokenizer:
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),
-            **{name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
+            **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
             "added_tokens_decoder": {
                 str(token_id): {"content": token.content, "special": token.special}
                 for token_id, token in tokenizer.added_tokens_decoder.items()
