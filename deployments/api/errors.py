@@ -2,7 +2,7 @@
 
 import logging
 
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, TryLater
+from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, RequestRefused, TryLater
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case RequestRefused():
+            return refused(error)
         case EngineOverloaded():
             return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
         case EngineUnavailable():
@@ -76,6 +78,18 @@ def log_failure(error: Exception, request_id: str) -> None:
 def _try_later(error: TryLater, message: str, code: str) -> ApiError:
     headers = {"Retry-After": str(error.retry_after_s)}
     return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)
+
+
+def refused(error: RequestRefused, grammar_field: str = "structured_outputs") -> ApiError:
+    """400 for what only an engine finds out, such as a grammar that does not compile.
+
+    Args:
+        grammar_field: where the request has its grammar, which the engine calls `structured_outputs`.
+    """
+    param, _, problem = str(error).partition(" ")
+    if param.startswith("structured_outputs") and grammar_field != "structured_outputs":
+        param = grammar_field
+    return invalid(param, problem.removesuffix("."))
 
 
 def unsupported(param: str, instead: str | None = None) -> ApiError:

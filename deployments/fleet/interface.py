@@ -24,6 +24,10 @@ class RequestFailed(Exception):
     """Processing this request raised in its engine; the engine and its other requests go on."""
 
 
+class RequestRefused(ValueError):
+    """The engine does not take this request; the message begins with the field's name and is for the caller."""
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """The served model, as far as requests are checked against it."""

@@ -134,8 +134,9 @@ class ProcessorTables:
         bias = torch.zeros(self.vocab_size)
         if params.allowed_token_ids:
             bias.fill_(minus_inf)[list(params.allowed_token_ids)] = 0.0
-        for token_id, value in params.logit_bias:
-            bias[token_id] += value
+        if params.logit_bias:
+            token_ids, values = zip(*params.logit_bias, strict=True)
+            bias.index_add_(0, torch.tensor(token_ids), torch.tensor(values, dtype=torch.float32))
         for word in params.bad_words:
             if len(word) == 1:
                 bias[word[0]] = minus_inf
