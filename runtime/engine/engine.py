@@ -131,7 +131,6 @@ class Engine:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
         request.params.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
-        self.tracer.add(request)
         self.requests.arrived(request)
 
     def abort_request(self, request_id: str) -> None:

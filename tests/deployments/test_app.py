@@ -148,15 +148,18 @@ def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client)
     assert all(stats["num_free_blocks"] == stats["num_blocks"] for stats in verifier_stats(FAKE).values())
 
 
-def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client):
-    before = [complete(fake_app, seed=seed, max_tokens=500)["choices"][0]["text"] for seed in range(2)]
+def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client, tiny_model: Path):
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+    prompt = tuple(Tokenizer.load(tiny_model).encode("abc"))
+    undisturbed = [text_of(expected_tokens(prompt, seed, 500), tiny_model) for seed in range(2)]
     # Five seconds each: long enough that both engines are seen at work before one is killed.
     with ThreadPoolExecutor(6) as threads:
         answers = [threads.submit(complete, fake_app, seed=seed % 2, max_tokens=500) for seed in range(6)]
         until(lambda: all(stats["num_requests"] > 0 for stats in verifier_stats(FAKE).values()), 20)
         killed = next(iter(verifier_stats(FAKE).values()))
         os.kill(killed["pid"], signal.SIGKILL)
-        assert [answer.result()["choices"][0]["text"] for answer in answers] == before * 3
+        assert [answer.result()["choices"][0]["text"] for answer in answers] == undisturbed * 3
     until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
 
 
