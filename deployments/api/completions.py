@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from wingbeat.deployments.api.chat_parsing import parser_of_answer
+from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
@@ -18,13 +18,14 @@ from wingbeat.deployments.api.requests import (
     CompletionBody,
     GenerationBody,
 )
-from wingbeat.deployments.api.round_trace import take_rounds
+from wingbeat.deployments.api.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
+from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
@@ -71,12 +72,12 @@ class CompletionService:
         self.check_model(body.model)
         self._check_choices(1, body.num_choices)
         prompt = await self.chat_prompt(body)
-        new_parser = parser_of_answer(self._parsers, body, prompt.end)
         generation = self._plan(body, [prompt], "chatcmpl", None)
-        choices = generation.choices
-        if new_parser().keeps_special_tokens:
-            choices = tuple(replace(choice, skip_special_tokens=False) for choice in choices)
-        return replace(generation, choices=choices, new_parser=new_parser)
+        asked = generation.choices[0].request.params.grammar
+        reading = reading_of(self._parsers, body, prompt.end, asked)
+        shows_marks = reading.new_parser().keeps_special_tokens
+        choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
+        return replace(generation, choices=choices, new_parser=reading.new_parser)
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
         """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
@@ -249,14 +250,15 @@ class CompletionService:
             include_stop=choice.include_stop,
             min_tokens=params.min_tokens,
         )
-        prefix, metrics, finish, rounds = choice.echo, None, None, ()
+        prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
                 if output.rounds:
-                    got, finish, rounds = take_rounds(self._tokenizer, stream, output)
+                    hidden = self.pool.info.drafter in REMEMBERING
+                    got, finish, rounds = take_rounds(self._tokenizer, stream, output, hides_rejected=hidden)
                 else:
-                    got, finish = stream.take(output.token_ids, output.finish_reason)
+                    (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()
                 text, prefix = prefix + got.text, ""
                 delta = ChoiceDelta(
                     choice.index,
@@ -299,6 +301,13 @@ async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body
     if size > LONG_TEXT_CHARS:
         return await asyncio.to_thread(function, body)
     return function(body)
+
+
+def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
+    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
+    params = replace(choice.request.params, grammar=reading.grammar)
+    skips = choice.skip_special_tokens and not shows_marks
+    return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def _wrap_int64(value: int) -> int:

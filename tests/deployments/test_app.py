@@ -205,6 +205,28 @@ def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.
     assert not process_exists(engine["drafter_pid"])
 
 
+def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, real_app: httpx.Client):
+    complete(real_app, PROMPT, temperature=0)
+    text = real_app.get("/metrics").text
+    (engine_id,) = verifier_stats(REAL)
+    labels = f'{{engine="{engine_id}",model_name="tiny"}}'
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values[f"vllm:generation_tokens_total{labels}"]) >= 40
+    assert float(values[f"vllm:e2e_request_latency_seconds_count{labels}"]) >= 1
+    assert float(values[f"vllm:spec_decode_num_drafts_total{labels}"]) >= 1
+    assert values[f"wingbeat_engine_up{labels}"] == "1.0"
+    until(lambda: fake_app.get("/metrics").text.count("vllm:num_requests_running{") == 2)
+
+
+def test_a_trace_of_rounds_is_chromes(real_app: httpx.Client):
+    with ThreadPoolExecutor(1) as thread:
+        recording = thread.submit(real_app.get, "/trace?seconds=2")
+        while not recording.done():
+            complete(real_app, PROMPT, temperature=0)
+        events = recording.result().json()["traceEvents"]
+    assert {"schedule", "accept", "round"} <= {event["name"] for event in events if event["ph"] == "X"}
+
+
 @pytest.mark.slow
 def test_an_idle_engine_has_every_block_free(real_app: httpx.Client):
     from ray import serve
