@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.deployments.api.request_body import RequestBody
 from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
@@ -138,10 +138,3 @@ class MessagesBody(CountBody):
     def _chat_fields(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in SAME_IN_CHAT}
         return {**super()._chat_fields(), **own, "stop": self.stop_sequences or None}
-
-
-def check_version(version: str | None) -> None:
-    """Raises ApiError for an `anthropic-version` that is none; without one the latest is taken."""
-    if version is not None and version != "2023-06-01":
-        message = f"The anthropic-version {shown(version)!r} is not supported, only 2023-06-01."
-        raise ApiError(message, param="anthropic-version", code="invalid_header")

@@ -105,10 +105,10 @@ class TestRequests:
             ({"Authorization": "Bearer one"}, 200, None),
             ({"x-api-key": "two"}, 401, "authentication_error"),
             ({}, 401, "authentication_error"),
-            ({"x-api-key": "one", "anthropic-version": "2019"}, 400, "invalid_request_error"),
+            ({"x-api-key": "one", "anthropic-version": "2026-10-21"}, 200, None),
         ],
     )
-    def test_keys_and_versions_come_in_anthropics_headers(self, headers, status, kind):
+    def test_keys_come_in_anthropics_header_and_every_version_is_taken(self, headers, status, kind):
         body = {"max_tokens": 5, "messages": [USER]}
         access = Access(api_keys=(SecretStr("one"),))
         answer = call(ToolPool("x"), "/v1/messages", body, headers=headers, access=access, tokenizer=TOKENIZER)
