@@ -18,13 +18,14 @@ from wingbeat.deployments.api.requests import (
     CompletionBody,
     GenerationBody,
 )
-from wingbeat.deployments.api.round_trace import take_rounds
+from wingbeat.deployments.api.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
+from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
@@ -249,14 +250,15 @@ class CompletionService:
             include_stop=choice.include_stop,
             min_tokens=params.min_tokens,
         )
-        prefix, metrics, finish, rounds = choice.echo, None, None, ()
+        prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
                 if output.rounds:
-                    got, finish, rounds = take_rounds(self._tokenizer, stream, output)
+                    hidden = self.pool.info.drafter in REMEMBERING
+                    got, finish, rounds = take_rounds(self._tokenizer, stream, output, hides_rejected=hidden)
                 else:
-                    got, finish = stream.take(output.token_ids, output.finish_reason)
+                    (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()
                 text, prefix = prefix + got.text, ""
                 delta = ChoiceDelta(
                     choice.index,

@@ -35,7 +35,7 @@ class DemoEngine(LocalEngines):
         super().__init__("demo", engine=lambda _: self.llm.engine)
 
     async def describe(self) -> ModelInfo:
-        return ModelInfo("wingbeat-demo", 1024, self.llm.engine.loaded.vocab_size, drafter="EAGLE-3 head")
+        return ModelInfo("wingbeat-demo", 1024, self.llm.engine.loaded.vocab_size, drafter="demo")
 
 
 @contextmanager

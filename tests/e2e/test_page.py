@@ -19,6 +19,7 @@ pytestmark = [
 PROMPT = "def read_lines(path):\n    "
 KEY = "page-key"
 MAX_PICTURE_BYTES = 300_000
+READABLE = 4.5
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,9 @@ def url():
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
     browser = Chromium(find_chromium(), tmp_path_factory.mktemp("profile"))
+    # As if the key had been typed in this tab before.
+    source = f"if (location.protocol === 'http:') sessionStorage.setItem('wingbeat.key', '{KEY}')"
+    browser.send("Page.addScriptToEvaluateOnNewDocument", source=source)
     yield browser
     browser.close()
 
@@ -44,8 +48,6 @@ def page(chromium, url):
 
 
 def open_page(page, url, **screen):
-    page.open(url, **screen)
-    page.value(f"sessionStorage.setItem('wingbeat.key', '{KEY}')")
     page.open(url, **screen)
     page.until("document.querySelector('#model').textContent.includes('wingbeat-demo')")
 
@@ -65,7 +67,11 @@ def send(page):
 def until_done(page):
     page.until("!document.querySelector('#send').hidden && document.querySelector('#status').textContent !== ''")
     assert page.value("document.querySelector('.failure')?.textContent") is None
-    # Two frames later everything is drawn.
+    drawn(page)
+
+
+def drawn(page):
+    """Wait for the frame after the next: by then everything is drawn."""
     page.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -201,6 +207,19 @@ def test_a_conversation_keeps_its_turns(page):
     assert page.value("document.querySelectorAll('.turn').length") == 0
 
 
+def test_a_key_that_is_typed_stays_in_the_tab(page):
+    fill(page, key="another")
+    page.click("#prompt")
+    assert page.value("sessionStorage.getItem('wingbeat.key')") == "another"
+    assert page.value("localStorage.length + document.cookie.length") == 0
+    fill(page, max_tokens=4)
+    page.click("#send")
+    page.until("document.querySelector('.failure')")
+    assert "API key" in page.value("document.querySelector('.failure').textContent")
+    assert all("401" in error for error in page.errors)
+    page.errors.clear()
+
+
 def test_an_error_of_the_server_is_shown_in_its_words(page):
     fill(page, max_tokens=5000)
     page.click("#send")
@@ -225,8 +244,7 @@ def test_every_control_is_reached_by_tab_and_shows_it(page):
     assert {"prompt", "mode", "compare", "send", "temperature", "top_p", "max_tokens", "seed", "key"} <= set(seen)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
 def test_a_picture_of_a_real_answer_fits_its_screen(page, url, tmp_path, width, dark):
     """The environment variable WINGBEAT_PICTURES names a folder for the pictures."""
     folder = Path(os.environ.get("WINGBEAT_PICTURES", tmp_path))
@@ -243,13 +261,31 @@ def test_a_picture_of_a_real_answer_fits_its_screen(page, url, tmp_path, width, 
     largest = max(range(1, 12), key=lambda number: (tree_size(page, number), number))
     choose_round(page, largest)
     page.value("document.activeElement.blur(), document.querySelector('#transcript').scrollTo(0, 0)")
+    drawn(page)
     page.picture(picture, whole=width == 390)
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20]) == width
     assert len(data) < MAX_PICTURE_BYTES
+    assert smallest_contrast(page) >= READABLE
     body = page.value("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", body)[:3])) < 200) == dark
+
+
+def smallest_contrast(page):
+    """Of the tokens' text on their shades, by the Web Content Accessibility Guidelines."""
+    pairs = page.value(
+        "[...document.querySelectorAll('.text span[data-depth]')].map(span => (style => [style.color,"
+        " style.backgroundColor])(getComputedStyle(span)))"
+    )
+    lights = [[luminance(colour) for colour in pair] for pair in {tuple(pair) for pair in pairs}]
+    return min((max(pair) + 0.05) / (min(pair) + 0.05) for pair in lights)
+
+
+def luminance(colour):
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def tree_size(page, number):

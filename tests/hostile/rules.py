@@ -107,7 +107,7 @@ def _is_stop(value: Any) -> bool:
 
 
 def _speculation(found: Findings, name: str, value: Any) -> None:
-    _object(found, name, value, {"enabled": _flag}, {})
+    _object(found, name, value, {"enabled": _flag, "trace": _flag}, {})
 
 
 def _stream_options(found: Findings, name: str, value: Any) -> None:
