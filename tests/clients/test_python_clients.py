@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL
+from wingbeat.deployments.api.messages_api.body import MessagesBody
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 MESSAGES = [{"role": "user", "content": "def main("}]
@@ -123,6 +124,11 @@ class TestAnthropic:
         result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}
         messages = [*MESSAGES, {"role": "assistant", "content": got.content}, result]
         assert client.messages.create(**{**fields, "max_tokens": 4}, messages=messages).stop_reason == "max_tokens"
+
+    def test_no_field_of_its_schema_is_unknown(self):
+        schema = pytest.importorskip("anthropic.types.message_create_params")
+        known = {*MessagesBody.model_fields, *MessagesBody.unserved}
+        assert schema.MessageCreateParamsBase.__annotations__.keys() <= known
 
     def test_errors_have_its_classes(self, client):
         anthropic = pytest.importorskip("anthropic")

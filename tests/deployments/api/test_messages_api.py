@@ -65,6 +65,12 @@ class TestRequests:
         message(pool, messages=[USER, {"role": "assistant", "content": "The answer is"}])
         assert pool.prompt().endswith("<|assistant|>The answer is")
 
+    def test_a_form_and_an_effort_are_those_of_a_chat(self):
+        pool, schema = ToolPool("x"), {"type": "object", "properties": {"a": {"type": "integer"}}}
+        message(pool, output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})
+        assert pool.prompt().endswith("<|assistant|>low")
+        assert '"a"' in pool.requests[0].params.grammar.text
+
     @pytest.mark.parametrize(("kind", "end"), [("enabled", "<think>"), ("disabled", "<|assistant|>")])
     def test_thinking_is_handed_to_the_template(self, kind, end):
         pool = ToolPool("x")
