@@ -163,7 +163,7 @@ class ServedApplication:
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            ray.init(namespace="serve", logging_level=logging.WARNING)
+            ray.init(namespace="serve", logging_level=logging.ERROR)
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None
         except Exception as error:  # Ray raises nothing narrower where a node does not come up
@@ -211,10 +211,10 @@ def serve_until_stopped(
 
 
 def _speak_for_ray(start_up: StartUp) -> None:
-    """Show Wingbeat's own lines of all processes, and of Ray's and Serve's none but warnings of this process."""
+    """Show Wingbeat's own lines of all processes, and of Ray's and Serve's none but errors of this process."""
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _cause() -> str | None:

@@ -138,7 +138,8 @@ class ModelOptions(LoadOptions):
         Raises:
             ValueError: a limit is out of range; names field and value.
         """
-        names = (field.name for field in fields(EngineConfig))
+        # A command's own `speculation` is something else: whether its requests speculate.
+        names = (field.name for field in fields(EngineConfig) if field.name != "speculation")
         own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         speculation = SpeculationConfig.default(self.resolved_device(), **self._tree())
         return EngineConfig(**own | given, speculation=speculation)

@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "deployments.metrics",
         "deployments.request_context",
         "runtime.scheduling",
+        "runtime.text_stream",
         "runtime.tokenizer",
     },
     "deployments.app": {
@@ -64,6 +65,7 @@ MAY_IMPORT = {
         "runtime.recordings",
         "runtime.scheduling",
         "runtime.tensor_files",
+        "runtime.text_stream",
         "runtime.tokenizer",
         "runtime.tokenizer_file",
         "runtime.training",
@@ -211,8 +213,9 @@ MAY_IMPORT = {
     "runtime.scheduling": {"runtime.config", "runtime.kv"},
     "runtime.speculation": {"runtime.config"},
     "runtime.tensor_files": set(),
+    "runtime.text_stream": {"runtime.scheduling", "runtime.tokenizer"},
     "runtime.token_length": set(),
-    "runtime.tokenizer": {"runtime.scheduling", "runtime.token_length"},
+    "runtime.tokenizer": {"runtime.token_length"},
     "runtime.tokenizer_file": {"runtime.tensor_files"},
     "runtime.training": {
         "runtime.config",

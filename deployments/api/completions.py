@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from wingbeat.deployments.api.chat_parsing import parser_of_answer
+from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
@@ -24,7 +24,8 @@ from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
+from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
@@ -71,12 +72,12 @@ class CompletionService:
         self.check_model(body.model)
         self._check_choices(1, body.num_choices)
         prompt = await self.chat_prompt(body)
-        new_parser = parser_of_answer(self._parsers, body, prompt.end)
         generation = self._plan(body, [prompt], "chatcmpl", None)
-        choices = generation.choices
-        if new_parser().keeps_special_tokens:
-            choices = tuple(replace(choice, skip_special_tokens=False) for choice in choices)
-        return replace(generation, choices=choices, new_parser=new_parser)
+        asked = generation.choices[0].request.params.grammar
+        reading = reading_of(self._parsers, body, prompt.end, asked)
+        shows_marks = reading.new_parser().keeps_special_tokens
+        choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
+        return replace(generation, choices=choices, new_parser=reading.new_parser)
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
         """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
@@ -300,6 +301,13 @@ async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body
     if size > LONG_TEXT_CHARS:
         return await asyncio.to_thread(function, body)
     return function(body)
+
+
+def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
+    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
+    params = replace(choice.request.params, grammar=reading.grammar)
+    skips = choice.skip_special_tokens and not shows_marks
+    return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def _wrap_int64(value: int) -> int:

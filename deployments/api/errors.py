@@ -2,7 +2,7 @@
 
 import logging
 
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, TryLater
+from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, RequestRefused, TryLater
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,9 @@ def as_api_error(error: Exception) -> ApiError:
             return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
         case EngineUnavailable():
             return _try_later(error, "No engine is available.", "engine_unavailable")
+        case RequestRefused():
+            message = str(error)
+            return ApiError(message, param=message.partition(" ")[0], code="invalid_value")
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
 
 

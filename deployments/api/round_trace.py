@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput, VerifiedRound
-from wingbeat.runtime.tokenizer import StreamedText, TextStream, Tokenizer
+from wingbeat.runtime.text_stream import StreamedText, TextStream
+from wingbeat.runtime.tokenizer import Tokenizer
 
 REMEMBERING = frozenset({"suffix"})
 """Drafters whose drafts come from other requests' texts: what of them was rejected is not the asker's to read."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed, RequestRefused
 from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput, WireRequest, merge, pack_request, unpack
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
@@ -255,7 +255,7 @@ def _as_error(given_up: GivenUp) -> Exception:
     """What a request ends by in this router."""
     match given_up.verdict:
         case Verdict.REFUSED:
-            return ValueError(given_up.reason)
+            return RequestRefused(given_up.reason)
         case Verdict.FAILED:
             return RequestFailed(given_up.reason)
         case Verdict.RETURNED:

@@ -150,7 +150,7 @@ class EnginePool:
         Raises:
             EngineUnavailable: no engine is left to run it, or two of them died while they had it.
             RequestFailed: processing it raised, or its engine broke in its first round.
-            ValueError: the engine refused it.
+            RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
         num_lost = 0

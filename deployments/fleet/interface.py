@@ -20,6 +20,10 @@ class EngineUnavailable(TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
 
 
+class RequestRefused(ValueError):
+    """No engine can ever run this request; the message says why, and begins with the field that is to blame."""
+
+
 class RequestFailed(Exception):
     """Processing this request raised in its engine; the engine and its other requests go on."""
 

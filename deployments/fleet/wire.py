@@ -61,8 +61,8 @@ def unpack_request(packed: WireRequest, request_id: str) -> Request:
     _, prompt_token_ids, fields, output_token_ids = packed
     params = SamplingParams(*fields)
     if params.grammar is not None:
-        kind, text = params.grammar
-        params = replace(params, grammar=GrammarSpec(kind, text))
+        kind, text, name = params.grammar
+        params = replace(params, grammar=GrammarSpec(kind, text, name))
     return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids))
 
 

@@ -65,6 +65,11 @@ HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
     ("e2e_request_latency_seconds", "From arrival in the router to the end.", _stats("clients", "e2e_s")),
     ("request_prompt_tokens", "Prompt tokens per request.", _stats("clients", "prompt_tokens")),
     ("request_generation_tokens", "Tokens generated per request.", _stats("clients", "generation_tokens")),
+    (
+        "request_max_num_generation_tokens",
+        "The same: each choice counts alone.",
+        _stats("clients", "generation_tokens"),
+    ),
     ("request_params_max_tokens", "max_tokens of requests.", _stats("clients", "max_tokens")),
 )
 

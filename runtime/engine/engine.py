@@ -11,8 +11,8 @@ from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.request_clock import RequestClock
-from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
-from wingbeat.runtime.engine.round_counts import RoundCounter, context_label
+from wingbeat.runtime.engine.round_clock import RoundClock
+from wingbeat.runtime.engine.round_counts import RoundCounter
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
@@ -171,11 +171,6 @@ class Engine:
         """What was verified and accepted so far."""
         return self.counter.metrics
 
-    @property
-    def phases(self) -> PhaseTimes:
-        """Where the host's time went so far."""
-        return self.clock.times
-
     def step(self) -> list[RequestOutput]:
         """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
 
@@ -322,12 +317,10 @@ class Engine:
         """
         self.block_manager.forget()
         self.scheduler.num_preemptions = 0
-        self.counter.reset()
-        self.clock.reset()
-        self.requests.reset()
+        for part in (self.counter, self.clock, self.requests):
+            part.reset()
         if self.runner.graphs is not None:
-            self.runner.graphs.stats.replays.clear()
-            self.runner.graphs.stats.eager_runs.clear()
+            self.runner.graphs.stats.forget_runs()
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that are cached; requests go on."""
@@ -338,25 +331,17 @@ class Engine:
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
-            num_free_blocks=self.block_manager.num_free,
-            num_blocks=self.cache.num_blocks,
             num_preemptions=self.scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
-            num_replayed_tokens=self.counter.num_replayed_tokens,
-            speculation=self.speculation,
-            phases=self.phases,
+            phases=self.clock.times,
             policy=self.policy.stats(),
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
-            prefix_query_tokens=self.block_manager.query_tokens,
-            prefix_hit_tokens=self.block_manager.hit_tokens,
-            plain_rounds=self.counter.plain_rounds,
-            by_context={context_label(bucket): part for bucket, part in enumerate(self.counter.by_context)},
-            tree_nodes=self.counter.tree_nodes,
-            num_spec_tokens=self.config.speculation.max_path - 1,
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
+            **self.counter.figures(),
+            **self.block_manager.figures(),
         )
 
     def check_integrity(self) -> None:

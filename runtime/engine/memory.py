@@ -77,7 +77,10 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 
 @torch.inference_mode()
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
-    """Most bytes that a round's prompt chunks and its trees allocate, by running both on a small KV pool."""
+    """Most bytes of a round's prompt chunks, with what an engine keeps beside its KV; and of a round's trees.
+
+    Both are run on a small KV pool.
+    """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(
         config,
@@ -91,7 +94,10 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     )
     per_seq = 2 + small.speculation.num_nodes // small.block_size
     small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
+    held = torch.cuda.memory_allocated(device)
     engine = Engine(loaded, small, needs)
+    engine.slots.processors.allocate()  # which the first request with a penalty would
+    held += engine.cache.num_blocks * engine.cache.block_bytes
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     engine.add_request(Request("longest", (0,) * prompt_len, _SAMPLED))
@@ -99,7 +105,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
         engine.add_request(Request(str(number), (0,), _SAMPLED))
     while engine.has_unfinished_requests():
         engine.step()
-    chunks = torch.cuda.max_memory_allocated(device) - before
+    chunks = torch.cuda.max_memory_allocated(device) - held
     torch.cuda.reset_peak_memory_stats(device)
     engine.runner.widest_round()
     trees = torch.cuda.max_memory_allocated(device) - before

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import deque
 from enum import StrEnum
+from typing import Any
 
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
@@ -73,6 +74,17 @@ class RoundCounter(RoundObserver):
         """Rounds that are never settled verified nothing."""
         self._reasons.clear()
 
+    def figures(self) -> dict[str, Any]:
+        """The fields of `EngineStats` that are counted here."""
+        return {
+            "speculation": self.metrics,
+            "num_spec_tokens": self._drafting.config.speculation.max_path - 1,
+            "num_replayed_tokens": self.num_replayed_tokens,
+            "plain_rounds": self.plain_rounds,
+            "by_context": {_context_label(bucket): part for bucket, part in enumerate(self.by_context)},
+            "tree_nodes": self.tree_nodes,
+        }
+
     def _count(self, flight: RoundInFlight, row: int, num_nodes: int, num_accepted: int) -> None:
         seq = flight.plan.decodes[row]
         bucket = bisect_left(CONTEXT_BOUNDS, len(seq.token_ids))
@@ -92,7 +104,7 @@ class RoundCounter(RoundObserver):
         return NoTree.NO_ROOM if plan.without_room else drafting.plain_reason
 
 
-def context_label(bucket: int) -> str:
+def _context_label(bucket: int) -> str:
     """`513-2048` for the bucket of contexts of so many tokens."""
     least = 1 if bucket == 0 else CONTEXT_BOUNDS[bucket - 1] + 1
     return f"{least}-{CONTEXT_BOUNDS[bucket]}" if bucket < len(CONTEXT_BOUNDS) else f"{least}-"

@@ -46,7 +46,7 @@ class Grammars:
         """The grammar of a request.
 
         Raises:
-            ValueError: it is none, or xgrammar cannot serve it; the message names the kind and says why.
+            ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
         compiler = self._compiler()
         by_kind: dict[str, Callable[[str], CompiledGrammar]] = {
@@ -60,13 +60,13 @@ class Grammars:
             "structural_tag": compiler.compile_structural_tag,
         }
         if spec.kind not in by_kind:
-            raise ValueError(f"structured_outputs has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
+            raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
         try:
             return RequestGrammar(by_kind[spec.kind](spec.text), self._encode)
         except Exception as error:
             # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
             reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
-            raise ValueError(f"structured_outputs.{spec.kind} cannot be compiled: {reason}") from error
+            raise ValueError(f"{spec.field} cannot be compiled: {reason}") from error
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -45,6 +45,8 @@ class GrammarSpec(NamedTuple):
     """One of `wingbeat.runtime.grammar.compiler.KINDS`."""
     text: str
     """A schema, expression or grammar; choices and structural tags as JSON."""
+    field: str = "structured_outputs"
+    """Where the request says it, for errors."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Scheduler:
         """Queue a request.
 
         Args:
-            masker: says which tokens it may generate, as far as that depends on those before.
+            masker: see `TokenMasker`.
 
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.

@@ -65,7 +65,7 @@ def node_buckets(config: EngineConfig) -> tuple[int, ...]:
 
 def num_graphs(config: EngineConfig) -> int:
     """Graphs that `DecodeGraphs` captures at most."""
-    return 2 * sum(len(_batches(config, num_nodes)) for num_nodes in (1, *node_buckets(config)))
+    return len(Choosing) * sum(len(_batches(config, num_nodes)) for num_nodes in (1, *node_buckets(config)))
 
 
 def _batches(config: EngineConfig, num_nodes: int) -> tuple[int, ...]:

@@ -149,7 +149,7 @@ class ModelRunner:
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = slots.new_zeros(num_reqs, num_nodes)
         trees = TokenTree(zeros, zeros, zeros, zeros.to(torch.float32), torch.ones_like(slots))
-        self._decode_round(slots, trees, num_nodes, sampled=True)
+        self._decode_round(slots, trees, num_nodes, Choosing.ALTERED)
 
     def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
         """`launch` of a round without prompt chunks, as one graph."""

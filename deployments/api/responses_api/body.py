@@ -57,6 +57,15 @@ class TextOptions(BaseModel):
     verbosity: Literal["medium"] | None = None
 
 
+class StreamOptions(BaseModel):
+    """What a stream carries beside its events; the usage is in its last event anyway."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
 class ResponsesBody(RequestBody):
     """`POST /v1/responses`."""
 
@@ -72,7 +81,6 @@ class ResponsesBody(RequestBody):
         "truncation": off("disabled"),
         "moderation": off(),
         "context_management": off([]),
-        "stream_options": off({}, {"include_obfuscation": False}),
         "access_programs": off(),
         "background_options": off(),
         "image": off(),
@@ -91,6 +99,7 @@ class ResponsesBody(RequestBody):
     """This and what follows is as in a chat request."""
     top_p: Any = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
