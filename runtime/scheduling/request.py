@@ -46,6 +46,11 @@ class GrammarSpec(NamedTuple):
     text: str
     """A schema, expression or grammar; choices and structural tags as JSON."""
 
+    @property
+    def field(self) -> str:
+        """What errors call it."""
+        return f"structured_outputs.{self.kind}"
+
 
 @dataclass(frozen=True)
 class SamplingParams:
