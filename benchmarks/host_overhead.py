@@ -159,11 +159,11 @@ def measure(batch: int, overlap: bool, num_rounds: int) -> dict[str, list[float]
     times: dict[str, list[float]] = {name: [] for name in (*PHASES, "round")}
     gc.disable()
     for _ in range(num_rounds):
-        before = asdict(engine.phases)
+        before = asdict(engine.stats().phases)
         outputs = engine.step()
         if len(outputs) != batch:
             raise RuntimeError(f"a round gave {len(outputs)} outputs: {batch} sequences decode")
-        after = asdict(engine.phases)
+        after = asdict(engine.stats().phases)
         spent = {name: 1e3 * (after[name] - before[name]) for name in PHASES}
         for name, ms in (spent | {"round": sum(spent.values())}).items():
             times[name].append(ms)

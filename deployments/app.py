@@ -23,6 +23,10 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -37,7 +41,7 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
-ROUTER = "Router"
+ROUTER, VERIFIER = "Router", "Verifier"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
@@ -54,14 +58,25 @@ class Router:
         self._config = config
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
-        self._tokenizer = Tokenizer.load(config.model_dir())
+        self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
+        source = ServeEngines(engines)
         self._pool = EnginePool(
-            ServeEngines(engines), max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
+            source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
         )
         await self._pool.start()
+        self._monitor = self._new_monitor(source)
+        self._reporting = asyncio.get_running_loop().create_task(self._monitor.fleet.run())
         # What is there now stays: a full collection while a large body is read would look at all of it again.
         gc.collect()
         gc.freeze()
+
+    def _new_monitor(self, source: ServeEngines) -> Monitor:
+        config, pool, tracer = self._config, self._pool, None
+        own = RouterFigures(serve.get_replica_context().replica_id.unique_id, lambda: pool.num_admitted)
+        fleet = FleetFigures(config.model_name(), lambda: pool.engine_ids, source.stats, own)
+        if config.otlp_traces_endpoint is not None:
+            tracer = RequestTracer(exporting_provider(config.otlp_traces_endpoint, config.model_name()))
+        return Monitor(own, fleet, lambda: pool.engine_ids, source.trace, tracer, config.access_log)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""
@@ -70,14 +85,19 @@ class Router:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
         config = self._config
-        service = CompletionService(self._pool, self._tokenizer, config.parsers())
+        service = CompletionService(self._pool, self._tokenizer, config.parsers(), self._monitor.own)
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
-        return create_app(service, config.access(self._bound_host), limits, adds_request_id=False)
+        return create_app(
+            service, config.access(self._bound_host), limits, adds_request_id=False, monitor=self._monitor
+        )
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
+        self._reporting.cancel()
         await self._pool.close()
+        if self._monitor.tracer is not None:
+            await asyncio.to_thread(self._monitor.tracer.close)
 
 
 async def bound_host() -> str | None:
@@ -105,7 +125,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
     drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
     return serve.deployment(
         Verifier,
-        name="Verifier",
+        name=VERIFIER,
         ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=STRATEGY,
@@ -126,6 +146,7 @@ def _router(config: AppConfig) -> serve.Deployment:
         name=ROUTER,
         ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
         max_ongoing_requests=config.max_ongoing_requests,
+        logging_config=LoggingConfig(enable_access_log=False),
         max_constructor_retry_count=START_ATTEMPTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,

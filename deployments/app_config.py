@@ -7,15 +7,20 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from wingbeat.cluster.placement import ChannelKind, check_gpu_amount, choose_channel
+from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.hub import HubName
 
 _ENGINE = EngineConfig()
+DEFAULT_POSITIONS = _ENGINE.max_model_len
+"""Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
+OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 
 
 class AppConfig(ModelOptions):
@@ -50,6 +55,18 @@ class AppConfig(ModelOptions):
         validate_default=True,
         description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
     )
+    operator_key: tuple[SecretStr, ...] | None = Field(
+        default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
+        validate_default=True,
+        description="Keys of which whoever looks into the server (/trace) must send one as Bearer token; by default "
+        f"those in {OPERATOR_KEY_VARIABLE}.",
+    )
+    access_log: bool = Field(False, description="Log every request: id, path, status, time.")
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes "
+        "none.",
+    )
     allowed_hosts: tuple[str, ...] | None = Field(
         None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
     )
@@ -71,15 +88,27 @@ class AppConfig(ModelOptions):
     )
 
     max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
-    max_model_len: int = Field(_ENGINE.max_model_len, description="Prompt and output together, in tokens.")
+    max_model_len: int | None = Field(
+        None,
+        description="Prompt and output together, in tokens; none takes the model's positions, as far as the memory "
+        "holds a sequence of them.",
+    )
     max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
     block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Budget of the KV pool; none takes 256 MiB on CPUs, and on GPUs the verifier's share of 85 % of "
-        "what is free beside the weights.",
+        description="Budget of the KV pool; none goes by gpu_memory_utilization or cpu_memory_utilization.",
+    )
+    gpu_memory_utilization: float = Field(
+        _ENGINE.gpu_memory_utilization,
+        description="Of the GPU's memory (of the pair's share of it), what weights, activations, graphs, KV and a "
+        "drafter on the same GPU may hold together.",
+    )
+    cpu_memory_utilization: float = Field(
+        _ENGINE.cpu_memory_utilization,
+        description="On CPUs, the share of the RAM that is free beside the weights which goes to KV, per replica.",
     )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
@@ -124,9 +153,11 @@ class AppConfig(ModelOptions):
     @field_validator(
         "served_model_name",
         "num_replicas",
+        "max_model_len",
         "num_kv_blocks",
         "kv_cache_memory_bytes",
         "capture_dir",
+        "otlp_traces_endpoint",
         "allowed_hosts",
         "allowed_origins",
         "tool_call_parser",
@@ -137,12 +168,12 @@ class AppConfig(ModelOptions):
     def _nothing_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
-    @field_validator("api_key", "allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
     @classmethod
     def _split_by_commas(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
-    @field_validator("api_key")
+    @field_validator("api_key", "operator_key")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
         for key in keys or ():
@@ -204,12 +235,14 @@ class AppConfig(ModelOptions):
             )
         if self.has_drafter():
             self.channel_kind()
+        if self.otlp_traces_endpoint is not None:
+            check_packages()
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
+        self._limits(self.max_model_len or DEFAULT_POSITIONS)
         self.parsers()
-        self.engine_config()
         return self
 
     def access(self, bound_host: str | None) -> Access:
@@ -217,6 +250,7 @@ class AppConfig(ModelOptions):
         return Access.of_server(
             bound_host,
             api_keys=self.api_key,
+            operator_keys=self.operator_key,
             allowed_origins=self.allowed_origins,
             allowed_hosts=self.allowed_hosts,
         )
@@ -234,8 +268,20 @@ class AppConfig(ModelOptions):
 
         Raises:
             ValueError: a limit is out of range; names field and value.
+            ModelCheckpointError: the model's config.json cannot be read.
         """
-        return self._engine_config(gpu_share=min(self.num_gpus_per_verifier, 1.0) or 1.0)
+        return self._limits(self.max_model_len or self._positions() or DEFAULT_POSITIONS)
+
+    def _limits(self, max_model_len: int) -> EngineConfig:
+        share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu"
+        if self.drafter_device() == "cuda" and share < 1 and share + self.num_gpus_per_drafter <= 1 + ROUNDING:
+            share, beside = share + self.num_gpus_per_drafter, True
+        return self._engine_config(
+            max_model_len=max_model_len,
+            lower_max_model_len=self.max_model_len is None,
+            gpu_share=min(share, 1.0) or 1.0,
+            drafter_beside=beside,
+        )
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
@@ -268,4 +314,7 @@ class AppConfig(ModelOptions):
         """What clients pass as `model`."""
         if self.served_model_name is not None:
             return self.served_model_name
-        return "wingbeat-demo" if self.model is None else self.model.resolve().name
+        if self.model is None:
+            return "wingbeat-demo"
+        name = HubName.parse(self.model)
+        return self.model.resolve().name if name is None else name.repository

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import ray
 from ray import serve
+from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
@@ -15,9 +16,10 @@ from ray.serve.schema import ApplicationStatus
 from wingbeat.cluster.channels.segment import remove_stale_segments
 from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
-from wingbeat.deployments.app import ROUTER, build
+from wingbeat.deployments.app import ROUTER, VERIFIER, build
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.supervisor import root_cause
+from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ RAY_ENV = {NICENESS: "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5"}
 """For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
 a proxy that is merely slow keeps its 10 s per check."""
 POLL_S = 1.0
+REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
 """What routers get beyond the time their requests have, to answer the drain call itself."""
 PROCESS_GRACE_S = 5.0
@@ -45,9 +48,15 @@ class ServedApplication:
     """
 
     def __init__(
-        self, config: AppConfig, host: str = "127.0.0.1", port: int = 8000, signals: StopSignals | None = None
+        self,
+        config: AppConfig,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        signals: StopSignals | None = None,
+        start_up: StartUp | None = None,
     ) -> None:
         self._config = config
+        self._start_up = start_up
         self._http = {"host": host, "port": port}
         self._signals = signals
         self._owns_ray = False
@@ -67,6 +76,8 @@ class ServedApplication:
             os.environ.setdefault(name, value)
         if not ray.is_initialized():
             self._connect()
+        if self._start_up is not None:
+            _speak_for_ray(self._start_up)
         serve.start(http_options=self._http)
         if APP_NAME in serve.status().applications:
             raise StartError(
@@ -76,11 +87,15 @@ class ServedApplication:
         if self._config.resolved_device() == "cuda":
             self._check_gpus()
         self._deployed = True
+        if self._start_up is not None:
+            self._start_up.event("starting the router, the verifier and its drafter")
         try:
             serve.run(build(self._config), name=APP_NAME)
         except (RuntimeError, RayServeException) as error:
             raise StartError(_cause() or root_cause(error)) from None
         self._serving = True
+        if self._start_up is not None:
+            self._say_ready(self._start_up)
 
     def url(self) -> str:
         """Where Serve's proxies listen: in a cluster that had them before, not where this process would have them."""
@@ -138,10 +153,17 @@ class ServedApplication:
         # Ray's exit hooks would look for the processes that are gone.
         os._exit(code)
 
+    def _say_ready(self, start_up: StartUp) -> None:
+        config = self._config
+        report = serve.get_deployment_handle(VERIFIER, APP_NAME).report.remote().result(timeout_s=REPORT_TIMEOUT_S)
+        logs = f"{ray._private.worker._global_node.get_session_dir_path()}/logs"
+        command = curl_command(self.url(), config.model_name(), bool(config.api_key))
+        start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command)
+
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            ray.init(namespace="serve")
+            ray.init(namespace="serve", logging_level=logging.ERROR)
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None
         except Exception as error:  # Ray raises nothing narrower where a node does not come up
@@ -161,19 +183,21 @@ class ServedApplication:
             raise StartError(str(error)) from None
 
 
-def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 8000) -> None:
+def serve_until_stopped(
+    config: AppConfig, host: str = "127.0.0.1", port: int = 8000, start_up: StartUp | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
 
     Raises:
         StartError: the application could not start, or failed for good.
     """
     signals = StopSignals()
-    application = ServedApplication(config, host, port, signals)
+    start_up = StartUp() if start_up is None else start_up
+    application = ServedApplication(config, host, port, signals, start_up)
     signals.install()
     try:
         try:
             application.start()
-            print(f"Serving {config.model_name()} on {application.url()}/v1; Ctrl-C ends it.", flush=True)
             application.wait()
         except KeyboardInterrupt:
             application.drain()
@@ -184,6 +208,13 @@ def serve_until_stopped(config: AppConfig, host: str = "127.0.0.1", port: int = 
     except KeyboardInterrupt:
         signals.ignore()
         application.kill(signals.exit_code())
+
+
+def _speak_for_ray(start_up: StartUp) -> None:
+    """Show Wingbeat's own lines of all processes, and of Ray's and Serve's none but errors of this process."""
+    global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _cause() -> str | None:

@@ -1,8 +1,21 @@
 """Where the log lines of Wingbeat's own modules go in a process of the application."""
 
 import logging
+import sys
 
-_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+from wingbeat.deployments.request_context import current
+
+_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
+
+
+class RequestIdFilter(logging.Filter):
+    """Gives a line the `X-Request-Id` of the request that it was written for, where there is one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Every line passes."""
+        context = current()
+        record.request = f" [request {context.request_id}]" if context is not None and context.request_id else ""
+        return True
 
 
 def show_log() -> None:
@@ -14,6 +27,20 @@ def show_log() -> None:
     if logger.handlers:
         return
     handler = logging.StreamHandler()
+    handler.addFilter(RequestIdFilter())
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+
+
+def show_lines(name: str) -> None:
+    """Write the messages of one logger, from INFO up and without more, to the standard error as it is at the time."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(handler, _Messages) for handler in logger.handlers):
+        logger.addHandler(_Messages())
+        logger.setLevel(logging.INFO)
+
+
+class _Messages(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
+from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 
 class LoadOptions(BaseModel):
@@ -16,9 +18,13 @@ class LoadOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: Path | None = Field(None, description="Folder of a Hugging Face checkpoint; none takes the demo pair.")
+    model: Path | None = Field(
+        None,
+        description="Folder of a Hugging Face checkpoint, or its name on the hub, org/name[@revision]; none takes the "
+        "demo pair.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV; 'auto' is bfloat16 on GPUs, float32 on CPUs."
+        "auto", description="Of weights and KV; 'auto' is the checkpoint's on GPUs, float32 on CPUs."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -33,9 +39,27 @@ class LoadOptions(BaseModel):
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
-        if self.model is not None and not (self.model / "config.json").is_file():
-            raise ValueError(f"model is {str(self.model)!r}: must be a directory with a config.json")
+        """A name of the hub is looked up where it is used."""
+        if self.model is None or HubName.parse(self.model) is not None:
+            return self
+        if not (self.model / "config.json").is_file():
+            raise ValueError(
+                f"model is {str(self.model)!r}: must be a directory with a config.json, or org/name of the Hugging "
+                "Face hub"
+            )
         return self
+
+    def model_dir(self, with_weights: bool = True) -> Path:
+        """The verifier's checkpoint, fetched from the hub if need be.
+
+        Args:
+            with_weights: False where configuration and tokenizer will do.
+
+        Raises:
+            FileNotFoundError: none is given and this installation comes without the demo pair.
+            HubError: it has a name of the hub and is not to be had.
+        """
+        return demo_pair().verifier if self.model is None else checkpoint_folder(self.model, with_weights)
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`; imports torch to know whether there is one."""
@@ -45,9 +69,16 @@ class LoadOptions(BaseModel):
 
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def resolved_dtype(self) -> str:
-        """Name of torch's dtype, `auto` resolved."""
-        return resolve_dtype(self.dtype, self.resolved_device())
+    def resolved_dtype(self, checkpoint: Path | None = None) -> str:
+        """Name of torch's dtype, `auto` resolved.
+
+        Args:
+            checkpoint: the folder whose weights are meant; None is the verifier's.
+        """
+        if self.dtype != "auto" or self.resolved_device() == "cpu":
+            return resolve_dtype(self.dtype, "cpu", None)
+        stored = stored_dtype(checkpoint or self.model_dir(with_weights=False))
+        return resolve_dtype(self.dtype, self.resolved_device(), stored)
 
 
 class ModelOptions(LoadOptions):
@@ -59,9 +90,10 @@ class ModelOptions(LoadOptions):
 
     drafter: str = Field(
         "auto",
-        description="Folder of an EAGLE head or of a draft model, 'mtp' (the model's own multi-token prediction), "
-        "'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import path of a class, or 'auto': "
-        "the demo pair's head for the demo model, 'mtp' where the model's checkpoint has it, 'ngram' for any other.",
+        description="Folder, or name on the hub, of an EAGLE head or of a draft model, 'mtp' (the model's own "
+        "multi-token prediction), 'suffix' or 'ngram' (earlier text continued), 'none' (plain decoding), the import "
+        "path of a class, or 'auto': the demo pair's head for the demo model, 'mtp' where the model's checkpoint has "
+        "it, 'ngram' for any other.",
     )
     allow_bad_drafter: bool = Field(
         False, description="Use a drafter that fails its self-test at the start, with a warning."
@@ -96,13 +128,9 @@ class ModelOptions(LoadOptions):
         """The drafter, `auto` resolved."""
         return parse_drafter(self.drafter, self.model)
 
-    def model_dir(self) -> Path:
-        """The verifier's checkpoint.
-
-        Raises:
-            FileNotFoundError: none is given and this installation comes without the demo pair.
-        """
-        return demo_pair().verifier if self.model is None else self.model
+    def _positions(self) -> int | None:
+        """Positions of the model as its config.json has them; None where it leaves that to the class."""
+        return num_positions(self.model_dir(with_weights=False))
 
     def _engine_config(self, **given: Any) -> EngineConfig:
         """Limits of one engine: the fields that bear a limit's name, and those `given` in their place.
@@ -110,7 +138,8 @@ class ModelOptions(LoadOptions):
         Raises:
             ValueError: a limit is out of range; names field and value.
         """
-        names = (field.name for field in fields(EngineConfig))
+        # A command's own `speculation` is something else: whether its requests speculate.
+        names = (field.name for field in fields(EngineConfig) if field.name != "speculation")
         own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         speculation = SpeculationConfig.default(self.resolved_device(), **self._tree())
         return EngineConfig(**own | given, speculation=speculation)

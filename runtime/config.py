@@ -76,11 +76,21 @@ def default_by_device(name: str) -> str:
     return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
-def resolve_dtype(name: str, device: str) -> str:
-    """What "auto" means on a device ("cpu" or "cuda"); other names are returned as they are."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Of weights and KV, by torch's names."""
+
+
+def resolve_dtype(name: str, device: str, stored: str | None) -> str:
+    """What "auto" means on a device ("cpu" or "cuda"); other names are returned as they are.
+
+    Args:
+        stored: what the checkpoint says of its weights; None where it says nothing.
+    """
     if name != "auto":
         return name
-    return "bfloat16" if device == "cuda" else "float32"
+    if device == "cpu":
+        return "float32"
+    return stored if stored in DTYPES else "bfloat16"
 
 
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
@@ -133,8 +143,8 @@ class ForcedAcceptance:
         return total
 
 
-CPU_KV_CACHE_BYTES = 256 << 20
-"""Of the KV pool on a CPU, where nothing else is said."""
+LEAST_MODEL_LEN = 64
+"""Tokens; an engine whose memory holds no sequence of these is refused rather than given a lower limit."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +159,8 @@ class EngineConfig:
     """Sequences running at once; also the number of slot rows of every persistent buffer."""
     max_model_len: int = 2048
     """Longest sequence, prompt and output together, in tokens."""
+    lower_max_model_len: bool = False
+    """Lower it to what the model and the memory hold (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = 512
     """Prompt tokens computed per round beside the running sequences' trees."""
     block_size: int = 16
@@ -156,10 +168,15 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     """KV blocks; None sizes the pool from `kv_cache_memory_bytes`."""
     kv_cache_memory_bytes: int | None = None
-    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None; None takes 256 MiB of a CPU's memory, and
-    on a GPU its share of 85 % of what is free beside the weights."""
+    """Memory budget of the verifier's KV pool where `num_kv_blocks` is None; None goes by the next two."""
+    gpu_memory_utilization: float = 0.9
+    """Of the GPU's memory, what this engine may hold: weights, activations, graphs, KV, and its drafter's beside it."""
+    cpu_memory_utilization: float = 0.25
+    """On a CPU, the share of the RAM that is free beside the weights which goes to KV."""
     gpu_share: float = 1.0
-    """Of its GPU, what is this engine's."""
+    """Of its GPU, what is this engine's and its drafter's."""
+    drafter_beside: bool = True
+    """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
@@ -179,9 +196,11 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
-        if not 0 < self.gpu_share <= 1:
-            raise ValueError(f"gpu_share is {self.gpu_share}: use a share above 0, at most 1")
-        if self.num_kv_blocks is not None and self.num_kv_blocks < self.max_blocks_per_seq + 1:
+        for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use a share above 0, at most 1")
+        fixed = self.num_kv_blocks is not None and not self.lower_max_model_len
+        if fixed and self.num_kv_blocks < self.max_blocks_per_seq + 1:
             raise ValueError(
                 f"num_kv_blocks is {self.num_kv_blocks}: one sequence of max_model_len {self.max_model_len} "
                 f"needs {self.max_blocks_per_seq + 1}; raise num_kv_blocks or lower max_model_len"

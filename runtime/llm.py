@@ -13,10 +13,12 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
 
@@ -71,10 +73,10 @@ class LLM:
     """Generate from token ids in this process.
 
     Args:
-        model: folder of a Hugging Face causal LM.
+        model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16", "float16", or "auto" for bfloat16 on CUDA and float32 elsewhere.
+        dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
 
@@ -97,9 +99,9 @@ class LLM:
         torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch_dtype = getattr(torch, resolve_dtype(dtype, device))
-        choice = parse_drafter(drafter, Path(model))
-        settings = PairSettings(Path(model), choice, engine_config, torch_dtype, allow_bad_drafter)
+        folder = checkpoint_folder(model)
+        torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
+        settings = PairSettings(folder, parse_drafter(drafter, folder), engine_config, torch_dtype, allow_bad_drafter)
         built: Drafter | None = None
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:

@@ -83,6 +83,7 @@ def engine_of_pair(
     from wingbeat.runtime.checks.readings import choose_convention
     from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.loader import load_model
@@ -98,5 +99,6 @@ def engine_of_pair(
                 check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
             )
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
+    limits = fit_to_memory(loaded, settings.engine, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    return PairEngine(Engine(loaded, settings.engine, needs, grammars=grammars), tokenizer, choice, check)
+    return PairEngine(Engine(loaded, limits, needs, grammars=grammars), tokenizer, choice, check)

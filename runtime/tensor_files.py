@@ -44,6 +44,36 @@ def read_json(file: Path) -> dict[str, Any]:
     return fields
 
 
+def stored_dtype(folder: Path) -> str | None:
+    """What config.json says the weights are, by torch's name; None where it says nothing.
+
+    Raises:
+        ModelCheckpointError: the file cannot be read.
+    """
+    fields = read_json(folder / "config.json")
+    for part in (fields, text_fields(fields)):
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(part.get(name), str):
+                return part[name]
+    return None
+
+
+def num_positions(folder: Path) -> int | None:
+    """Positions of the language model by config.json; None where it does not say.
+
+    Raises:
+        ModelCheckpointError: the file cannot be read.
+    """
+    value = text_fields(read_json(folder / "config.json")).get("max_position_embeddings")
+    return value if type(value) is int and value > 0 else None
+
+
+def text_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the language model: those of `text_config` where the checkpoint is multimodal."""
+    text = fields.get("text_config")
+    return text if isinstance(text, dict) else fields
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights, in the order of preference of transformers: safetensors, then pickles.
 

@@ -19,6 +19,9 @@ from tests.hostile.contract import KEY
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# No test asks the Hugging Face hub; huggingface_hub reads this when it is first imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 ROOT = str(Path(__file__).parents[1])
 MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0

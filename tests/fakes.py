@@ -50,6 +50,7 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.num_started = 0
         self.num_checks = 0
+        self.num_resets = 0
         self.broken = False
         self._running: dict[str, tuple[Request, int]] = {}
 
@@ -101,6 +102,9 @@ class FakeEngine:
 
     def check_integrity(self) -> None:
         self.num_checks += 1
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     def attach_drafter(self, end: VerifierEnd) -> None:
         self.drafter_state = "attached"

@@ -7,7 +7,7 @@ from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell
 from wingbeat.cluster.channels.memory import ChannelMemory, Region, Word, buffer_bytes, carve, check_fits
 from wingbeat.cluster.channels.segment import Segment, SegmentHeader, close_segment, remove_stale_segments
-from wingbeat.cluster.free_memory import free_shared_memory
+from wingbeat.runtime.free_memory import free_shared_memory
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 KIND = "shm"

@@ -31,6 +31,10 @@ class Access:
     """Hosts whose origins are taken at any port."""
     api_keys: tuple[SecretStr, ...] = field(default=())
     """With one or several, a request must carry one of them."""
+    operator_keys: tuple[SecretStr, ...] = field(default=())
+    """Keys of those who run the server, likewise; they open nothing else."""
+    operators_only_by_key: bool = False
+    """Whether, without any of these keys set, nobody counts as an operator."""
 
     @classmethod
     def of_server(
@@ -38,6 +42,7 @@ class Access:
         bound_host: str | None,
         *,
         api_keys: Sequence[SecretStr] | None = None,
+        operator_keys: Sequence[SecretStr] | None = None,
         allowed_origins: Sequence[str] | None = None,
         allowed_hosts: Sequence[str] | None = None,
     ) -> "Access":
@@ -54,6 +59,8 @@ class Access:
             origins=frozenset(origin.lower() for origin in allowed_origins or ()),
             origin_hosts=LOOPBACK_HOSTS if local and allowed_origins is None else frozenset(),
             api_keys=tuple(api_keys or ()),
+            operator_keys=tuple(operator_keys or ()),
+            operators_only_by_key=bool(api_keys) or not local,
         )
 
     def check_host(self, header: str | None) -> None:
@@ -78,18 +85,39 @@ class Access:
         is_own = authority.removesuffix(port) == (host or "").lower().removesuffix(port)
         return is_own or name in self.origin_hosts
 
-    def check_key(self, authorizations: Sequence[str]) -> None:
-        """Raises ApiError, 401, where keys are set and the `Authorization` headers carry none of them."""
-        if not self.api_keys:
-            return
-        scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
-        given = given.strip().encode() if scheme.lower() == "bearer" else b""
-        # All are compared, each in constant time: how long it takes tells nothing about a key.
-        matches = [hmac.compare_digest(given, key.get_secret_value().encode()) for key in self.api_keys]
-        if not any(matches):
-            message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(message, status=401, code="invalid_api_key", headers=headers)
+    def check_key(self, authorizations: Sequence[str], keys: Sequence[str] = ()) -> None:
+        """Raises ApiError, 401, where keys are set and the headers carry none of them.
+
+        Args:
+            authorizations: the `Authorization` headers.
+            keys: the `X-Api-Key` headers, Anthropic's, which count where there is no other.
+        """
+        if not authorizations and len(keys) == 1:
+            authorizations = (f"Bearer {keys[0]}",)
+        if self.api_keys and not _is_among(self.api_keys, authorizations):
+            raise _unauthorized("A valid API key is needed: send it as 'Authorization: Bearer KEY'.")
+
+    def check_operator(self, authorizations: Sequence[str]) -> None:
+        """Raises ApiError, 401 or 403, for a request that does not come from an operator.
+
+        Without an operator key set, that is whoever reaches a server on a loopback address that asks for no key at all.
+        """
+        if not self.operator_keys and self.operators_only_by_key:
+            message = "This path is for operators, and the server has no operator_key."
+            raise ApiError(message, status=403, code="operator_key_not_set")
+        if self.operator_keys and not _is_among(self.operator_keys, authorizations):
+            raise _unauthorized("A valid operator key is needed: send it as 'Authorization: Bearer KEY'.")
+
+
+def _is_among(keys: Sequence[SecretStr], authorizations: Sequence[str]) -> bool:
+    scheme, _, given = (authorizations[0] if len(authorizations) == 1 else "").partition(" ")
+    given = given.strip().encode() if scheme.lower() == "bearer" else b""
+    # All are compared, each in constant time: how long it takes tells nothing about a key.
+    return any([hmac.compare_digest(given, key.get_secret_value().encode()) for key in keys])
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(message, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def is_loopback(host: str | None) -> bool:

@@ -9,21 +9,23 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from wingbeat.deployments.api.chat_parsing import parser_of_answer
+from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, refused, shown, unknown_model
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
     GenerationBody,
 )
-from wingbeat.deployments.api.round_trace import take_rounds
+from wingbeat.deployments.api.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
-from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestRefused
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextStream, TextTooLong, Tokenizer
+from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
@@ -36,10 +38,17 @@ PROMPT_END_CHARS = 64
 class CompletionService:
     """Answers checked requests with the engines of one model."""
 
-    def __init__(self, pool: EnginePool, tokenizer: Tokenizer, parsers: Parsers | None = None) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        tokenizer: Tokenizer,
+        parsers: Parsers | None = None,
+        figures: RouterFigures | None = None,
+    ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
+        self._figures = figures or RouterFigures()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,12 +72,12 @@ class CompletionService:
         self.check_model(body.model)
         self._check_choices(1, body.num_choices)
         prompt = await self.chat_prompt(body)
-        new_parser = parser_of_answer(self._parsers, body, prompt.end)
         generation = self._plan(body, [prompt], "chatcmpl", None)
-        choices = generation.choices
-        if new_parser().keeps_special_tokens:
-            choices = tuple(replace(choice, skip_special_tokens=False) for choice in choices)
-        return replace(generation, choices=choices, new_parser=new_parser)
+        asked = generation.choices[0].request.params.grammar
+        reading = reading_of(self._parsers, body, prompt.end, asked)
+        shows_marks = reading.new_parser().keeps_special_tokens
+        choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
+        return replace(generation, choices=choices, new_parser=reading.new_parser)
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
         """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
@@ -82,19 +91,17 @@ class CompletionService:
         Closing the generator early aborts the choices that are still running.
 
         Raises:
-            ApiError: an engine refuses one, such as for a grammar that does not compile.
+            RequestRefused: an engine refuses one, such as for a grammar that does not compile.
             EngineOverloaded: there is no room for all of them, and none was started.
             EngineUnavailable, RequestFailed: one choice could not be generated; the others are aborted.
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._run_choice(choice, admission) for choice in generation.choices]
+            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
             deltas = streams[0] if len(streams) == 1 else _merge(streams)
             async with aclosing(deltas):
                 async for delta in deltas:
                     yield delta
-        except RequestRefused as error:
-            raise refused(error, generation.grammar_field) from error
         finally:
             admission.release()
 
@@ -125,11 +132,15 @@ class CompletionService:
             return Prompt(token_ids)
         return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
 
-    def _chat_prompt(self, body: ChatBody) -> Prompt:
+    def chat_text(self, body: ChatBody) -> str:
+        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            text = self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            return self._tokenizer.render_chat(body.template_messages(), body.template_variables())
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+
+    def _chat_prompt(self, body: ChatBody) -> Prompt:
+        text = self.chat_text(body)
         token_ids, _ = self._tokens(text, body, "messages", bool(body.add_special_tokens))
         return Prompt(token_ids, end=text[-PROMPT_END_CHARS:])
 
@@ -200,7 +211,6 @@ class CompletionService:
             num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
-            grammar_field="response_format" if body.structured_outputs is None else "structured_outputs",
             details=Details(
                 self._tokenizer,
                 logprobs=body.asked_logprobs is not None,
@@ -209,6 +219,7 @@ class CompletionService:
                 token_ids=bool(body.return_token_ids),
                 names_by_id=bool(body.return_tokens_as_token_ids),
             ),
+            num_spec_tokens=self.pool.info.num_spec_tokens,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, body: GenerationBody, default: int | None) -> int:
@@ -240,14 +251,15 @@ class CompletionService:
             include_stop=choice.include_stop,
             min_tokens=params.min_tokens,
         )
-        prefix, metrics, finish, rounds = choice.echo, None, None, ()
+        prefix, metrics, finish = choice.echo, None, None
         async with aclosing(self.pool.generate(choice.request)) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
                 if output.rounds:
-                    got, finish, rounds = take_rounds(self._tokenizer, stream, output)
+                    hidden = self.pool.info.drafter in REMEMBERING
+                    got, finish, rounds = take_rounds(self._tokenizer, stream, output, hides_rejected=hidden)
                 else:
-                    got, finish = stream.take(output.token_ids, output.finish_reason)
+                    (got, finish), rounds = stream.take(output.token_ids, output.finish_reason), ()
                 text, prefix = prefix + got.text, ""
                 delta = ChoiceDelta(
                     choice.index,
@@ -257,6 +269,8 @@ class CompletionService:
                     logprobs=output.logprobs[: got.num_tokens],
                     prompt_logprobs=output.prompt_logprobs,
                     token_ids=output.token_ids[: got.num_tokens],
+                    engine_id=output.engine_id,
+                    queue_s=output.queue_s,
                 )
                 if finish is not None:
                     break
@@ -271,12 +285,30 @@ class CompletionService:
             finish_reason=finish, metrics=metrics, num_cached_tokens=output.num_cached_tokens, stop_reason=stop
         )
 
+    async def _measured(
+        self, choice: Choice, deltas: AsyncGenerator[ChoiceDelta, None]
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        with self._figures.watch(choice.request, self.pool.info.max_model_len) as watch:
+            async with aclosing(deltas):
+                async for delta in deltas:
+                    watch.took(delta.num_tokens, delta.engine_id, delta.queue_s)
+                    if delta.finish_reason is not None:
+                        watch.end = str(delta.finish_reason)
+                    yield delta
+
 
 async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
     """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
     if size > LONG_TEXT_CHARS:
         return await asyncio.to_thread(function, body)
     return function(body)
+
+
+def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
+    """The choice under the grammar that the answer is read by, and with the marks that its parser looks for."""
+    params = replace(choice.request.params, grammar=reading.grammar)
+    skips = choice.skip_special_tokens and not shows_marks
+    return replace(choice, request=replace(choice.request, params=params), skip_special_tokens=skips)
 
 
 def _wrap_int64(value: int) -> int:

@@ -44,6 +44,20 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_ANTHROPIC_KINDS |= {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
+def error_body(path: str, error: ApiError) -> dict:
+    """The JSON body of an error as clients of this path read it: below `/v1/messages` in Anthropic's form."""
+    body = error.body()
+    if not path.startswith(MESSAGES_PATH):
+        return body
+    kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {**body["error"], "type": kind}}
+
+
 def unknown_model(model: str, served: str) -> ApiError:
     """404 for a model that is not served here."""
     message = f"The model {shown(model)!r} does not exist; this server has {served!r}."
@@ -60,12 +74,13 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case RequestRefused():
-            return refused(error)
         case EngineOverloaded():
             return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
         case EngineUnavailable():
             return _try_later(error, "No engine is available.", "engine_unavailable")
+        case RequestRefused():
+            param, _, problem = str(error).partition(" ")
+            return invalid(param, problem.removesuffix("."))
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
 
 
@@ -78,18 +93,6 @@ def log_failure(error: Exception, request_id: str) -> None:
 def _try_later(error: TryLater, message: str, code: str) -> ApiError:
     headers = {"Retry-After": str(error.retry_after_s)}
     return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)
-
-
-def refused(error: RequestRefused, grammar_field: str = "structured_outputs") -> ApiError:
-    """400 for what only an engine finds out, such as a grammar that does not compile.
-
-    Args:
-        grammar_field: where the request has its grammar, which the engine calls `structured_outputs`.
-    """
-    param, _, problem = str(error).partition(" ")
-    if param.startswith("structured_outputs") and grammar_field != "structured_outputs":
-        param = grammar_field
-    return invalid(param, problem.removesuffix("."))
 
 
 def unsupported(param: str, instead: str | None = None) -> ApiError:

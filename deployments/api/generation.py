@@ -73,8 +73,8 @@ class Generation:
     """Whether every chunk of a stream carries the usage so far."""
     details: Details
     """What is said of tokens beside their text."""
-    grammar_field: str = "structured_outputs"
-    """Where the request has its grammar, for errors."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a draft tree."""
     new_parser: Callable[[], Parser] = PlainText
     """Makes what reads a choice's text; `/v1/completions` has no use for it."""
 
@@ -94,5 +94,8 @@ class ChoiceDelta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
+    engine_id: str = ""
+    queue_s: float = 0.0
+    """Seconds it waited in its engine; on the first one."""
     stop_reason: str | int | None = None
     """On the last one: the stop string, or the token of `stop_token_ids`, that ended the choice."""

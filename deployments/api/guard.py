@@ -15,13 +15,19 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, log_failure, shown
+from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
-_KEYED = "/v1"
+_OPERATORS = frozenset({"/trace", "/reset_prefix_cache"})
+"""Paths for those who run the server."""
+_KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
+"""Paths begin so that compute, or tell what a caller without a key should not know."""
+_WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
+"""POST means here that something is done; a body, which some clients send, is not looked at."""
 _CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
 
@@ -35,6 +41,16 @@ class HttpLimits:
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
 
 
+class RequestWatcher:
+    """Sees every HTTP request come and go, whatever it is answered."""
+
+    def began(self, scope: Scope, context: RequestContext) -> None:
+        """It has arrived."""
+
+    def ended(self, scope: Scope, context: RequestContext) -> None:
+        """Its answer is complete, or was given up; the status is in the context."""
+
+
 class HttpGuard:
     """Middleware that refuses what breaks a rule, reads bodies, and answers errors that nothing else answered."""
 
@@ -46,6 +62,7 @@ class HttpGuard:
         access: Access,
         limits: HttpLimits,
         adds_request_id: bool = True,
+        watchers: Sequence[RequestWatcher] = (),
     ) -> None:
         """`adds_request_id` is False where the server in front writes `X-Request-Id` itself, as Serve's proxy does."""
         self._app = app
@@ -53,6 +70,7 @@ class HttpGuard:
         self._access = access
         self._limits = limits
         self._adds_request_id = adds_request_id
+        self._watchers = watchers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an exception leaves only after an answer was begun."""
@@ -62,13 +80,17 @@ class HttpGuard:
         headers = Headers(scope=scope)
         request_id, problem = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
+        context = RequestContext(request_id)
+        enter(context)
+        for watcher in self._watchers:
+            watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
         started = False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                started, context.status = True, message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
@@ -82,8 +104,12 @@ class HttpGuard:
             log_failure(error, request_id)
             if started:
                 raise
-            response = JSONResponse(answer.body(), status_code=answer.status, headers=answer.headers)
+            body = error_body(scope["path"], answer)
+            response = JSONResponse(body, status_code=answer.status, headers=answer.headers)
             await response(scope, receive, send_marked)
+        finally:
+            for watcher in self._watchers:
+                watcher.ended(scope, context)
 
     async def _pass_on(
         self, scope: Scope, headers: Headers, problem: ApiError | None, receive: Receive, send: Send
@@ -101,10 +127,12 @@ class HttpGuard:
             await _preflight_answer(headers, route)(scope, receive, send)
             return
         if route.path.startswith(_KEYED):
-            self._access.check_key(headers.getlist("authorization"))
+            self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
+        if route.path in _OPERATORS:
+            self._access.check_operator(headers.getlist("authorization"))
         if problem is not None:
             raise problem
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and route.path not in _WITHOUT_BODY:
             receive = await self._read_body(headers, receive)
         await self._app(scope, receive, send)
 

@@ -6,10 +6,10 @@ A field is honoured, or accepted because it cannot change the result, or refused
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
-from wingbeat.deployments.api.json_body import read_object
+from wingbeat.deployments.api.errors import invalid, unsupported
+from wingbeat.deployments.api.request_body import RequestBody
 from wingbeat.deployments.api.sampling_fields import SamplingFields
 from wingbeat.deployments.api.unserved_fields import COMPLETION, IsOff
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
@@ -47,11 +47,9 @@ class SpeculationOptions(BaseModel):
     """Whether the answer says of each token where it came from, and shows the trees."""
 
 
-class GenerationBody(SamplingFields):
+class GenerationBody(SamplingFields, RequestBody):
     """The fields that completions and chat completions share."""
 
-    unserved: ClassVar[Mapping[str, IsOff]]
-    """Fields that are not served, with the values under which they ask for nothing."""
     prompt_field: ClassVar[str] = "prompt"
     """Where the prompt is, for errors about its length."""
 
@@ -68,27 +66,6 @@ class GenerationBody(SamplingFields):
     user: str | None = None
     """Cannot change the result, as `metadata`."""
     metadata: dict[str, str] | None = None
-
-    @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Read and check a request body.
-
-        Raises:
-            ApiError: 400 naming the field, for anything that is malformed, unknown or not served.
-        """
-        fields = read_object(body)
-        cls.check_unserved(fields)
-        try:
-            return cls.model_validate({name: fields[name] for name in fields if name not in cls.unserved})
-        except ValidationError as error:
-            raise invalid_field(error) from error
-
-    @classmethod
-    def check_unserved(cls, fields: dict[str, Any]) -> None:
-        """Raises ApiError for the first field that asks for something that is not served."""
-        for name, is_off in cls.unserved.items():
-            if name in fields and not is_off(fields[name]):
-                raise unsupported(name)
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
@@ -189,25 +166,3 @@ class CompletionBody(GenerationBody):
 def _is_token_ids(value: Any) -> bool:
     # An empty list is neither text nor tokens; saying tokens leads to the message about empty prompts.
     return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-def invalid_field(error: ValidationError) -> ApiError:
-    """400 for the first problem pydantic found, in OpenAI's words where it has some."""
-    first = error.errors(include_url=False)[0]
-    param = shown(_field_path(first["loc"]))
-    match first["type"]:
-        case "missing":
-            return ApiError(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-        case "extra_forbidden":
-            return unknown_parameter(param)
-    problem = first["msg"][:1].lower() + first["msg"][1:]
-    kind = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return ApiError(f"Invalid '{param}': {problem}.", param=param, code=kind)
-
-
-def _field_path(location: tuple[str | int, ...]) -> str:
-    """`messages.0.content` for a location inside the body, as OpenAI writes it: `messages[0].content`."""
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path

@@ -9,6 +9,7 @@ from wingbeat.deployments.api.errors import as_api_error, log_failure
 from wingbeat.deployments.api.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.round_trace import HeldRounds
 from wingbeat.deployments.api.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
+from wingbeat.deployments.metrics.timings import Timings
 from wingbeat.runtime.scheduling.request import FinishReason, SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
@@ -84,9 +85,11 @@ class Totals:
         self._num_completion_tokens = 0
         self._num_cached_tokens = 0
         self._metrics: SpeculationMetrics | None = None
+        self._timings = Timings(len(generation.choices))
 
     def add(self, delta: ChoiceDelta) -> None:
         """Count what a choice gained."""
+        self._timings.add(delta.index, delta.num_tokens, delta.queue_s)
         self._num_completion_tokens += delta.num_tokens
         self._num_running -= delta.finish_reason is not None
         if delta.index % self._generation.choices_per_prompt == 0:
@@ -114,8 +117,10 @@ class Totals:
         return usage
 
     def metrics(self) -> dict[str, Any]:
-        """The extension `metrics`; null inside when a stop string ended every choice before its engine had reported."""
-        return {"speculative_decoding": None if self._metrics is None else self._metrics.as_dict()}
+        """The extension `metrics`: timings, and `speculative_decoding`, which is null when a stop string ended every
+        choice before its engine had reported."""
+        speculation = None if self._metrics is None else self._metrics.as_dict(self._generation.num_spec_tokens)
+        return {"speculative_decoding": speculation, **self._timings.as_dict()}
 
 
 async def whole_response(

@@ -5,16 +5,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput, VerifiedRound
-from wingbeat.runtime.tokenizer import StreamedText, TextStream, Tokenizer
+from wingbeat.runtime.text_stream import StreamedText, TextStream
+from wingbeat.runtime.tokenizer import Tokenizer
 
+REMEMBERING = frozenset({"suffix"})
+"""Drafters whose drafts come from other requests' texts: what of them was rejected is not the asker's to read."""
 RoundBody = dict[str, Any]
 """One round as JSON; `docs/http_api.md` has its fields."""
 
 
 def take_rounds(
-    tokenizer: Tokenizer, stream: TextStream, output: RequestOutput
+    tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool = False
 ) -> tuple[StreamedText, FinishReason | None, tuple[RoundBody, ...]]:
-    """`TextStream.take` token by token, so that each token's share of the text is known; with the rounds it came in."""
+    """`TextStream.take` token by token, so that each token's share of the text is known; with the rounds it came in.
+
+    Where `hides_rejected`, only the accepted nodes of the trees have tokens.
+    """
     finish: FinishReason | None = None
     rounds: list[RoundBody] = []
     for verified in output.rounds:
@@ -25,7 +31,7 @@ def take_rounds(
             texts.append(got.text)
             if finish is not None:
                 break
-        rounds.append(_round_body(tokenizer, verified, texts))
+        rounds.append(_round_body(tokenizer, verified, texts, hides_rejected))
         if finish is not None:
             break
     if finish is None and output.finish_reason is not None:
@@ -54,21 +60,25 @@ class HeldRounds:
             choice["rounds"] = rounds
 
 
-def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str]) -> RoundBody:
+def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str], hides_rejected: bool) -> RoundBody:
     """A round whose first tokens, one for each text, belong to the answer."""
     num_accepted, num_tokens = len(verified.accepted_nodes), len(texts)
     return {
         "token_ids": list(verified.token_ids[:num_tokens]),
         "texts": texts,
         "depths": [index + 1 if index < num_accepted else 0 for index in range(num_tokens)],
-        "tree": _tree_body(tokenizer, verified) if verified.tree_parents else None,
+        "tree": _tree_body(tokenizer, verified, hides_rejected) if verified.tree_parents else None,
     }
 
 
-def _tree_body(tokenizer: Tokenizer, verified: VerifiedRound) -> dict[str, Any]:
+def _tree_body(tokenizer: Tokenizer, verified: VerifiedRound, hides_rejected: bool) -> dict[str, Any]:
+    token_ids: list[int | None] = list(verified.tree_token_ids)
+    if hides_rejected:
+        own = {0, *verified.accepted_nodes}
+        token_ids = [token_id if node in own else None for node, token_id in enumerate(token_ids)]
     return {
-        "token_ids": list(verified.tree_token_ids),
-        "texts": [tokenizer.decode((token_id,)) for token_id in verified.tree_token_ids],
+        "token_ids": token_ids,
+        "texts": ["" if token_id is None else tokenizer.decode((token_id,)) for token_id in token_ids],
         "parents": list(verified.tree_parents),
         "accepted": list(verified.accepted_nodes),
     }

@@ -60,7 +60,8 @@ class StructuredOutputs(BaseModel):
         ((name, value),) = self._given().items()
         if name == "json_object":
             return GrammarSpec(name, "")
-        return GrammarSpec(name, value if isinstance(value, str) else json.dumps(value))
+        field = f"structured_outputs.{name}"
+        return GrammarSpec(name, value if isinstance(value, str) else json.dumps(value), field)
 
     def _given(self) -> dict[str, Any]:
         values = {name: getattr(self, "json_" if name == "json" else name) for name in GRAMMAR_FIELDS}
@@ -104,9 +105,10 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return None
         if self.type == "json_schema":
-            return GrammarSpec("json", json.dumps(self.json_schema.schema_))
+            return GrammarSpec("json", json.dumps(self.json_schema.schema_), "response_format")
         if self.type == "structural_tag":
-            return GrammarSpec("structural_tag", json.dumps({"type": self.type, **(self.model_extra or {})}))
+            tag = {"type": self.type, **(self.model_extra or {})}
+            return GrammarSpec("structural_tag", json.dumps(tag), "response_format")
         return GrammarSpec("json_object", "")
 
 

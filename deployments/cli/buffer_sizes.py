@@ -3,9 +3,9 @@
 from math import prod
 from typing import TYPE_CHECKING
 
-from wingbeat.cluster.free_memory import free_memory, free_shared_memory
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
+from wingbeat.runtime.free_memory import free_memory, free_shared_memory
+from wingbeat.runtime.kv.capacity import fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
 
@@ -25,16 +25,33 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
     Raises:
         ValueError: something does not fit; one line that names the setting and what does.
     """
-    engine = config.engine_config()
+    engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
     size = block_bytes(file, engine.block_size, ITEM_BYTES[config.resolved_dtype()])
-    num_blocks = _num_blocks(engine, config.resolved_device(), size)
-    if num_blocks is not None and engine.max_num_seqs > num_blocks - 1:
+    free = free_memory() if on_cpu else None
+    weights = _weight_bytes(config, file) if free is not None else 0
+    if free is not None and weights > free:
+        raise ValueError(
+            f"dtype is {config.resolved_dtype()!r}: the weights of {file.folder} take {weights / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} GiB of memory are free"
+        )
+    budget = engine.kv_cache_memory_bytes
+    if budget is None and free is not None:
+        budget = int(engine.cpu_memory_utilization * (free - weights))
+    if engine.num_kv_blocks is None and (size is None or budget is None):
+        return
+    engine = fit(engine, budget or 0, size or 1)
+    num_blocks = engine.num_kv_blocks
+    if engine.max_num_seqs > num_blocks - 1:
         raise ValueError(
             f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and a running sequence "
             f"holds at least one; lower it to {num_blocks - 1} or raise kv_cache_memory_bytes"
         )
-    if config.resolved_device() == "cpu":
-        _check_free(config, file, 0 if size is None else (num_blocks or 0) * size)
+    if free is not None and weights + num_blocks * (size or 0) > free:
+        name = "kv_cache_memory_bytes" if config.num_kv_blocks is None else "num_kv_blocks"
+        raise ValueError(
+            f"{name} is {getattr(config, name)}: the KV pool takes {num_blocks * (size or 0) / GIB:.1f} GiB beside "
+            f"weights of {weights / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free"
+        )
 
 
 def check_channel(config: AppConfig, taps_size: int) -> None:
@@ -88,36 +105,9 @@ def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | Non
     return layers * kv_heads * 2 * head_dim * block_size * item_bytes
 
 
-def _num_blocks(engine: EngineConfig, device: str, size: int | None) -> int | None:
-    """Blocks of the pool, as `wingbeat.runtime.kv.pool.KVCache` counts them; None where that is not known yet."""
-    if engine.num_kv_blocks is not None:
-        return engine.num_kv_blocks
-    budget = engine.kv_cache_memory_bytes or (CPU_KV_CACHE_BYTES if device == "cpu" else None)
-    if size is None or budget is None:
-        return None
-    wanted = engine.max_blocks_per_seq + 1
-    if budget < wanted * size:
-        raise ValueError(
-            f"kv_cache_memory_bytes is {budget}: one sequence of max_model_len "
-            f"{engine.max_model_len} needs {wanted * size}; raise it or lower max_model_len"
-        )
-    return min(budget // size, 1 + 4 * engine.max_num_seqs * engine.max_blocks_per_seq)
-
-
-def _check_free(config: AppConfig, file: ConfigFile, pool_bytes: int) -> None:
-    free = free_memory()
-    if free is None or file.quantization is not None:
-        return
+def _weight_bytes(config: AppConfig, file: ConfigFile) -> int:
+    """Of the weights once they are loaded; 0 where they are quantised, which their headers do not tell."""
+    if file.quantization is not None:
+        return 0
     headers = read_headers(weight_files(file.folder))
-    weight_bytes = sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.resolved_dtype()]
-    if weight_bytes > free:
-        raise ValueError(
-            f"dtype is {config.resolved_dtype()!r}: the weights of {file.folder} take {weight_bytes / GIB:.1f} GiB, "
-            f"{free / GIB:.1f} GiB of memory are free"
-        )
-    if weight_bytes + pool_bytes > free:
-        name = "kv_cache_memory_bytes" if config.num_kv_blocks is None else "num_kv_blocks"
-        raise ValueError(
-            f"{name} is {getattr(config, name)}: the KV pool takes {pool_bytes / GIB:.1f} GiB beside weights of "
-            f"{weight_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free"
-        )
+    return sum(prod(header.shape) for header in headers.values()) * ITEM_BYTES[config.resolved_dtype()]

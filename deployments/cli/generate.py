@@ -153,7 +153,7 @@ def _prompt_token_ids(llm: "LLM", config: GenerateConfig, prompt: str | None) ->
 
 
 def _text_stream(llm: "LLM", prompt_ids: list[int], stops: tuple[str, ...]):
-    from wingbeat.runtime.tokenizer import TextStream
+    from wingbeat.runtime.text_stream import TextStream
 
     if llm.tokenizer is None:
         if stops:

@@ -61,8 +61,8 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
-        dtype = getattr(torch, config.resolved_dtype())
-        target = None if config.model is None else TargetDescription.from_checkpoint(config.model)
+        dtype = getattr(torch, config.resolved_dtype(folder))
+        target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
         if is_head_folder(folder):
             found = inspect_head(folder, target, dtype)
         else:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.log import show_lines
+from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
 
@@ -28,6 +31,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -> None:
     """Entry point; `args` and `open_engine` are for tests. Ends by SystemExit."""
     args = sys.argv[1:] if args is None else args
+    show_lines("wingbeat.runtime.hub")
     try:
         code = _app(open_engine)(args or ["--help"], prog_name="wingbeat", standalone_mode=False)
     except UserError as error:
@@ -44,10 +48,10 @@ def _complain(message: str) -> int:
     return USAGE_ERROR
 
 
-def _new_app(help_text: str) -> typer.Typer:
+def _new_app(help_text: str, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         help=help_text,
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -55,7 +59,15 @@ def _new_app(help_text: str) -> typer.Typer:
 
 
 def _app(open_engine: OpenEngine) -> typer.Typer:
-    app = _new_app("EAGLE speculative decoding as a Ray Serve application.")
+    app = _new_app("EAGLE speculative decoding as a Ray Serve application.", add_completion=True)
+
+    @app.callback()
+    def top(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None:
+        """EAGLE speculative decoding as a Ray Serve application."""
 
     def generate(
         config: GenerateConfig,
@@ -70,7 +82,7 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
         """Compare speculative with plain decoding in this process."""
         bench_command(config, as_json, open_engine)
 
-    app.command("serve")(model_command(AppConfig, _serve))
+    app.command("serve")(model_command(AppConfig, _serve, arguments=("model", "drafter")))
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
@@ -79,23 +91,34 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     return app
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"wingbeat {version('wingbeat')}")
+        raise typer.Exit
+
+
 def _serve(
     config: AppConfig,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
+    start_up = StartUp()
     try:
+        start_up.event("checking the settings and the checkpoints")
         preflight.check(config, host, port)
+        start_up.event("starting Ray")
+        # Importing Ray takes seconds; nothing before this line needs it.
+        from wingbeat.deployments.launch import StartError, serve_until_stopped
+
+        try:
+            serve_until_stopped(config, host, port, start_up)
+        except StartError as error:
+            raise UserError(str(error)) from error
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    # Importing Ray takes seconds; nothing before this line needs it.
-    from wingbeat.deployments.launch import StartError, serve_until_stopped
-
-    try:
-        serve_until_stopped(config, host, port)
-    except StartError as error:
-        raise UserError(str(error)) from error
+    finally:
+        start_up.close()
 
 
 def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:

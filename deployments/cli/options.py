@@ -2,7 +2,7 @@
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
@@ -17,18 +17,26 @@ class UserError(Exception):
     """Something the caller can put right; its message is the one line that says how."""
 
 
-def model_command(config_class: type[Config], run: Callable[..., None]) -> Callable[..., None]:
+def model_command(
+    config_class: type[Config], run: Callable[..., None], arguments: Sequence[str] = ()
+) -> Callable[..., None]:
     """A command with one option per field of `config_class`, that calls `run(config, **own)`.
 
     Parameters of `run` after the first, with their typer annotations, become options beside the model's.
+
+    Args:
+        arguments: fields that may stand without their option's name too, in this order.
     """
     own = list(inspect.signature(run).parameters.values())[1:]
 
     def command(**values: Any) -> None:
         own_values = {parameter.name: values.pop(parameter.name) for parameter in own}
+        for name in arguments:
+            _take_argument(name, values)
         run(build_config(config_class, values), **own_values)
 
-    parameters = [_parameter(name, field) for name, field in config_class.model_fields.items()]
+    parameters = [_argument(name) for name in arguments]
+    parameters += [_parameter(name, field) for name, field in config_class.model_fields.items()]
     # Typer reads the signature; keyword-only, because options have no order.
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     command.__signature__ = inspect.Signature([*parameters, *own])
@@ -57,6 +65,26 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+def _argument(name: str) -> inspect.Parameter:
+    argument = typer.Argument(metavar=name.upper(), help=f"As {option_name(name)}.", show_default=False)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(f"{name}_argument", kind, default=None, annotation=Annotated[str | None, argument])
+
+
+def _take_argument(name: str, values: dict[str, Any]) -> None:
+    """Move what stands without its option's name to the field.
+
+    Raises:
+        UserError: the option is given too.
+    """
+    given = values.pop(f"{name}_argument")
+    if given is None:
+        return
+    if values[name] is not None:
+        raise UserError(f"{option_name(name)} {values[name]}: the {name} is given twice, the other time as {given}")
+    values[name] = given
+
+
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     kind = _plain_type(field.annotation)
     flag = option_name(name)
@@ -65,7 +93,11 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         flags = f"{flag}/--no-{flag.removeprefix('--')}"
         annotation = Annotated[bool | None, typer.Option(flags, help=description, show_default=False)]
     else:
-        option = typer.Option(flag, help=description, metavar=_metavar(kind), show_default=False)
+        words = list(map(str, get_args(kind))) if get_origin(kind) is Literal else []
+        complete = (lambda incomplete: [word for word in words if word.startswith(incomplete)]) if words else None
+        option = typer.Option(
+            flag, help=description, metavar=_metavar(kind), show_default=False, autocompletion=complete
+        )
         annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

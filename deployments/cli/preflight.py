@@ -83,7 +83,7 @@ def _why_unbound(error: OSError, host: str, port: int) -> str:
 
 
 def _check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
-    if num_positions is not None and config.max_model_len > num_positions:
+    if num_positions is not None and (config.max_model_len or 0) > num_positions:
         raise PreflightError(
             f"max_model_len is {config.max_model_len}: {name} has {num_positions} positions; lower it to that"
         )

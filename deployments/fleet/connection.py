@@ -49,6 +49,10 @@ class EngineTransport(Protocol):
         """Stop requests; also, with none, the sign of life that keeps the connection open."""
         ...
 
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        """Forget cached prefixes."""
+        ...
+
 
 class RequestStream:
     """What has come for one request and was not read yet."""

@@ -38,7 +38,8 @@ class EnginePool:
 
     def __init__(self, source: EngineTransport, *, max_num_seqs: int, max_queued_requests: int) -> None:
         self._source = source
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
+        """Requests that one engine runs."""
         self._max_queued_requests = max_queued_requests
         self.num_admitted = 0
         """Places taken and not given back."""
@@ -104,9 +105,14 @@ class EnginePool:
         ]
 
     @property
+    def engine_ids(self) -> frozenset[str]:
+        """The engines that are live, whether they take requests or not."""
+        return self._live
+
+    @property
     def max_requests(self) -> int:
         """Requests that one engine runs and this router queues: more are never admitted together."""
-        return self._max_num_seqs + self._max_queued_requests
+        return self.max_num_seqs + self._max_queued_requests
 
     def admit(self, num_requests: int) -> Reservation:
         """Take places for requests that are to run together: all of them, or none.
@@ -121,7 +127,7 @@ class EnginePool:
         if not num_engines:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
         missing = num_missing_places(
-            num_requests, self.num_admitted, num_engines, self._max_num_seqs, self._max_queued_requests
+            num_requests, self.num_admitted, num_engines, self.max_num_seqs, self._max_queued_requests
         )
         if missing:
             raise EngineOverloaded(retry_after_s=self._retry_after_s(missing))
@@ -144,7 +150,7 @@ class EnginePool:
         Raises:
             EngineUnavailable: no engine is left to run it, or two of them died while they had it.
             RequestFailed: processing it raised, or its engine broke in its first round.
-            RequestRefused: the engine does not take it.
+            RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
         num_lost = 0
@@ -155,7 +161,7 @@ class EnginePool:
                 while True:
                     output = await stream.next()
                     emitted.extend(output.token_ids)
-                    yield _for_caller(output, request)
+                    yield _for_caller(output, request, connection.engine_id)
                     if output.finish_reason is not None:
                         return
             except EngineLost as error:
@@ -170,6 +176,22 @@ class EnginePool:
             f"{MAX_LOST_ENGINES} engines died while they ran this request: it is not tried on another one.",
             retry_after_s=self._retry_after_s(1),
         )
+
+    async def reset_prefix_cache(self) -> int:
+        """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
+
+        Raises:
+            EngineUnavailable: there is none, or one is gone before it answered.
+        """
+        engine_ids = [engine_id for engine_id, connection in self._connections.items() if connection.open]
+        if not engine_ids:
+            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        try:
+            await asyncio.gather(*map(self._source.reset_prefix_cache, engine_ids))
+        except Exception as error:
+            # Whatever the transport raises for an engine that is gone.
+            raise EngineUnavailable("An engine was lost before its cache was reset.") from error
+        return len(engine_ids)
 
     def _choose(self) -> EngineConnection:
         engine_id = choose_engine(self.loads())
@@ -212,7 +234,7 @@ def _resumed(request: Request, emitted: list[int]) -> Request:
     return replace(request, output_token_ids=tuple(emitted)) if emitted else request
 
 
-def _for_caller(output: RequestOutput, request: Request) -> RequestOutput:
+def _for_caller(output: RequestOutput, request: Request, engine_id: str) -> RequestOutput:
     """Under the caller's id; a resumed request counts only its own prompt as cached."""
     num_cached = min(output.num_cached_tokens, len(request.prompt_token_ids))
-    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached)
+    return output._replace(request_id=request.request_id, num_cached_tokens=num_cached, engine_id=engine_id)

@@ -20,12 +20,12 @@ class EngineUnavailable(TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
 
 
+class RequestRefused(ValueError):
+    """No engine can ever run this request; the message says why, and begins with the field that is to blame."""
+
+
 class RequestFailed(Exception):
     """Processing this request raised in its engine; the engine and its other requests go on."""
-
-
-class RequestRefused(ValueError):
-    """The engine does not take this request; the message begins with the field's name and is for the caller."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     drafter: str = "none"
     """One word or path for people to read."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a draft tree."""
+    num_kv_tokens: int = 0
+    """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""

@@ -1,6 +1,7 @@
 """Calls to verifier replicas through a Serve handle: the pool's source of engines."""
 
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
@@ -40,3 +41,15 @@ class ServeEngines:
     async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         """Stop requests; with none, a sign of life."""
         await self._handle.abort.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
+
+    async def stats(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
+        """An engine's figures; it is told this router's on the same occasion."""
+        return await self._handle.stats.remote(engine_id=engine_id, report=report)
+
+    async def trace(self, engine_id: str, seconds: float) -> list[tuple]:
+        """A recording of an engine's next rounds."""
+        return await self._handle.trace.remote(engine_id=engine_id, seconds=seconds)
+
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        """Forget cached prefixes."""
+        await self._handle.reset_prefix_cache.remote(engine_id=engine_id)

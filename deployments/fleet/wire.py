@@ -19,9 +19,11 @@ from wingbeat.runtime.scheduling.request import (
 
 WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...]]
 """(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already)"""
-WireOutput = tuple[int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple]
+WireOutput = tuple[
+    int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple, float
+]
 """(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
-TokenLogprob by token, and by prompt token, fields of VerifiedRound by round)"""
+TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, seconds of waiting)"""
 
 
 class Verdict(StrEnum):
@@ -59,8 +61,8 @@ def unpack_request(packed: WireRequest, request_id: str) -> Request:
     _, prompt_token_ids, fields, output_token_ids = packed
     params = SamplingParams(*fields)
     if params.grammar is not None:
-        kind, text = params.grammar
-        params = replace(params, grammar=GrammarSpec(kind, text))
+        kind, text, name = params.grammar
+        params = replace(params, grammar=GrammarSpec(kind, text, name))
     return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids))
 
 
@@ -70,18 +72,18 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     finish = None if output.finish_reason is None else str(output.finish_reason)
     given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
     logprobs, prompt_logprobs = (tuple(map(tuple, given)) for given in (output.logprobs, output.prompt_logprobs))
-    extras = (logprobs, prompt_logprobs, tuple(map(tuple, output.rounds)))
+    extras = (logprobs, prompt_logprobs, tuple(map(tuple, output.rounds)), output.queue_s)
     return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, *extras
 
 
 def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), (), ()
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), (), (), 0.0
 
 
 def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
     """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
-    number, token_ids, finish, metrics, num_cached_tokens, given_up, logprobs, prompt_logprobs, rounds = packed
+    number, token_ids, finish, metrics, num_cached_tokens, given_up, logprobs, prompt_logprobs, rounds, queue_s = packed
     output = RequestOutput(
         "",
         tuple(token_ids),
@@ -91,6 +93,7 @@ def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
         logprobs=tuple(TokenLogprob(*entry) for entry in logprobs),
         prompt_logprobs=tuple(TokenLogprob(*entry) for entry in prompt_logprobs),
         rounds=tuple(VerifiedRound(*packed_round) for packed_round in rounds),
+        queue_s=queue_s,
     )
     return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
 
@@ -110,6 +113,7 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             logprobs=merged.logprobs + output.logprobs,
             prompt_logprobs=merged.prompt_logprobs or output.prompt_logprobs,
             rounds=merged.rounds + output.rounds,
+            queue_s=max(output.queue_s, merged.queue_s),
         )
     return merged
 

@@ -5,8 +5,19 @@
 """
 
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 
+from wingbeat.deployments.parsing.call_format import (
+    Format,
+    Function,
+    any_text_until,
+    in_order,
+    json_of,
+    one_of,
+    optional,
+    text,
+)
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.message import MessageDelta, NewId, new_call_id, unfinished
 
@@ -15,6 +26,8 @@ ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _END = re.compile("|".join(map(re.escape, ENDS)))
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+
+_THOUGHTS = optional(in_order(any_text_until("<|end|>", f"<|channel|>analysis{MESSAGE}"), text("<|start|>assistant")))
 
 
 class _At(Enum):
@@ -28,6 +41,19 @@ class HarmonyParser(CallParser):
     """Text without the format's marks is the answer."""
 
     _at = _At.HEADER
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Thoughts or none, then one call: the token behind it ends the answer."""
+        heads = [
+            in_order(text(f"<|channel|>commentary to=functions.{name} <|constrain|>json{MESSAGE}"), json_of(schema))
+            for name, schema in functions
+        ]
+        return in_order(_THOUGHTS, one_of(*heads))
+
+    def thinking_format(self) -> Format:
+        """Thoughts or none, and what opens the answer."""
+        return in_order(_THOUGHTS, text(f"<|channel|>final{MESSAGE}"))
 
     def __init__(self, new_id: NewId = new_call_id) -> None:
         super().__init__(new_id)

@@ -1,7 +1,9 @@
 """Tool calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one or several."""
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
+from wingbeat.deployments.parsing.call_format import Format, Function, calls, objects, text_with_calls
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import Progress
 from wingbeat.deployments.parsing.message import unfinished
@@ -21,6 +23,20 @@ class HermesParser(CallParser):
     """Text may stand around the calls."""
 
     _at = _At.TEXT
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        return calls(cls._tags(functions), "\n", several)
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Text with calls in it."""
+        return text_with_calls(cls._tags(functions), BEGIN, several)
+
+    @staticmethod
+    def _tags(functions: Sequence[Function]) -> list[Format]:
+        return objects(functions, f"{BEGIN}\n", f"\n{END}")
 
     def _advance(self) -> bool:
         match self._at:

@@ -1,7 +1,9 @@
 """Tool calls of Llama 3: an answer that is JSON, `{"name": "f", "parameters": {...}}`, several separated by `;`."""
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
+from wingbeat.deployments.parsing.call_format import Format, Function, calls, objects, one_of
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import SPACE, Progress
 
@@ -18,6 +20,16 @@ class LlamaJsonParser(CallParser):
     """An answer that begins otherwise is text as a whole."""
 
     _at = _At.START
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        return calls(objects(functions, key="parameters"), "; ", several)
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls, or text that does not begin as a call does."""
+        return one_of(cls.calls_format(functions, several), {"type": "regex", "pattern": r"[^{<\s](.|\s)*"})
 
     def _advance(self) -> bool:
         match self._at:

@@ -2,8 +2,10 @@
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from wingbeat.deployments.parsing.call_format import Format, Function
 
 NewId = Callable[[], str]
 
@@ -57,6 +59,25 @@ class Parser(ABC):
     @abstractmethod
     def flush(self) -> MessageDelta:
         """The rest, once no more text comes."""
+
+    def thinking_format(self) -> Format | None:
+        """Of a reasoning parser: the form of thoughts that come before the answer; None where none come."""
+        return None
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
+        """Of a tool-call parser: the form of an answer that calls these functions; None where it has none of its own.
+
+        Args:
+            functions: those that can be called.
+            several: whether more than one call may be made.
+        """
+        return None
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format | None:
+        """The same of an answer that may call them or not."""
+        return None
 
     def parse(self, text: str) -> MessageDelta:
         """A whole text; the parser is used up."""

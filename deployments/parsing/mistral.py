@@ -6,12 +6,24 @@ or `[TOOL_CALLS]f[CALL_ID]abc[ARGS]{...}` in newer ones.
 
 import secrets
 import string
+from collections.abc import Sequence
 from enum import Enum, auto
 
+from wingbeat.deployments.parsing.call_format import (
+    Format,
+    Function,
+    between,
+    calls,
+    in_order,
+    json_of,
+    list_of_calls,
+    one_of,
+    text,
+)
 from wingbeat.deployments.parsing.call_list import CallListParser
 from wingbeat.deployments.parsing.call_text import CallParser
 from wingbeat.deployments.parsing.json_call import JsonValue
-from wingbeat.deployments.parsing.message import NewId, unfinished
+from wingbeat.deployments.parsing.message import MessageDelta, NewId, unfinished
 
 MARK = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"
@@ -36,6 +48,16 @@ class MistralParser(CallParser):
 
     _at = _At.TEXT
 
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """A list, or one by one, as the model likes."""
+        tags = [
+            between(f"{MARK}{name}{mark}", json_of(schema), "")
+            for name, schema in functions
+            for mark in ("", ARGUMENTS)
+        ]
+        return one_of(in_order(text(MARK), list_of_calls(functions, several)), calls(tags, "", several))
+
     def __init__(self, new_id: NewId = new_mistral_id) -> None:
         super().__init__(new_id)
         self._list = CallListParser(new_id)
@@ -53,7 +75,7 @@ class MistralParser(CallParser):
             case _At.ARGUMENTS:
                 return self._read_arguments()
 
-    def flush(self):
+    def flush(self) -> MessageDelta:
         """The rest."""
         rest = super().flush()
         return rest.plus(self._list.flush())

@@ -1,8 +1,9 @@
 """Parsers by name, or of a user by import path; which ones a server has."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from wingbeat.deployments.parsing.call_format import Format, Function, in_order
 from wingbeat.deployments.parsing.harmony import HarmonyParser
 from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
 
@@ -39,11 +40,37 @@ class Parsers:
         self._reasoning = load_reasoning_parser(reasoning_parser) if reasoning_parser else None
         # Thoughts, calls and answers of this format are one stream of messages, which one parser reads.
         self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
+        if self._is_harmony:
+            self._reasoning = None
 
     @property
     def read_calls(self) -> bool:
         """Whether calls in the model's own format are found."""
         return self._calls is not None
+
+    def calls_format(
+        self, functions: Sequence[Function], several: bool, *, required: bool, prompt: str
+    ) -> Format | None:
+        """The form of an answer with calls in the model's own format, and thoughts before it.
+
+        None where this is not known.
+        """
+        if self._calls is None:
+            return None
+        form = (self._calls.calls_format if required else self._calls.text_format)(functions, several)
+        # Harmony's own form has the thoughts in it.
+        return form if form is None or self._is_harmony else self.behind_thoughts(prompt, form)
+
+    def behind_thoughts(self, prompt: str, answer: Format) -> Format:
+        """The form of an answer with what may or must come before it."""
+        thoughts = self.thoughts_format(prompt)
+        return answer if thoughts is None else in_order(thoughts, answer)
+
+    def thoughts_format(self, prompt: str) -> Format | None:
+        """The form of what may or must come before an answer; None where nothing does."""
+        if self._is_harmony:
+            return HarmonyParser().thinking_format()
+        return None if self._reasoning is None else self._reasoning(prompt).thinking_format()
 
     def new(self, prompt: str, *, calls: bool = False, answer: Callable[[], Parser] | None = None) -> Parser:
         """A parser for one message.
@@ -56,7 +83,7 @@ class Parsers:
         if self._is_harmony and answer is None:
             return HarmonyParser()
         rest = answer() if answer else self._calls() if calls and self._calls else PlainText()
-        if self._reasoning is None or self._is_harmony:
+        if self._reasoning is None:
             return rest
         return ReasoningThenCalls(self._reasoning(prompt), rest)
 

@@ -2,6 +2,7 @@
 
 from enum import Enum, auto
 
+from wingbeat.deployments.parsing.call_format import Format, any_text_until, in_order, optional
 from wingbeat.deployments.parsing.message import MessageDelta, Parser, unfinished
 
 
@@ -25,6 +26,15 @@ class ThinkingParser(Parser):
         self._opens = prompt.endswith(self.begin) or self.opens
         self._at = _At.ANSWER if prompt.endswith(self.end) else _At.START
         self._pending = ""
+
+    def thinking_format(self) -> Format | None:
+        """Text up to the closing mark, which may be left out where nothing has opened it."""
+        if self._at is _At.ANSWER:
+            return None
+        space = {"type": "regex", "pattern": r"\n{0,2}"}
+        if self._opens:
+            return in_order(any_text_until(self.end), space)
+        return optional(in_order(any_text_until(self.end, self.begin), space))
 
     def push(self, text: str) -> MessageDelta:
         """What is final after this text."""

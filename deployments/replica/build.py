@@ -69,10 +69,12 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
     info = ModelInfo(
         model_name=config.model_name(),
-        max_model_len=config.max_model_len,
+        max_model_len=engine.config.max_model_len,
         vocab_size=engine.loaded.vocab_size,
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
         drafter=config.choice().label,
+        num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
+        num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
     )
     return EngineSetup(engine, info, engine.channel_spec if config.has_drafter() else None, check)
 

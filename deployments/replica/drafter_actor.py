@@ -58,6 +58,7 @@ class DrafterActor:
         torch.set_num_threads(config.threads)
         self._config = config
         self._core = core
+        logger.info("loading the drafter %s", config.choice().label)
         build = load_factory(config.drafter_factory) if config.drafter_factory else build_draft_worker
         self._worker: Worker = build(config)
         if convention is not None:
@@ -81,7 +82,10 @@ class DrafterActor:
         """
         if convention is not None:
             self._worker.drafter.read_as(convention)
-        return self._worker.drafter.needs
+        needs = self._worker.drafter.needs
+        if self._config.drafter_device() == "cuda":
+            needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
+        return needs
 
     def attach(self, name: str, incarnation: int) -> None:
         """Serve the channel `name` from now on.

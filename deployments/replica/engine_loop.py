@@ -48,6 +48,7 @@ class ServedEngine(Protocol):
     def has_unfinished_requests(self) -> bool: ...
     def stats(self) -> Any: ...
     def check_integrity(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
     def attach_drafter(self, end: VerifierEnd) -> None: ...
     def detach_drafter(self) -> None: ...
 
@@ -88,7 +89,10 @@ class _Submission:
 class EngineLoop:
     """Runs rounds while there is work and sleeps otherwise; requests and aborts join between two rounds."""
 
-    def __init__(self, engine: ServedEngine, stream_interval_s: float = 0.02) -> None:
+    def __init__(
+        self, engine: ServedEngine, stream_interval_s: float = 0.02, trial: GrammarTrial | None = None
+    ) -> None:
+        """`trial` tries grammars out before they are compiled; it is closed with the loop."""
         self._engine = engine
         self._stream_interval_s = stream_interval_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -98,7 +102,7 @@ class EngineLoop:
         self._check_at: float | None = None
         self._stopping = False
         self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
-        self._trial = None if engine.grammars is None else GrammarTrial(engine.grammars)
+        self._trial = trial
         self.failure: EngineFailed | None = None
         self._thread = threading.Thread(target=self._run, name="wingbeat-engine", daemon=True)
 
@@ -261,7 +265,8 @@ class EngineLoop:
         # One that was aborted meanwhile must not keep others waiting.
         if request.request_id not in self._owners:
             return None
-        self._trial.check(request.params.grammar)
+        if self._trial is not None:
+            self._trial.check(request.params.grammar)
         return self._engine.grammars.compile(request.params.grammar)
 
     def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:

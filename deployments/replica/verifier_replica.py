@@ -1,6 +1,7 @@
 """The verifier as a Serve deployment: hosts the engine, supervises its drafter, and streams to the routers."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -22,12 +23,18 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
+from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.replica.build import EngineSetup, build_setup, create_channel, load_factory
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
-from wingbeat.deployments.replica.engine_loop import EngineLoop
+from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
 from wingbeat.deployments.replica.live_recording import TrafficCapture, start_capture
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
+from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.heads.contract import HeadConvention
 
 logger = logging.getLogger(__name__)
@@ -80,6 +87,12 @@ class RayDrafter:
         ray.kill(self._actor, no_restart=True)
 
 
+def _snapshot(engine: ServedEngine) -> tuple[dict[str, Any], str]:
+    """An engine's figures and its drafter's state, copied on the engine's thread: the next round changes them."""
+    stats = engine.stats()
+    return asdict(stats) if is_dataclass(stats) else stats._asdict(), str(engine.drafter_state)
+
+
 def _no_needs(convention: HeadConvention | None = None) -> DrafterNeeds:
     """`RayDrafter.needs` where there is no drafter."""
     return DrafterNeeds()
@@ -96,12 +109,15 @@ class Verifier:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
+        self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._loop: EngineLoop | None = None
         self._channel: ShmChannel | CudaIpcChannel | None = None
         self._supervisor: DrafterSupervisor | None = None
         self._capture: TrafficCapture | None = None
         self._first_drafter: RayDrafter | None = None
+        self._self_test: dict[str, Any] | None = None
+        self._config = config
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         try:
             await self._start(config)
@@ -116,9 +132,13 @@ class Verifier:
         self._first_drafter = drafter
         build = load_factory(config.engine_factory) if config.engine_factory else build_setup
         ask_needs = drafter.needs if drafter is not None else _no_needs
+        dtype, device = config.resolved_dtype(), config.resolved_device()
+        logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
         setup: EngineSetup = await asyncio.to_thread(build, config, ask_needs)
         self._info = setup.info
-        self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
+        grammars = setup.engine.grammars
+        trial = None if grammars is None else GrammarTrial(grammars)
+        self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000, trial)
         self._loop.start()
         if self._core is not None:
             core = self._core.core
@@ -130,6 +150,7 @@ class Verifier:
             capture = self._capture = await asyncio.to_thread(start_capture, config, setup.engine, self._engine_id)
             await asyncio.wrap_future(self._loop.call(lambda engine: engine.observe(capture.rounds)))
         self._spawn(self._expire_clients())
+        self._spawn(self._export())
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -173,21 +194,56 @@ class Verifier:
             self._seen_at.pop(client_id, None)
             self._loop.disconnect(client_id)
 
-    async def stats(self, *, engine_id: str | None = None) -> dict[str, Any]:
-        """The engine's figures, and the process ids of the pair."""
+    async def stats(self, *, engine_id: str | None = None, report: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The engine's figures, the process ids of the pair, and what routers reported.
+
+        Args:
+            report: `RouterFigures.report` of the router that asks.
+        """
         if engine_id is not None:
             self._check(engine_id)
-        stats = await asyncio.wrap_future(self._loop.call(lambda engine: engine.stats()))
+        if report is not None:
+            self._reports.add(report)
+        stats, drafter_state = await asyncio.wrap_future(self._loop.call(_snapshot))
         supervisor = self._supervisor
         return {
-            **(asdict(stats) if is_dataclass(stats) else stats._asdict()),
+            **stats,
             "engine_id": self._engine_id,
             "num_requests": self._loop.num_requests,
-            "drafter_state": str(await asyncio.wrap_future(self._loop.call(lambda engine: engine.drafter_state))),
+            "drafter_state": drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
             "pid": os.getpid(),
             "capture": None if self._capture is None else asdict(self._capture.writer.stats),
+            "clients": self._reports.clients(),
+            "routers": self._reports.routers(),
+        }
+
+    async def trace(self, *, engine_id: str, seconds: float) -> list[tuple]:
+        """What the engine's rounds did in the next seconds, as `TraceEvent`s.
+
+        Raises:
+            WrongEngine: this is another engine.
+        """
+        self._check(engine_id)
+        recording = await asyncio.wrap_future(self._loop.call(lambda engine: engine.clock.record()))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._loop.call(lambda engine: engine.clock.stop(recording))
+        return list(map(tuple, recording.events))
+
+    async def report(self) -> dict[str, Any]:
+        """What is served here and how its drafter did at the start, for people."""
+        info, config = self._info, self._config
+        return {
+            "model": info.model_name,
+            "drafter": info.drafter,
+            "dtype": config.resolved_dtype(),
+            "device": config.resolved_device(),
+            "max_model_len": info.max_model_len,
+            "num_kv_tokens": info.num_kv_tokens,
+            "self_test": self._self_test,
         }
 
     async def check_integrity(self, *, engine_id: str | None = None) -> None:
@@ -199,6 +255,16 @@ class Verifier:
         if engine_id is not None:
             self._check(engine_id)
         await asyncio.wrap_future(self._loop.call(lambda engine: engine.check_integrity()))
+
+    async def reset_prefix_cache(self, *, engine_id: str) -> None:
+        """Forget the prefixes that are cached.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's thread has died.
+        """
+        self._check(engine_id)
+        await asyncio.wrap_future(self._loop.call(lambda engine: engine.reset_prefix_cache()))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
@@ -240,7 +306,9 @@ class Verifier:
         )
         await self._supervisor.start(drafter)
         if setup.check_drafter is not None:
-            await asyncio.wrap_future(self._loop.call(setup.check_drafter))
+            logger.info("trying the drafter on short texts")
+            found = await asyncio.wrap_future(self._loop.call(setup.check_drafter))
+            self._self_test = found.as_dict() if isinstance(found, SelfTest) else None
         self._spawn(self._supervisor.run())
 
     def _spawn(self, coroutine: Any) -> None:
@@ -251,6 +319,15 @@ class Verifier:
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
+
+    async def _export(self) -> None:
+        """Publish the engine's figures among Ray's metrics until it fails."""
+        export = RayExport()
+        with contextlib.suppress(EngineFailed):
+            while True:
+                await asyncio.sleep(EXPORT_EVERY_S)
+                snapshot = FleetSnapshot(self._info.model_name, {self._engine_id: await self.stats()})
+                await asyncio.to_thread(export.publish, SnapshotCollector(snapshot).collect())
 
     async def _expire_clients(self) -> None:
         while True:

@@ -26,6 +26,10 @@ class DrafterNeeds(NamedTuple):
     kv_layers: tuple[int, ...] = ()
     """Layers, ascending, whose key and value at each position follow the tapped hidden states: each layer's key, flat
     over its heads, then its value."""
+    token_bytes: int = 0
+    """Of its own KV per position, kept under the verifier's blocks."""
+    held_bytes: int = 0
+    """Of its GPU, where it has a process of its own there: its weights, and whatever else it holds once loaded."""
 
 
 class DraftBatch(NamedTuple):

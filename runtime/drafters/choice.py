@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from wingbeat.runtime.demo import DEMO_FOLDER
 from wingbeat.runtime.heads.mtp_names import count_modules
+from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.tensor_files import read_json, tensor_files
 
 NAMES = ("auto", "none", "ngram", "suffix", "mtp")
 ALLOWED = (
-    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, or your own class as "
-    "'module.path.ClassName'"
+    "'auto', 'none', 'ngram', 'suffix', 'mtp', the folder of an EAGLE head or of a draft model, its name on the "
+    "Hugging Face hub as 'org/name[@revision]', or your own class as 'module.path.ClassName'"
 )
 CHECKPOINT, USER = "checkpoint", "user"
 """Kinds that are not called by a name: a folder, whose content tells an EAGLE head from a draft model, and a class."""
@@ -53,21 +54,25 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
     """Tell which drafter is meant.
 
     Args:
-        drafter: one of NAMES, a folder, or the import path of a class. `auto` is the demo pair's head where no model is
-            given, the model's own multi-token prediction where its checkpoint has it, and prompt lookup for all others.
-        model: the verifier's folder; None is the demo pair's.
+        drafter: one of NAMES, a folder, a name of the hub, or the import path of a class. `auto` is the demo pair's
+            head where no model is given, the model's own multi-token prediction where its checkpoint has it, and
+            prompt lookup for all others.
+        model: the verifier's folder or its name on the hub; None is the demo pair's.
 
     Raises:
         ValueError: it is nothing of the kind; says what is allowed.
+        HubError: it is of the hub, and not to be had.
     """
     text = str(drafter)
     if text == "auto":
         if model is None:
             return DrafterChoice(CHECKPOINT, DEMO_FOLDER / "drafter", "demo")
-        text = "mtp" if holds_mtp(model) else "ngram"
+        text = "mtp" if holds_mtp(checkpoint_folder(model)) else "ngram"
     if text in NAMES:
         return DrafterChoice(text, text, text)
-    folder = Path(text)
+    name, folder = HubName.parse(text), checkpoint_folder(text)
+    if name is not None:
+        return DrafterChoice(CHECKPOINT, folder, name.name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"drafter is {text!r}: the folder has no config.json; it must be {ALLOWED}")

@@ -61,6 +61,7 @@ class ModelDrafter(Drafter):
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
         self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes)
+        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
         self.growth = Growth(speculation, torch.arange(size, device=self.device), self.pool.fixed_shapes)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:

@@ -53,6 +53,12 @@ class DraftPool:
         self._extra_sizes = extra_sizes
         self._private = torch.zeros(0, 0, dtype=torch.int64)
 
+    @property
+    def token_bytes(self) -> int:
+        """Of a position, in all of its tensors."""
+        sizes = [layer.kv_size for layer in self.layers]
+        return (sum(sizes) + sum(self._extra_sizes)) * self.dtype.itemsize
+
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> bool:
         """Make room, keeping what is stored; room is never given back: a later verifier may fit into it.
 

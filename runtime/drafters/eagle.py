@@ -61,6 +61,7 @@ class EagleDrafter(Drafter):
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         fixed_shapes = fixed_shapes or graph_device is not None
         self.pool = DraftPool([layer], num_drafted, self.dtype, self.device, fixed_shapes)
+        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
         self.growth = Growth(speculation, head.draft_token_ids, packed=self.pool.fixed_shapes)
         self._hidden = torch.zeros(0)
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair; padding has the last

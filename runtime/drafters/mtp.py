@@ -54,6 +54,7 @@ class MtpDrafter(Drafter):
         # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
         extra_sizes = (self.hidden_size,) * (self.num_modules - 1)
         self.pool = DraftPool(modules.layers, num_drafted, self.dtype, self.device, fixed_shapes, extra_sizes)
+        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
         self._hidden = torch.zeros(0)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:

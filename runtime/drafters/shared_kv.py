@@ -64,6 +64,7 @@ class SharedKvDrafter(Drafter):
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
         self.growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=self.device))
         self.pool = DraftPool(layers, 0, self.dtype, self.device, fixed_shapes)
+        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
         self._hidden = torch.zeros(0)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:

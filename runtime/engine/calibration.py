@@ -33,6 +33,8 @@ from wingbeat.runtime.verifier.model import VerifierModel
 logger = logging.getLogger(__name__)
 
 _REPEATS = 4
+_LONG_CONTEXT = 1024
+"""Tokens of the longer contexts, at most."""
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _EXTRA_NODES = (0, 1, 2, 4, 7, 15, 31, 59)
 _LEAST_STEP = 0.75
@@ -145,7 +147,7 @@ def _measure_verifier(
     most = config.speculation.num_nodes - 1
     extra_nodes = (*(extra for extra in _EXTRA_NODES if extra < most), most)
     short = -(-(most + 1) // config.block_size)
-    long = max(config.max_blocks_per_seq // 2, short + 1)
+    long = max(_long_width(config), short + 1)
     shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
     shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
 
@@ -162,6 +164,11 @@ def _measure_verifier(
     added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
     slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
     return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
+
+
+def _long_width(config: EngineConfig) -> int:
+    """Blocks of the longer contexts: half of the longest, as far as that is quickly measured."""
+    return min(config.max_blocks_per_seq // 2, _LONG_CONTEXT // config.block_size)
 
 
 def _least_s(passes: list[Callable[[], object]], device: torch.device) -> list[float]:
@@ -207,7 +214,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         str(loaded.dtype),
         loaded.model.config.to_json_string(use_diff=False),
         config.max_num_seqs,
-        config.max_blocks_per_seq,
+        _long_width(config),
         config.block_size,
         config.speculation.num_nodes,
     )

@@ -27,6 +27,7 @@ from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 
@@ -62,6 +63,8 @@ class DrafterClient(RoundObserver):
         self.slots = slots
         self.on_host = on_host
         self.state = DrafterState.NONE
+        self.plain_reason = str(Reason.IDLE)
+        """Why the latest plan asks for no trees, where it asks for none."""
         self._speculation = speculation
         self._clock = clock
         self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
@@ -176,6 +179,7 @@ class DrafterClient(RoundObserver):
             proposals = self._proposals(plan, flight)
             draft = self._speculation.plan(plan.decodes, proposals)
             if not draft.levels and self._defer(plan, flight):
+                self._ask(proposals, draft)
                 return
         outcome = self._end.acquire_outcome(self.patience_s)
         if outcome is None:
@@ -190,7 +194,7 @@ class DrafterClient(RoundObserver):
             proposals = self._proposals(plan, flight)
             draft = self._speculation.plan(plan.decodes, proposals)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
-        self._ask(proposals if draft.levels else [])
+        self._ask(proposals, draft)
         self.slots.publish(outcome)
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule)
@@ -204,12 +208,13 @@ class DrafterClient(RoundObserver):
         begun = [c.seq for c in plan.chunks if c.samples and c.seq.draft.complete and self._has_room(c.seq, 1)]
         return decodes + begun
 
-    def _ask(self, proposals: list[Sequence]) -> None:
+    def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
+        self.plain_reason = str(draft.reason if proposals else Reason.IDLE)
         for seq in self._asked:
             seq.draft.tree_requested = False
-        for seq in proposals:
+        self._asked = proposals if draft.levels else []
+        for seq in self._asked:
             seq.draft.tree_requested = True
-        self._asked = proposals
 
     def _defer(self, plan: SchedulerOutput, flight: RoundInFlight) -> bool:
         """Keep a round of bare roots back, when no trees are wanted next; False where it has to be published."""
@@ -220,7 +225,6 @@ class DrafterClient(RoundObserver):
                 return False
             self._deferred.add(seqs, flight.decodes, self._index(plan.decodes, seqs))
         self._publish_history(plan, flight)
-        self._ask([])
         return True
 
     def _index(self, decodes: list[Sequence], seqs: list[Sequence]) -> Tensor | slice:

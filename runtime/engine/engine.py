@@ -3,19 +3,20 @@
 import logging
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
-from wingbeat.runtime.engine.engine_stats import AcceptanceCounter, EngineStats
+from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
-from wingbeat.runtime.engine.round_clock import PhaseTimes, RoundClock
+from wingbeat.runtime.engine.request_clock import RequestClock
+from wingbeat.runtime.engine.round_clock import RoundClock
+from wingbeat.runtime.engine.round_counts import RoundCounter
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
-from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
@@ -29,9 +30,6 @@ from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
@@ -85,11 +83,12 @@ class Engine:
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, on_host=self.runner.on_host
         )
-        self.counter = AcceptanceCounter(forced=config.forced_acceptance is not None)
+        self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
+        self.requests = RequestClock()
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
-        self._observers: list[RoundObserver] = [self.clock, self.counter, self.drafting, self.policy, self.tracer]
-        self._num_own_observers = len(self._observers)
+        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
+        self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None
@@ -114,7 +113,7 @@ class Engine:
             keeps_context=self.needs.keeps_context,
         )
 
-    def add_request(self, request: Request, grammar: "CompiledGrammar | None" = None) -> None:
+    def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
         """Queue a request.
 
         Args:
@@ -132,7 +131,7 @@ class Engine:
             raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
         request.params.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
-        self.tracer.add(request)
+        self.requests.arrived(request)
 
     def abort_request(self, request_id: str) -> None:
         """Drop a request, wherever it is, and free its blocks; one that has ended already is ignored."""
@@ -160,7 +159,7 @@ class Engine:
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
-        self._observers[self._num_own_observers :] = [] if observer is None else [observer]
+        self._observers = self._own_observers if observer is None else (*self._own_observers, observer)
 
     @property
     def drafter_state(self) -> DrafterState:
@@ -171,11 +170,6 @@ class Engine:
     def speculation(self) -> SpeculationMetrics:
         """What was verified and accepted so far."""
         return self.counter.metrics
-
-    @property
-    def phases(self) -> PhaseTimes:
-        """Where the host's time went so far."""
-        return self.clock.times
 
     def step(self) -> list[RequestOutput]:
         """One wingbeat: schedule, take the drafted trees, verify and accept, feed the drafter, hand out tokens.
@@ -194,7 +188,7 @@ class Engine:
 
     def _wingbeat(self) -> None:
         clock = self.clock
-        if self._in_flight and self.scheduler.has_maskers():
+        if self._in_flight and any(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way.
             self._settle(leave=0)
         with clock.schedule:
@@ -297,7 +291,7 @@ class Engine:
         live = iter(flight.live)
         decodes = [pair for pair in zip(plan.decodes, result.token_ids, strict=True) if next(live)]
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
-        outputs = self.scheduler.update(decodes, chunks)
+        outputs = self.requests.took(self.scheduler.update(decodes, chunks))
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
         self._outputs += self.tracer.with_rounds(outputs)
         for output in outputs:
@@ -323,28 +317,31 @@ class Engine:
         """
         self.block_manager.forget()
         self.scheduler.num_preemptions = 0
-        self.counter.reset()
-        self.clock.reset()
+        for part in (self.counter, self.clock, self.requests):
+            part.reset()
         if self.runner.graphs is not None:
-            self.runner.graphs.stats.replays.clear()
-            self.runner.graphs.stats.eager_runs.clear()
+            self.runner.graphs.stats.forget_runs()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes that are cached; requests go on."""
+        self.block_manager.reset_cache()
 
     def stats(self) -> EngineStats:
         """Load, free blocks, acceptance and phase times."""
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
-            num_free_blocks=self.block_manager.num_free,
-            num_blocks=self.cache.num_blocks,
             num_preemptions=self.scheduler.num_preemptions,
             drafter_state=str(self.drafter_state),
             num_drafters_attached=self._num_attached,
-            num_replayed_tokens=self.counter.num_replayed_tokens,
-            speculation=self.speculation,
-            phases=self.phases,
+            phases=self.clock.times,
             policy=self.policy.stats(),
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
+            requests=self.requests.times,
+            cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
+            **self.counter.figures(),
+            **self.block_manager.figures(),
         )
 
     def check_integrity(self) -> None:

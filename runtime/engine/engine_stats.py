@@ -1,13 +1,16 @@
-"""An engine's figures."""
+"""An engine's figures: plain data, copied out of it between two rounds."""
 
 from dataclasses import dataclass, field
 
-from wingbeat.runtime.config import ForcedAcceptance
+import torch
+
+from wingbeat.runtime.config import EngineConfig, ForcedAcceptance
+from wingbeat.runtime.engine.request_clock import RequestTimes
 from wingbeat.runtime.engine.round_clock import PhaseTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
+from wingbeat.runtime.histogram import Histogram
 from wingbeat.runtime.scheduling.request import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
 @dataclass
@@ -30,32 +33,27 @@ class EngineStats:
     """Captured rounds and their replays; None where nothing is captured."""
     forced_acceptance: ForcedAcceptance | None = None
     """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
+    requests: RequestTimes = field(default_factory=RequestTimes)
+    prefix_query_tokens: int = 0
+    """Of prompts that were looked up in the prefix cache."""
+    prefix_hit_tokens: int = 0
+    plain_rounds: dict[str, int] = field(default_factory=dict)
+    """Rounds that decoded without any tree, by reason."""
+    by_context: dict[str, SpeculationMetrics] = field(default_factory=dict)
+    """`speculation` by tokens of context, such as 513-2048."""
+    tree_nodes: Histogram | None = None
+    """Nodes of each verified tree, its root not counted."""
+    num_spec_tokens: int = 0
+    """Greatest depth of a tree."""
+    cache_config: dict[str, str] = field(default_factory=dict)
+    """The KV cache in words."""
 
 
-class AcceptanceCounter(RoundObserver):
-    """Counts what the rounds of an engine verified, accepted and replayed.
-
-    Args:
-        forced: acceptance is drawn from a profile.
-    """
-
-    def __init__(self, forced: bool) -> None:
-        self._forced = forced
-        self.reset()
-
-    def reset(self) -> None:
-        """Start anew."""
-        self.metrics = SpeculationMetrics(forced_acceptance=self._forced)
-        self.num_replayed_tokens = 0
-
-    def launched(self, flight: RoundInFlight) -> None:
-        """Count the context that is computed again."""
-        self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
-
-    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """Count trees and accepted tokens, also with their requests."""
-        for row, num_valid in enumerate(result.num_valid):
-            if num_valid > 1 and flight.live[row]:
-                counts = num_valid - 1, len(result.token_ids[row]) - 1
-                flight.plan.decodes[row].metrics.record(*counts)
-                self.metrics.record(*counts)
+def cache_config(config: EngineConfig, dtype: torch.dtype, num_blocks: int) -> dict[str, str]:
+    """What a KV cache is like, under vLLM's names."""
+    return {
+        "block_size": str(config.block_size),
+        "cache_dtype": str(dtype).removeprefix("torch."),
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "num_gpu_blocks": str(num_blocks),
+    }

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from wingbeat.runtime.engine.round_trace import RoundTrace
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
@@ -27,8 +28,9 @@ class PhaseTimes:
 class Phase:
     """Counts the time within its `with` blocks, less that of phases within them."""
 
-    def __init__(self, clock: "RoundClock") -> None:
+    def __init__(self, clock: "RoundClock", name: str) -> None:
         self._clock = clock
+        self.name = name
         self.seconds = 0.0
 
     def __enter__(self) -> None:
@@ -42,6 +44,7 @@ class RoundClock(RoundObserver):
     """Times the phases of an engine's rounds: `with clock.schedule:` and so on."""
 
     def __init__(self) -> None:
+        self._traces: list[RoundTrace] = []
         self.reset()
 
     def reset(self) -> None:
@@ -49,8 +52,9 @@ class RoundClock(RoundObserver):
         self._num_rounds = 0
         self._since = 0.0
         self._open: list[Phase] = []
-        self.schedule, self.draft_wait, self.verify, self.accept = (Phase(self) for _ in range(4))
-        self.publish, self.wait, self.update = (Phase(self) for _ in range(3))
+        self.schedule, self.draft_wait = Phase(self, "schedule"), Phase(self, "draft_wait")
+        self.verify, self.accept = Phase(self, "verify"), Phase(self, "accept")
+        self.publish, self.wait, self.update = (Phase(self, name) for name in ("publish", "wait", "update"))
         self._told = dict.fromkeys((self.draft_wait, self.publish, *self._host_phases), 0.0)
 
     @property
@@ -59,21 +63,36 @@ class RoundClock(RoundObserver):
         phases = (self.schedule, self.draft_wait, self.verify, self.accept, self.publish, self.wait, self.update)
         return PhaseTimes(self._num_rounds, *(phase.seconds for phase in phases))
 
+    def record(self) -> RoundTrace:
+        """A recording that begins now, between two rounds."""
+        self._traces.append(RoundTrace())
+        return self._traces[-1]
+
+    def stop(self, trace: RoundTrace) -> None:
+        """End a recording."""
+        self._traces.remove(trace)
+
     def begin(self, phase: Phase) -> None:
         """From now on time is this phase's."""
         self._switch()
         self._open.append(phase)
+        for trace in self._traces:
+            trace.begin(self._since)
 
     def end(self) -> None:
         """From now on time is the phase's before it."""
         self._switch()
-        self._open.pop()
+        phase = self._open.pop()
+        for trace in self._traces:
+            trace.end(phase.name, self._since)
 
     def launched(self, flight: RoundInFlight) -> None:
         """Its trees have been waited for; its forward pass lay within `accept`."""
         flight.times.draft_s = self._take(self.draft_wait)
         self.verify.seconds += flight.times.forward_s
         self.accept.seconds -= flight.times.forward_s
+        for trace in self._traces:
+            trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """What was not told of to an earlier round is told of to this one."""
@@ -81,11 +100,15 @@ class RoundClock(RoundObserver):
         self._switch()
         flight.times.publish_s = self._take(self.publish)
         flight.times.host_s = sum(map(self._take, self._host_phases))
+        for trace in self._traces:
+            trace.settled(flight, result)
 
     def abandoned(self) -> None:
         """What those rounds took is told of to none."""
         for phase in self._told:
             self._take(phase)
+        for trace in self._traces:
+            trace.abandoned()
 
     @property
     def _host_phases(self) -> tuple[Phase, ...]:

@@ -3,7 +3,7 @@
 from collections import deque
 
 from wingbeat.runtime.protocol.transfer import Download
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, VerifiedRound
+from wingbeat.runtime.scheduling.request import RequestOutput, VerifiedRound
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
@@ -17,13 +17,10 @@ class RoundTracer(RoundObserver):
         self._settled: dict[str, VerifiedRound] = {}
         """Of the round settled last, before its sequences have taken its tokens."""
 
-    def add(self, request: Request) -> None:
-        """Note whether a request asks."""
-        if request.params.trace:
-            self._request_ids.add(request.request_id)
-
     def launched(self, flight: RoundInFlight) -> None:
-        """Fetch the trees: the next round may write where they lie."""
+        """Note who asks, and fetch the trees: the next round may write where they lie."""
+        asking = [seq for seq in flight.plan.admitted if seq.request.params.trace]
+        self._request_ids.update(seq.request.request_id for seq in asking)
         paths = flight.decodes
         wanted = bool(self._request_ids) and paths.tree_parents is not None
         if wanted and any(seq.request.params.trace for seq in flight.plan.decodes):

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -25,6 +25,13 @@ _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false:
 """Where in xgrammar's own source an error arose."""
 
 
+class RequestGrammar(NamedTuple):
+    """A compiled grammar, and how its text becomes tokens."""
+
+    compiled: "CompiledGrammar"
+    encode: Callable[[str], list[int]]
+
+
 class Grammars:
     """Compiles grammars for one tokenizer; those of the last requests are kept. Safe to share between threads.
 
@@ -39,11 +46,11 @@ class Grammars:
         self._compiler: GrammarCompiler | None = None
         self._making = threading.Lock()
 
-    def compile(self, spec: GrammarSpec) -> "CompiledGrammar":
+    def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
 
         Raises:
-            ValueError: it is none, or xgrammar cannot serve it; the message names the kind and says why.
+            ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
         with self._making:
             if self._compiler is None:
@@ -51,7 +58,10 @@ class Grammars:
 
                 info = self.tokenizer_info
                 self._compiler = GrammarCompiler(info, max_threads=MOST_THREADS, cache_limit_bytes=_CACHE_BYTES)
-        return compile_spec(self._compiler, spec)
+        return RequestGrammar(compile_spec(self._compiler, spec), self._encode)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
     @cached_property
     def tokenizer_info(self) -> "TokenizerInfo":
@@ -77,7 +87,7 @@ def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGra
         "structural_tag": compiler.compile_structural_tag,
     }
     if spec.kind not in by_kind:
-        raise ValueError(f"structured_outputs has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
+        raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
     try:
         return by_kind[spec.kind](spec.text)
     except Exception as error:

@@ -2,22 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from wingbeat.runtime.grammar.compiler import RequestGrammar
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.sequence import TokenMasker
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 MOST_TREE_S = 0.005
 """For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
 
 
-def masker_of(request: Request, grammar: "CompiledGrammar | None") -> TokenMasker | None:
+def masker_of(request: Request, grammar: RequestGrammar | None) -> TokenMasker | None:
     """What a request's tokens are held to; None where they are free.
 
     Raises:
@@ -44,11 +42,11 @@ class GrammarMasker:
         ValueError: they break the grammar.
     """
 
-    def __init__(self, grammar: "CompiledGrammar", output_token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, grammar: RequestGrammar, output_token_ids: Sequence[int] = ()) -> None:
         from xgrammar import GrammarMatcher
 
-        self._matcher = GrammarMatcher(grammar)
-        self._num_words = -(-grammar.tokenizer_info.vocab_size // 32)
+        self._matcher = GrammarMatcher(grammar.compiled)
+        self._encode = grammar.encode
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -74,18 +72,12 @@ class GrammarMasker:
         )
 
     def forced(self, most: int) -> list[int]:
-        """See `TokenMasker`."""
-        words = self._num_words
-        mask, tokens = np.zeros((1, words), np.int32), []
-        while len(tokens) < most:
-            if not self._matcher.fill_next_token_bitmask(mask, 0):
-                break
-            token_id = only_token(mask[0])
-            if token_id is None or not self._matcher.accept_token(token_id):
+        """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
+        text, tokens = self._matcher.find_jump_forward_string(), []
+        for token_id in self._encode(text)[:most] if text else ():
+            if not self._matcher.accept_token(token_id):
                 break
             tokens.append(token_id)
-            if self._matcher.is_terminated():
-                break
         if tokens:
             self._matcher.rollback(len(tokens))
         return tokens
@@ -171,15 +163,6 @@ def tree_links(parents: np.ndarray) -> TreeLinks:
     is_first = np.concatenate([[True], ~same])
     first_child[above[is_first]] = nodes[is_first]
     return TreeLinks(first_child, next_sibling)
-
-
-def only_token(mask: np.ndarray) -> int | None:
-    """The one token a mask allows, int32 [num_words]; None where it allows none or several."""
-    used = np.flatnonzero(mask)
-    if len(used) != 1:
-        return None
-    word = int(mask[used[0]]) & 0xFFFFFFFF
-    return int(used[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else None
 
 
 def _histories(tail: list[int], token_ids: np.ndarray, parents: np.ndarray, length: int) -> np.ndarray:

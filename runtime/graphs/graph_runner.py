@@ -105,6 +105,11 @@ class GraphStats:
         """A stage's function ran in place of a graph."""
         self.eager_runs[stage] = self.eager_runs.get(stage, 0) + 1
 
+    def forget_runs(self) -> None:
+        """Count from zero; what is captured stays."""
+        self.replays.clear()
+        self.eager_runs.clear()
+
 
 class GraphPool:
     """Memory and statistics that all graphs of a replica share.

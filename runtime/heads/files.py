@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
 
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
@@ -38,12 +38,12 @@ def find_folder(path: str | Path) -> Path:
 
     Raises:
         CheckpointError: the path is no folder.
+        HubError: the name's checkpoint is not to be had.
     """
-    if Path(path).is_dir():
-        return Path(path)
-    if Path(path).is_absolute() or str(path).startswith("."):
+    folder = checkpoint_folder(path)
+    if not folder.is_dir():
         raise CheckpointError(f"{path} is not a folder")
-    return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+    return folder
 
 
 def read_config(folder: Path) -> dict[str, Any]:

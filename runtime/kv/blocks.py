@@ -73,6 +73,15 @@ class BlockManager:
         """Blocks `allocate` can hand out, cached ones included."""
         return len(self._free) + len(self._free_cached)
 
+    def figures(self) -> dict[str, int]:
+        """The fields of an engine's stats that are counted here."""
+        return {
+            "num_blocks": self.num_blocks,
+            "num_free_blocks": self.num_free,
+            "prefix_query_tokens": self.query_tokens,
+            "prefix_hit_tokens": self.hit_tokens,
+        }
+
     def match_prefix(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
         """Cached blocks that hold the beginning of a prompt, in order; counts the query.
 
@@ -190,6 +199,12 @@ class BlockManager:
             raise ValueError(f"num_positions is {num_positions}: a block holds {self.block_size}")
         self._draft_filled[block_id] = max(self.draft_filled(block_id, incarnation), num_positions)
         self._draft_incarnations[block_id] = incarnation
+
+    def reset_cache(self) -> None:
+        """Forget every cached prefix. What is live stays with its owners; their next blocks are cached."""
+        self._free.extend(self._free_cached)
+        self._free_cached.clear()
+        self._cached.clear()
 
     def forget(self) -> None:
         """Be as new: nothing cached, nothing counted.

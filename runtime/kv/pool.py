@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.kv.reference import pool_table
-from wingbeat.runtime.config import CPU_KV_CACHE_BYTES, EngineConfig
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.free_memory import free_memory
+from wingbeat.runtime.kv.capacity import fit
 
-FREE_GPU_SHARE = 0.85
-"""The rest is for activations, captured graphs and what the drafter beside it holds."""
+UNKNOWN_RAM = 1 << 30
+"""Bytes taken for free where the system does not say what is."""
+CONTEXT_BYTES = 600 << 20
+"""Of a process on a GPU before it allocates anything: CUDA's context and the kernels of the libraries."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,9 @@ class KVCache:
     ) -> None:
         self.block_size = config.block_size
         self.block_bytes = block_bytes(layers, config.block_size, dtype)
-        budget = memory_budget(config, device)
-        self.num_blocks = config.num_kv_blocks or budget // self.block_bytes
-        if self.num_blocks < config.max_blocks_per_seq + 1:
-            need = (config.max_blocks_per_seq + 1) * self.block_bytes
-            raise ValueError(
-                f"kv_cache_memory_bytes is {budget}: one sequence of max_model_len {config.max_model_len} needs "
-                f"{need}; raise it or lower max_model_len"
-            )
-        # More blocks than all slots can ever hold, prefix cache included four times over, would only cost memory.
         if config.num_kv_blocks is None:
-            self.num_blocks = min(self.num_blocks, 1 + 4 * config.max_num_seqs * config.max_blocks_per_seq)
+            config = fit(config, memory_budget(config, device), self.block_bytes)
+        self.num_blocks = config.num_kv_blocks
         self.layers: list[tuple[Tensor, Tensor]] = [
             tuple(
                 torch.zeros(self.num_blocks, config.block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
@@ -62,14 +58,26 @@ class KVCache:
         """For moves over all layers; its address is in the captured ones."""
 
 
-def memory_budget(config: EngineConfig, device: torch.device) -> int:
-    """Bytes of the pool where its blocks are not counted; the weights must be on the device already."""
+def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:
+    """Bytes of the pool where its blocks are not counted; the weights must be on the device already.
+
+    Args:
+        reserved: bytes that will be needed beside the pool, on a GPU.
+        held_beside: bytes that the drafter's process holds of the same GPU.
+    """
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type != "cuda":
-        return CPU_KV_CACHE_BYTES
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(FREE_GPU_SHARE * config.gpu_share * free_bytes)
+        free = free_memory()
+        return int(config.cpu_memory_utilization * (UNKNOWN_RAM if free is None else free))
+    free, total = torch.cuda.mem_get_info(device)
+    held = total - free
+    if config.gpu_share < 1:
+        # Others have their share of it: what is not of this process is not this engine's.
+        beside = held_beside + CONTEXT_BYTES if held_beside else 0
+        held = min(held, torch.cuda.memory_reserved(device) + CONTEXT_BYTES + beside)
+    allowed = int(config.gpu_memory_utilization * config.gpu_share * total)
+    return min(allowed - held, free) - reserved
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.recordings.corpus import encode_documents, split_files, stdlib_root
 from wingbeat.runtime.recordings.format import DTYPES, CaptureIndex, CaptureSpec, FloatName, Record
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
@@ -85,7 +86,8 @@ class ExtractConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.model is not None and not (self.model / "config.json").is_file():
+        named = self.model is None or HubName.parse(self.model) is not None
+        if not named and not (self.model / "config.json").is_file():
             raise ValueError(f"model={str(self.model)!r} is not a folder with a config.json")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
@@ -104,8 +106,9 @@ class ExtractConfig(BaseModel):
 
         Raises:
             FileNotFoundError: the demo is asked for and not there.
+            HubError: it has a name of the hub and is not to be had.
         """
-        return self.model or demo_pair().verifier
+        return demo_pair().verifier if self.model is None else checkpoint_folder(self.model)
 
 
 class ExtractResult(NamedTuple):

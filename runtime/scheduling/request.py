@@ -45,11 +45,8 @@ class GrammarSpec(NamedTuple):
     """One of `wingbeat.runtime.grammar.compiler.KINDS`."""
     text: str
     """A schema, expression or grammar; choices and structural tags as JSON."""
-
-    @property
-    def field(self) -> str:
-        """What errors call it."""
-        return f"structured_outputs.{self.kind}"
+    field: str = "structured_outputs"
+    """Where the request says it, for errors."""
 
 
 @dataclass(frozen=True)
@@ -251,9 +248,21 @@ class SpeculationMetrics:
             self.num_accepted_tokens_per_pos[position] += count
         self.forced_acceptance |= other.forced_acceptance
 
-    def as_dict(self) -> dict:
-        """The response extension `metrics.speculative_decoding`; `forced_acceptance` is there only where it is true."""
+    def acceptance_histogram(self, max_depth: int) -> list[int]:
+        """[j] counts the verified trees that accepted exactly j nodes: 0 to `max_depth`, which none may exceed."""
+        missing = max_depth - len(self.num_accepted_tokens_per_pos)
+        reached = [self.num_drafts, *self.num_accepted_tokens_per_pos, *[0] * missing, 0]
+        return [here - deeper for here, deeper in itertools.pairwise(reached)]
+
+    def as_dict(self, num_spec_tokens: int = 0) -> dict:
+        """The response extension `metrics.speculative_decoding`; `forced_acceptance` is there only where it is true.
+
+        Args:
+            num_spec_tokens: greatest depth of a tree.
+        """
         marks = {"forced_acceptance": True} if self.forced_acceptance else {}
+        depth = max(num_spec_tokens, len(self.num_accepted_tokens_per_pos))
+        accepted_share = self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
         return {
             "num_drafts": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,
@@ -261,6 +270,13 @@ class SpeculationMetrics:
             "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
             "acceptance_length": round(self.acceptance_length, 4),
             "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
+            # vLLM's names of the same.
+            "num_spec_steps": self.num_drafts,
+            "num_spec_tokens": depth,
+            "num_accepted_draft_tokens": self.num_accepted_tokens,
+            "mean_acceptance_length": round(self.acceptance_length, 4),
+            "draft_acceptance_rate": round(accepted_share, 4),
+            "acceptance_histogram": self.acceptance_histogram(depth),
             **marks,
         }
 
@@ -297,3 +313,7 @@ class RequestOutput(NamedTuple):
     """By prompt token from the second one on, on the first output, where the request asks for them."""
     rounds: tuple[VerifiedRound, ...] = ()
     """Where the request has `trace`: one for each round that these tokens came from."""
+    queue_s: float = 0.0
+    """Seconds from arrival in the engine to the first slot; set on the first output."""
+    engine_id: str = ""
+    """Which engine of several wrote it; known to routers."""

@@ -95,7 +95,7 @@ class Scheduler:
         """Queue a request.
 
         Args:
-            masker: says which tokens it may generate, as far as that depends on those before.
+            masker: see `TokenMasker`.
 
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
@@ -217,10 +217,6 @@ class Scheduler:
             elif not chunk.replay:
                 self.isolated(chunk.seq, self._cache_full_blocks, chunk.seq, chunk.start + chunk.length)
         return [output for output in outputs if output is not None]
-
-    def has_maskers(self) -> bool:
-        """Whether what a running sequence may go on with depends on its last token."""
-        return any(seq.masker is not None for seq in self.running)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError where slots or block reference counts disagree with the running sequences."""

@@ -22,7 +22,7 @@ class TokenMasker(Protocol):
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Tokens, at most so many, that come next whatever the model says; a guess, which costs speed where wrong."""
+        """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
         ...
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:

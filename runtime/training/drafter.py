@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.recordings.corpus import WindowSampler, encode_documents, split_files
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.training import families
@@ -48,7 +48,7 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
 
 
 def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFactory | None) -> None:
-    folder = _folder(config.verifier)
+    folder = checkpoint_folder(config.verifier)
     target = TargetDescription.from_checkpoint(folder)
     tap_layers = families.tap_layers(config, target)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -92,12 +92,6 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
             acceptance=None if held_out is None else _simulated(folder, head, held_out, ranks),
         )
         (config.output / ROLLOUTS_FILE).unlink(missing_ok=True)
-
-
-def _folder(verifier: str) -> Path:
-    if Path(verifier).is_dir():
-        return Path(verifier)
-    return Path(snapshot_download(verifier, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]))
 
 
 def _precision(config: TrainDrafterConfig) -> torch.dtype:

@@ -105,7 +105,8 @@ class TokenChooser:
         """
         where, token_ids = decodes.rows_of(accepted.nodes), accepted.token_ids[:, : accepted.nodes.shape[1]]
         if rows is not None:
-            where, token_ids = where[rows], token_ids[rows]
+            chosen = upload(rows, self.device)
+            where, token_ids = where[chosen], token_ids[chosen]
         packed = token_logprobs(logits[where.flatten()], token_ids.flatten(), self._num_top)
         return packed.view(*token_ids.shape, -1)
 

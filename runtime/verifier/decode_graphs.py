@@ -63,6 +63,15 @@ def node_buckets(config: EngineConfig) -> tuple[int, ...]:
     return (*(n for n in smaller if n < most), most)
 
 
+def num_graphs(config: EngineConfig) -> int:
+    """Graphs that `DecodeGraphs` captures at most."""
+    return len(Choosing) * sum(len(_batches(config, num_nodes)) for num_nodes in (1, *node_buckets(config)))
+
+
+def _batches(config: EngineConfig, num_nodes: int) -> tuple[int, ...]:
+    return tuple(n for n in batch_buckets(config.max_num_seqs) if n * num_nodes <= MOST_ROWS)
+
+
 class DecodeGraphs:
     """The graphs of one model runner.
 
@@ -122,7 +131,7 @@ class DecodeGraphs:
     def _capture(self, widths: tuple[int, ...], layers: AbstractContextManager | None) -> None:
         runners = []
         for num_nodes in widths:
-            batches = tuple(n for n in batch_buckets(self.config.max_num_seqs) if n * num_nodes <= MOST_ROWS)
+            batches = _batches(self.config, num_nodes)
             self._batches[num_nodes] = batches
             for choosing in Choosing if batches else ():
                 runner = GraphRunner(

@@ -4,6 +4,8 @@ Everything a round needs lies in tables on the device, so that it can be capture
 table's row of its slot and the path below the root.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -71,7 +73,8 @@ class ProcessorTables:
                 self._altered.add(seq.slot)
             elif seq.slot in self._altered:
                 self._altered.discard(seq.slot)
-                self._penalty_rows[seq.slot] = self._bias_rows[seq.slot] = -1
+                self._penalty_rows[seq.slot].fill_(-1)
+                self._bias_rows[seq.slot].fill_(-1)
                 self.masks[seq.slot].fill_(_ALL_ALLOWED)
 
     def count(self, slots: Tensor, token_ids: Tensor, num_tokens: Tensor) -> None:
@@ -113,39 +116,38 @@ class ProcessorTables:
 
     def _write(self, seq: Sequence) -> None:
         params, slot = seq.request.params, seq.slot
-        self._penalty_rows[slot] = slot if params.has_penalties else -1
-        self._bias_rows[slot] = 2 * slot if params.has_bias else -1
+        self._penalty_rows[slot].fill_(slot if params.has_penalties else -1)
+        self._bias_rows[slot].fill_(2 * slot if params.has_bias else -1)
         self.masks[slot].fill_(_ALL_ALLOWED)
         if params.has_penalties:
-            self._repetition[slot] = params.repetition_penalty
-            self._presence[slot] = params.presence_penalty
-            self._frequency[slot] = params.frequency_penalty
-            self._prompt_mask[slot] = False
-            self._prompt_mask[slot, self._ids(seq.token_ids[: seq.num_prompt_tokens])] = True
-            self._output_counts[slot] = 0
+            self._repetition[slot].fill_(params.repetition_penalty)
+            self._presence[slot].fill_(params.presence_penalty)
+            self._frequency[slot].fill_(params.frequency_penalty)
+            prompt = self._ids(seq.token_ids[: seq.num_prompt_tokens])
+            self._prompt_mask[slot].zero_().index_fill_(0, prompt, True)
+            self._output_counts[slot].zero_()
             output = self._ids(seq.token_ids[seq.num_prompt_tokens :])
             self._output_counts[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         if params.has_bias:
             self._write_bias(params, slot)
-            self._stops_from[slot] = seq.num_prompt_tokens + params.min_tokens
+            self._stops_from[slot].fill_(seq.num_prompt_tokens + params.min_tokens)
 
     def _write_bias(self, params: SamplingParams, slot: int) -> None:
-        minus_inf = float("-inf")
-        bias = torch.zeros(self.vocab_size)
+        minus_inf, rows = float("-inf"), self._bias[slot]
+        rows.fill_(minus_inf if params.allowed_token_ids else 0.0)
         if params.allowed_token_ids:
-            bias.fill_(minus_inf)[list(params.allowed_token_ids)] = 0.0
+            rows.index_fill_(1, self._ids(params.allowed_token_ids), 0.0)
         if params.logit_bias:
             token_ids, values = zip(*params.logit_bias, strict=True)
-            bias.index_add_(0, torch.tensor(token_ids), torch.tensor(values, dtype=torch.float32))
-        for word in params.bad_words:
-            if len(word) == 1:
-                bias[word[0]] = minus_inf
-        early = bias.clone()
-        early[[*self._stop_token_ids, *params.stop_token_ids]] = minus_inf
-        self._bias[slot] = torch.stack([bias, early]).to(self.device)
+            added = upload(values, self.device, torch.float32).expand(2, -1)
+            rows.index_add_(1, self._ids(token_ids), added)
+        if single := [word[0] for word in params.bad_words if len(word) == 1]:
+            rows.index_fill_(1, self._ids(single), minus_inf)
+        if stops := [*self._stop_token_ids, *params.stop_token_ids]:
+            rows[1].index_fill_(0, self._ids(stops), minus_inf)
 
-    def _ids(self, token_ids: list[int]) -> Tensor:
-        return upload(token_ids, self.device)
+    def _ids(self, token_ids: Iterable[int]) -> Tensor:
+        return upload(list(token_ids), self.device)
 
 
 def tree_paths(tree: TokenTree, max_depth: int) -> Tensor:

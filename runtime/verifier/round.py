@@ -25,7 +25,7 @@ class RoundResult(NamedTuple):
     evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
     logprobs: np.ndarray | None = None
-    """int64 [num_asking, 1..max_path, n]: of the decodes that ask for them; see `runtime.verifier.logprobs`."""
+    """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.verifier.logprobs`."""
     chunk_logprobs: np.ndarray | None = None
     """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
 
@@ -60,8 +60,8 @@ class RoundInFlight:
     download: Download
     extras: tuple[str, ...] = ()
     """Fields of the result that the download ends with."""
-    asking: list[int] = field(default_factory=list)
-    """Decodes whose log-probabilities are in the result."""
+    asking: dict[int, int] = field(default_factory=dict)
+    """By decode that asks for log-probabilities: their row in the result."""
     num_targets: list[int] = field(default_factory=list)
     """By chunk: prompt tokens whose log-probabilities are in the result."""
     result: RoundResult | None = None
@@ -85,7 +85,7 @@ class RoundInFlight:
     def report(self, result: RoundResult) -> None:
         """Hand the log-probabilities to the sequences that asked for them."""
         if result.logprobs is not None:
-            for index, row in enumerate(self.asking):
+            for row, index in self.asking.items():
                 if self.live[row]:
                     count = len(result.token_ids[row])
                     self.plan.decodes[row].reports.add_tokens(result.logprobs[index][:count])
@@ -157,10 +157,7 @@ def launched_round(
     """
     extras = {"evidence": accepted.evidence, "logprobs": accepted.logprobs, "chunk_logprobs": chunk_logprobs}
     extras = {name: tensor for name, tensor in extras.items() if tensor is not None}
-    if asking is None:
-        asking = [row for row, seq in enumerate(plan.decodes) if seq.reports is not None]
-        if "logprobs" in extras:
-            extras["logprobs"] = extras["logprobs"][asking]
+    rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
         epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
@@ -172,6 +169,6 @@ def launched_round(
             [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled, *extras.values()]
         ),
         extras=tuple(extras),
-        asking=asking,
+        asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
     )

@@ -84,7 +84,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
-        self.masks = TokenMasks(slots.processors)
+        self.masks = TokenMasks(slots.processors, chains=config.speculation.draft_top_k == 1)
         if graph_device is not None:
             slots.processors.allocate()
             self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
@@ -140,6 +140,16 @@ class ModelRunner:
         num_rows = (0 if decodes is None else decodes.num_rows) + sum(chunk.samples for chunk in plan.chunks)
         chosen = self.chooser.choose(plan, decodes, output.logits[:num_rows])
         return self._commit(plan, decodes, chosen, output, forward_s, evidence)
+
+    @torch.inference_mode()
+    def widest_round(self) -> None:
+        """A whole round of the most and the widest trees, all of the spare slot: for what it allocates."""
+        self.slots.reset_spare()
+        num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
+        slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
+        zeros = slots.new_zeros(num_reqs, num_nodes)
+        trees = TokenTree(zeros, zeros, zeros, zeros.to(torch.float32), torch.ones_like(slots))
+        self._decode_round(slots, trees, num_nodes, Choosing.ALTERED)
 
     def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
         """`launch` of a round without prompt chunks, as one graph."""

@@ -54,15 +54,22 @@ class FakeAdmission:
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
-    def __init__(self, answer: Callable[[Request], str] | str = "hello world", tokens_per_output: int = 2) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Request], str] | str = "hello world",
+        tokens_per_output: int = 2,
+        engine_id: str = "",
+    ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self.script = Script(TOKENIZER)
+        self._engine_id = engine_id
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.alive = True
+        self.num_resets = 0
         self.max_requests = 256
         self.num_admitted = 0
         self.hang_after: int | None = None
@@ -72,6 +79,10 @@ class FakePool:
 
     def healthy(self) -> bool:
         return self.alive
+
+    async def reset_prefix_cache(self) -> int:
+        self.num_resets += 1
+        return 1
 
     def admit(self, num_requests: int) -> FakeAdmission:
         if self.num_admitted + num_requests > self.max_requests:
@@ -96,6 +107,8 @@ class FakePool:
                     some,
                     logprobs=logprobs[start : start + len(some)],
                     prompt_logprobs=of_prompt if count == 0 else (),
+                    queue_s=0.0 if count else 0.25,
+                    engine_id=self._engine_id,
                 )
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)

@@ -55,6 +55,10 @@ class LocalEngines:
         self._require_alive(engine_id)
         self.loops[engine_id].abort(client_id, numbers)
 
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        self._require_alive(engine_id)
+        await asyncio.wrap_future(self.loops[engine_id].call(lambda engine: engine.reset_prefix_cache()))
+
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""
         self.killed.add(name)

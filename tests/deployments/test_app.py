@@ -148,15 +148,18 @@ def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client)
     assert all(stats["num_free_blocks"] == stats["num_blocks"] for stats in verifier_stats(FAKE).values())
 
 
-def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client):
-    before = [complete(fake_app, seed=seed, max_tokens=500)["choices"][0]["text"] for seed in range(2)]
+def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client, tiny_model: Path):
+    from wingbeat.runtime.tokenizer import Tokenizer
+
+    prompt = tuple(Tokenizer.load(tiny_model).encode("abc"))
+    undisturbed = [text_of(expected_tokens(prompt, seed, 500), tiny_model) for seed in range(2)]
     # Five seconds each: long enough that both engines are seen at work before one is killed.
     with ThreadPoolExecutor(6) as threads:
         answers = [threads.submit(complete, fake_app, seed=seed % 2, max_tokens=500) for seed in range(6)]
         until(lambda: all(stats["num_requests"] > 0 for stats in verifier_stats(FAKE).values()), 20)
         killed = next(iter(verifier_stats(FAKE).values()))
         os.kill(killed["pid"], signal.SIGKILL)
-        assert [answer.result()["choices"][0]["text"] for answer in answers] == before * 3
+        assert [answer.result()["choices"][0]["text"] for answer in answers] == undisturbed * 3
     until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
 
 
@@ -200,6 +203,28 @@ def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.
     until(reattached)
     assert complete(real_app, PROMPT, temperature=0)["metrics"]["speculative_decoding"]["num_drafts"] > 0
     assert not process_exists(engine["drafter_pid"])
+
+
+def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, real_app: httpx.Client):
+    complete(real_app, PROMPT, temperature=0)
+    text = real_app.get("/metrics").text
+    (engine_id,) = verifier_stats(REAL)
+    labels = f'{{engine="{engine_id}",model_name="tiny"}}'
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values[f"vllm:generation_tokens_total{labels}"]) >= 40
+    assert float(values[f"vllm:e2e_request_latency_seconds_count{labels}"]) >= 1
+    assert float(values[f"vllm:spec_decode_num_drafts_total{labels}"]) >= 1
+    assert values[f"wingbeat_engine_up{labels}"] == "1.0"
+    until(lambda: fake_app.get("/metrics").text.count("vllm:num_requests_running{") == 2)
+
+
+def test_a_trace_of_rounds_is_chromes(real_app: httpx.Client):
+    with ThreadPoolExecutor(1) as thread:
+        recording = thread.submit(real_app.get, "/trace?seconds=2")
+        while not recording.done():
+            complete(real_app, PROMPT, temperature=0)
+        events = recording.result().json()["traceEvents"]
+    assert {"schedule", "accept", "round"} <= {event["name"] for event in events if event["ph"] == "X"}
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The configuration: strings of the command line become values, and what is wrong is named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,20 +20,64 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serve").glob("*.yam
 
 def test_the_default_is_the_demo_pair_drafting_chains_on_the_cpu():
     config = AppConfig()
-    assert config.engine_config() == EngineConfig(speculation=SpeculationConfig.default("cpu"))
+    limits = EngineConfig(speculation=SpeculationConfig.default("cpu"), lower_max_model_len=True)
+    assert config.engine_config() == limits
     assert (config.resolved_device(), config.has_drafter()) == ("cpu", True)
 
 
 def test_a_gpu_without_settings_holds_the_longest_sequence_of_a_model_of_8b_parameters(monkeypatch):
     config = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-    assert (config.resolved_dtype(), AppConfig().resolved_dtype()) == ("bfloat16", "float32")
     weights, total = 16 << 30, 80 << 30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total - weights, total))
     limits = config.engine_config()
     budget = memory_budget(limits, torch.device("cuda"))
     layers = [LayerAttention(32, 8, 128, 128, None)] * 32
     assert budget >= (limits.max_blocks_per_seq + 1) * block_bytes(layers, limits.block_size, torch.bfloat16)
-    assert weights + budget <= 0.7 * total
+    assert weights + budget <= 0.9 * total
+
+
+@pytest.mark.parametrize(
+    ("shares", "of_gpu", "beside"),
+    [
+        ((1, 1), 1.0, False),
+        ((0.7, 0.3), 1.0, True),
+        ((0.4, 0.1), 0.5, True),
+        ((1, 0.5), 1.0, False),
+        ((2, 0), 1.0, False),
+    ],
+)
+def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
+    verifier, drafter = shares
+    kind = "auto" if drafter else "ngram"
+    config = AppConfig(num_gpus_per_verifier=verifier, num_gpus_per_drafter=drafter, drafter=kind)
+    limits = config.engine_config()
+    assert (limits.gpu_share, limits.drafter_beside) == (of_gpu, beside)
+
+
+@pytest.mark.parametrize(
+    ("fields", "on_gpu"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"text_config": {"dtype": "float16"}}, "float16"),
+        ({"dtype": "float64"}, "bfloat16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert AppConfig(model=tmp_path, drafter="ngram", num_gpus_per_verifier=1).resolved_dtype() == on_gpu
+    assert AppConfig(model=tmp_path, drafter="ngram").resolved_dtype() == "float32"
+
+
+@pytest.mark.parametrize(("positions", "longest"), [(131072, 131072), (64, 64), (None, 2048)])
+def test_sequences_are_as_long_as_the_model_has_positions_unless_memory_says_otherwise(tmp_path, positions, longest):
+    fields = {} if positions is None else {"max_position_embeddings": positions}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    limits = AppConfig(model=tmp_path, drafter="ngram").engine_config()
+    assert (limits.max_model_len, limits.lower_max_model_len) == (longest, True)
+    limits = AppConfig(model=tmp_path, drafter="ngram", max_model_len=50).engine_config()
+    assert (limits.max_model_len, limits.lower_max_model_len) == (50, False)
 
 
 def test_a_dtype_that_is_given_is_kept():

@@ -1,19 +1,36 @@
 """From start to end of a served application, without Ray: what is refused at the start, what happens at a signal."""
 
+import io
+import json
 import os
+import shlex
 import signal
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+from ray._private.ray_logging import WorkerStandardStreamDispatcher
+from rich.console import Console
 
 from wingbeat.deployments import launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
+from wingbeat.deployments.start_up import StartUp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+
+
+REPORT = {
+    "model": "wingbeat-demo",
+    "drafter": "demo",
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 2048,
+    "num_kv_tokens": 43664,
+    "self_test": {"first_position": 0.8312, "acceptance_length": 4.314},
+}
 
 
 class FakeRay:
@@ -28,8 +45,9 @@ class FakeRay:
         self.signals: dict[tuple[str, int], int] = {}
         """By the call in which they come, and how many of its name there have been with it."""
         self.drain_timeouts: list[float] = []
+        self.dispatcher = WorkerStandardStreamDispatcher()
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
-        node = SimpleNamespace(is_head=lambda: not attached)
+        node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
         self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
 
     def note(self, call: str) -> None:
@@ -64,7 +82,8 @@ class FakeRay:
         self.note("shutdown")
 
     def get_deployment_handle(self, deployment: str, app: str) -> SimpleNamespace:
-        return SimpleNamespace(broadcast=self._broadcast)
+        report = SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda timeout_s: REPORT))
+        return SimpleNamespace(broadcast=self._broadcast, report=report)
 
     def _broadcast(self, method: str, timeout_s: float) -> SimpleNamespace:
         self.drain_timeouts.append(timeout_s)
@@ -82,6 +101,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(launch, "serve", fake)
         monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
         monkeypatch.setattr(launch, "build", lambda config: None)
+        monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(launch, "descendants", lambda pid: [])
@@ -206,3 +226,67 @@ def test_a_server_that_other_machines_reach_without_a_key_says_so(
 ):
     warn_if_open(AppConfig(api_key=key), host)
     assert [host in record.getMessage() for record in caplog.records] == [True] * warns
+
+
+def test_the_last_block_says_where_what_and_how_to_try_it(fake_ray, monkeypatch, capsys):
+    fake = fake_ray()
+    fake.signals = {("status", 3): signal.SIGTERM}
+    monkeypatch.setenv("COLUMNS", "40")
+    serve_until_stopped(AppConfig(api_key="secret"))
+    shown = capsys.readouterr().out
+    block = shown[shown.index("Ready after") :]
+    for words in (
+        "Serving on http://127.0.0.1:8000/v1",
+        "model     wingbeat-demo (float32 on cpu)",
+        "drafter   demo: 83% of first drafts accepted in the self-test, 4.31 tokens per draft",
+        "KV cache  43,664 tokens",
+        "logs      /session/logs",
+    ):
+        assert words in block
+    (command,) = [line.strip() for line in block.splitlines() if "curl" in line]
+    words = shlex.split(command)
+    assert words[2] == "http://127.0.0.1:8000/v1/completions"
+    assert json.loads(words[-1])["model"] == "wingbeat-demo"
+    assert "Bearer $WINGBEAT_API_KEY" in command
+    assert "secret" not in shown
+
+
+def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys):
+    fake = fake_ray()
+    fake.dispatcher.add_handler("ray_print_logs", lambda data: print("chatter", data))
+    fake.signals = {("status", 3): signal.SIGTERM}
+    ours = "INFO 2026-11-22 18:00:00,123 wingbeat.runtime.engine.memory: KV memory: 1 MiB [x]"
+    warning = "WARNING 2026-11-22 18:00:00,123 wingbeat.deployments.app: The server listens on 0.0.0.0"
+    serves = "INFO 2026-11-22 18:00:00,123 Verifier 12 -- CALL stats OK 1ms"
+
+    def run(app: object, name: str) -> None:
+        fake.applications[name] = SimpleNamespace(status=None, deployments={})
+        fake.dispatcher.emit({"pid": 12, "is_err": True, "lines": [ours, serves, warning]})
+        fake.dispatcher.emit(
+            {"pid": "raylet", "is_err": True, "lines": ["8 PYTHON worker processes have been started"]}
+        )
+        fake.dispatcher.emit(
+            {"pid": "raylet", "is_err": True, "lines": ["1 Workers killed due to memory pressure (OOM)"]}
+        )
+
+    fake.run = run
+    serve_until_stopped(AppConfig())
+    shown = capsys.readouterr()
+    assert "\nKV memory: 1 MiB [x]\n" in shown.out
+    assert shown.err.splitlines() == [
+        "Warning: The server listens on 0.0.0.0",
+        "1 Workers killed due to memory pressure (OOM)",
+    ]
+    assert "chatter" not in shown.out
+    assert "CALL" not in shown.out
+
+
+def test_on_a_terminal_the_spinner_ends_with_the_start():
+    out = io.StringIO()
+    start_up = StartUp(Console(file=out, force_terminal=True, width=60))
+    start_up.event("loading [b] the model")
+    start_up.ready("http://x/v1", [("model", "m")], "curl")
+    start_up.close()
+    assert "Loading [b] the model" in out.getvalue()
+    assert out.getvalue().rstrip().endswith("curl")
+    assert "\x1b[?25h" in out.getvalue(), "the cursor is back"

@@ -75,6 +75,7 @@ def test_content_parts_and_both_names_of_the_limit_are_understood(demo_app):
     assert answer.choices[0].message.content == chat(demo_app).choices[0].message.content
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_a_stream_says_what_the_whole_answer_says(demo_app, fields):
     chunks = list(demo_app.complete(PROMPT, stream=True, **fields))
@@ -108,6 +109,7 @@ def test_a_chat_stream_brings_the_role_then_the_text_then_the_reason(demo_app):
     assert speculation(usage)["num_drafts"] > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_speculation_off_writes_the_same_text_without_a_draft(demo_app, fields):
     fast = demo_app.complete(PROMPT, max_tokens=128, **fields)

@@ -6,6 +6,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 HEALTH = "/health"
+METRICS = "/metrics"
 MODEL = "wingbeat-demo"
 KEY = "open-sesame"
 VOCAB_SIZE = 4096

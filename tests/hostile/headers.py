@@ -126,7 +126,7 @@ PATHS = (
     *[
         "/v1/chat/completions/",
         "/v1/embeddings",
-        "/v1/responses",
+        "/v1/responses/",
         "/health/",
         "/healthz",
         "/docs",

@@ -7,7 +7,19 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from .case import Case
-from .contract import CHAT, COMPLETIONS, CONTEXT, HEALTH, KEY, MAX_BODY_BYTES, MAX_DEPTH, MODEL, MODELS, VOCAB_SIZE
+from .contract import (
+    CHAT,
+    COMPLETIONS,
+    CONTEXT,
+    HEALTH,
+    KEY,
+    MAX_BODY_BYTES,
+    MAX_DEPTH,
+    METRICS,
+    MODEL,
+    MODELS,
+    VOCAB_SIZE,
+)
 from .findings import Findings, Outcome
 from .json_reading import InvalidJson, read_json
 from .rules import as_prompts, changes_template, judge_fields
@@ -96,7 +108,7 @@ def _path(case: Case, path: str) -> tuple[set[Outcome], tuple[str, ...]]:
         return set(), ("POST",)
     if path == HEALTH:
         return set(), ("GET", "HEAD")
-    if path in ("/", MODELS, f"{MODELS}/{MODEL}"):
+    if path in ("/", "/docs", "/openapi.json", METRICS, MODELS, f"{MODELS}/{MODEL}"):
         return set(), ("GET",)
     if path.startswith(f"{MODELS}/"):
         # That the model is another one may be seen before or after the rules that follow the path's.

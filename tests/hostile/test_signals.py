@@ -22,8 +22,8 @@ from wingbeat.cluster.process_tree import descendants
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 START_S = 240.0
-TIMEOUT_S = 8
-LONG = 1900
+TIMEOUT_S = 5
+LONG = 1600
 """Tokens: at two a round and `ROUND_S` a round more than five times `TIMEOUT_S`."""
 SHORT = 20
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
 
-from tests.runtime.fake_gpu_tensor import CUDA, GpuTensor, is_composite, memory, name_of, run, tensors_in
+from tests.runtime.fake_gpu_tensor import CUDA, METER, GpuTensor, is_composite, memory, name_of, run, tensors_in
 from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
@@ -263,6 +263,11 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "get_device_name": lambda device=None: "fake",
         "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=NUM_SMS),
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
+        "memory_allocated": lambda device=None: METER.allocated,
+        "max_memory_allocated": lambda device=None: METER.peak,
+        "memory_reserved": lambda device=None: METER.allocated,
+        "reset_peak_memory_stats": lambda device=None: setattr(METER, "peak", METER.allocated),
+        "empty_cache": lambda: None,
         "synchronize": lambda device=None: gpu._wait("torch.cuda.synchronize"),
     }
     with pytest.MonkeyPatch.context() as patch:

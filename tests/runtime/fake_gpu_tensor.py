@@ -1,5 +1,7 @@
 """The tensors of a fake GPU, and operations on them: shapes, strides and storage, and nothing in it."""
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -9,6 +11,36 @@ from torch import Tensor
 
 CUDA = torch.device("cuda", 0)
 _ONE_LAUNCH = {"matmul", "linear", "rms_norm"}
+
+
+class Meter:
+    """Bytes of the storages that live, as an allocator counts them; off until asked for, because it takes time."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self, on: bool = False) -> None:
+        """Count from nothing, or not at all."""
+        self.on = on
+        self.allocated = self.peak = 0
+        self._num_tensors: Counter[int] = Counter()
+
+    def note(self, made: "GpuTensor") -> None:
+        """A tensor that was made just now."""
+        key, num_bytes = memory(made), made.meta.untyped_storage().nbytes()
+        if not self._num_tensors[key]:
+            self.allocated += num_bytes
+            self.peak = max(self.peak, self.allocated)
+        self._num_tensors[key] += 1
+        weakref.finalize(made, self._gone, key, num_bytes)
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._num_tensors[key] -= 1
+        if not self._num_tensors[key]:
+            self.allocated -= num_bytes
+
+
+METER = Meter()
 
 
 class GpuTensor(torch.Tensor):
@@ -22,6 +54,8 @@ class GpuTensor(torch.Tensor):
             cls, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CUDA
         )
         made.meta = meta
+        if METER.on:
+            METER.note(made)
         return made
 
     @classmethod

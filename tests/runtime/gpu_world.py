@@ -33,6 +33,20 @@ TREE = SpeculationConfig(draft_steps=3, draft_top_k=3, verify_tree_size=8)
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=1, ignore_eos=True)
 PLAIN = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, speculation=False)
+ALTERED = SamplingParams(
+    max_tokens=4,
+    temperature=0.8,
+    seed=2,
+    ignore_eos=True,
+    repetition_penalty=1.2,
+    frequency_penalty=0.5,
+    logit_bias=((3, 2.0),),
+    bad_words=((5,),),
+    min_tokens=2,
+    stop_token_ids=(9,),
+    logprobs=3,
+    prompt_logprobs=1,
+)
 PROMPT_LENS = (5, 20, 9, 17)
 
 _SHAPE = {

@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from wingbeat.deployments.cli import local
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.cli.bench import PROMPTS
+from wingbeat.deployments.cli.bench import PROMPTS, BenchConfig
+from wingbeat.deployments.cli.generate import GenerateConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import GenerationResult
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput, SpeculationMetrics
@@ -233,6 +234,14 @@ def test_the_demo_pair_is_verifier_and_drafter(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     assert demo_pair(tmp_path) == (tmp_path / "verifier", tmp_path / "drafter")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"), [(GenerateConfig, {}), (GenerateConfig, {"speculation": False}), (BenchConfig, {})]
+)
+def test_every_command_on_an_engine_has_limits_for_one(kind, fields):
+    config = kind(device="cpu", **fields)
+    assert config.engine_config(1).speculation == SpeculationConfig.default("cpu")
 
 
 def test_limits_hold_exactly_the_sequences_asked_for(tmp_path):

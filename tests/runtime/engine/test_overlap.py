@@ -274,7 +274,7 @@ def test_each_round_is_launched_and_published_before_the_one_before_is_waited_fo
 def test_the_last_token_is_not_followed_by_a_round_when_the_limit_says_so(ref, engine_of):
     engine = engine_of(ref.loaded, None)
     assert Run(engine, ref.prompts[:2], greedy_params(5)).finish() == [tokens[:5] for tokens in ref.continuations[:2]]
-    assert engine.phases.num_rounds == 5
+    assert engine.stats().phases.num_rounds == 5
 
 
 @pytest.mark.parametrize("budget", [64, 9])

@@ -9,7 +9,11 @@ from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
-BOMB = GrammarSpec("regex", "[a-z]?" * 3000)
+BOMB = GrammarSpec("regex", "[a-z]?" * 3000, "structured_outputs.regex")
+
+
+def spec_of(kind, text):
+    return GrammarSpec(kind, text, f"structured_outputs.{kind}")
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +26,10 @@ def trial():
 @pytest.mark.parametrize(
     "spec",
     [
-        GrammarSpec("regex", "[a-c]+x"),
-        GrammarSpec("json", '{"type": "object", "properties": {"a": {"type": "string"}}}'),
-        GrammarSpec("grammar", 'root ::= "a" | "b" root'),
-        GrammarSpec("choice", '["a", "b"]'),
+        spec_of("regex", "[a-c]+x"),
+        spec_of("json", '{"type": "object", "properties": {"a": {"type": "string"}}}'),
+        spec_of("grammar", 'root ::= "a" | "b" root'),
+        spec_of("choice", '["a", "b"]'),
     ],
     ids=lambda spec: spec.kind,
 )
@@ -35,7 +39,7 @@ def test_what_compiles_passes(trial, spec):
 
 def test_what_does_not_compile_is_refused_with_the_reason(trial):
     with pytest.raises(ValueError, match=r"structured_outputs\.regex cannot be compiled: .+"):
-        trial.check(GrammarSpec("regex", "("))
+        trial.check(spec_of("regex", "("))
 
 
 def test_an_endless_compile_is_refused_while_others_pass(trial):
@@ -49,7 +53,7 @@ def test_an_endless_compile_is_refused_while_others_pass(trial):
 
     thread = threading.Thread(target=check_bomb)
     thread.start()
-    trial.check(GrammarSpec("regex", "[x-z]{2}"))
+    trial.check(spec_of("regex", "[x-z]{2}"))
     assert not problems
     thread.join()
     assert problems == ["structured_outputs.regex takes more than 1 s or 256 MiB to compile"]
@@ -57,7 +61,7 @@ def test_an_endless_compile_is_refused_while_others_pass(trial):
 
 @pytest.mark.slow
 def test_a_process_that_died_is_replaced(trial):
-    trial.check(GrammarSpec("regex", "first"))
+    trial.check(spec_of("regex", "first"))
     trial._process.kill()
     trial._process.wait()
-    trial.check(GrammarSpec("regex", "second"))
+    trial.check(spec_of("regex", "second"))

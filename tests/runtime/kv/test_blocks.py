@@ -225,3 +225,27 @@ def grow(manager: BlockManager, live: list[tuple[list[int], list[int]]], content
         fill(manager, table, tokens)
         for place in range(len(tokens) // manager.block_size):
             contents[table[place]] = tuple(tokens[: (place + 1) * manager.block_size])
+
+
+def test_a_reset_forgets_what_is_cached_and_leaves_what_is_live():
+    manager = BlockManager(num_blocks=6, block_size=2)
+    first, second = list(range(5)), [9, 8, 7, 6, 5]
+    tables = []
+    for prompt in (first, second):
+        table = manager.allocate(2)
+        block_hash = ROOT_HASH
+        for index, block_id in enumerate(table):
+            block_hash = manager.register(block_id, block_hash, prompt[2 * index : 2 * index + 2])
+        tables.append(table)
+    manager.release(tables[0])
+    manager.reset_cache()
+    assert manager.match_prefix(first) == manager.match_prefix(second) == []
+    manager.check_integrity([tables[1]])
+    assert manager.num_free == 3
+    manager.release(tables[1])
+    manager.check_integrity([])
+    assert manager.match_prefix(second) == []
+    (block_id,) = manager.allocate(1)
+    manager.register(block_id, ROOT_HASH, first[:2])
+    assert manager.match_prefix(first) == [block_id]
+    manager.check_integrity([[block_id]])

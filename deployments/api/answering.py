@@ -1,0 +1,97 @@
+"""From a request to its body, and from an answer's pieces to an HTTP response that ends when the client leaves."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, Self, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from wingbeat.deployments.api.errors import ClientGone
+
+LONG_BODY_BYTES = 2**16
+"""Bodies above this are read in a thread, so that other streams keep moving."""
+
+
+class Parsed(Protocol):
+    """What is read from a body in bytes."""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read and check; raises ApiError."""
+        ...
+
+
+Body = TypeVar("Body", bound=Parsed)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events; the generator is closed at once when the client leaves, not when it is collected."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(_prepend(first, rest), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._rest = rest
+
+    async def __call__(self, scope, receive, send) -> None:
+        """Send the events; see `StreamingResponse`."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()
+            await self._rest.aclose()
+
+
+async def read_body(kind: type[Body], request: Request) -> Body:
+    """The request's body, checked; raises ApiError where it is wrong."""
+    body = await request.body()
+    if len(body) > LONG_BODY_BYTES:
+        return await asyncio.to_thread(kind.parse, body)
+    return kind.parse(body)
+
+
+async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
+    """What `work` brings as JSON; it is cancelled when the client leaves."""
+    return JSONResponse(await _unless_gone(request, work))
+
+
+async def streamed_answer(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+    """The events as they come; raises what is raised before the first one."""
+    # It is awaited here, so that an overloaded server can still answer with a status.
+    try:
+        first = await _unless_gone(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(first, events)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`, which is cancelled when the client leaves or the handler is cancelled.
+
+    Raises:
+        ClientGone: the client left first.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _prepend(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for event in rest:
+        yield event

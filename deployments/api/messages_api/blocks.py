@@ -1,0 +1,108 @@
+"""Content blocks of Anthropic's messages as messages of a chat."""
+
+import json
+from typing import Any
+
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+
+
+def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[dict[str, Any]]:
+    """The messages, as the body of a chat request has them.
+
+    Raises:
+        ApiError: 400 naming the block that is malformed or not served.
+    """
+    converted = []
+    if system:
+        converted.append({"role": "system", "content": _text(system, "system")})
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if not isinstance(message, dict) or message.keys() - {"role", "content"}:
+            raise invalid(path, "must be an object with 'role' and 'content' alone")
+        match message.get("role"):
+            case "user":
+                converted += _user_messages(message.get("content"), f"{path}.content")
+            case "assistant":
+                converted.append(_assistant_message(message.get("content"), f"{path}.content"))
+            case _:
+                raise invalid(f"{path}.role", "must be 'user' or 'assistant'")
+    return converted
+
+
+def _user_messages(content: Any, path: str) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, before the text that comes with them."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    results, texts = [], []
+    for block, where in _blocks(content, path):
+        match block.get("type"):
+            case "text":
+                texts.append(_string(block, "text", where))
+            case "tool_result":
+                text = _text(block.get("content") or "", f"{where}.content")
+                call_id = _string(block, "tool_use_id", where)
+                results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            case kind:
+                raise _unsupported(kind, where)
+    return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
+
+
+def _assistant_message(content: Any, path: str) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    texts, thoughts, calls = [], [], []
+    for block, where in _blocks(content, path):
+        match block.get("type"):
+            case "text":
+                texts.append(_string(block, "text", where))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", where))
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                if not isinstance(block.get("input"), dict):
+                    raise invalid(f"{where}.input", "must be an object")
+                function = {"name": _string(block, "name", where), "arguments": json.dumps(block["input"])}
+                calls.append({"id": _string(block, "id", where), "type": "function", "function": function})
+            case kind:
+                raise _unsupported(kind, where)
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
+    """The blocks and where they are."""
+    if not isinstance(content, list):
+        raise invalid(path, "must be a string or a list of blocks")
+    blocks = [(block, f"{path}[{index}]") for index, block in enumerate(content)]
+    for block, where in blocks:
+        if not isinstance(block, dict):
+            raise invalid(where, "must be an object")
+    return blocks
+
+
+def _text(content: Any, path: str) -> str:
+    """Text, whole or in blocks."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block, where in _blocks(content, path):
+        if block.get("type") != "text":
+            raise _unsupported(block.get("type"), where)
+        texts.append(_string(block, "text", where))
+    return "\n".join(texts)
+
+
+def _string(block: dict[str, Any], name: str, path: str) -> str:
+    if not isinstance(block.get(name), str):
+        raise invalid(f"{path}.{name}", "must be a string")
+    return block[name]
+
+
+def _unsupported(kind: Any, path: str) -> ApiError:
+    message = f"Content blocks of type {shown(str(kind))!r} are not supported here."
+    return ApiError(message, param=f"{path}.type", code="unsupported_value")

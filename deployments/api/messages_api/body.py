@@ -1,0 +1,147 @@
+"""Request bodies of `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.messages_api.blocks import chat_messages
+from wingbeat.deployments.api.request_body import RequestBody
+from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
+from wingbeat.runtime.scheduling.request import INT32_MAX
+
+SAME_IN_CHAT = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "speculation")
+NAMES = {"stop": "stop_sequences"}
+"""Chat's name of a field -> the one here."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""Anthropic's word -> OpenAI's."""
+
+
+class AnthropicTool(BaseModel):
+    """What a tool does, and a JSON schema of its input."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
+    """Prefixes are cached anyway."""
+    strict: bool | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same tool of a chat request."""
+        function = {"name": self.name, "parameters": self.input_schema}
+        optional = {"description": self.description, "strict": self.strict}
+        function |= {name: value for name, value in optional.items() if value is not None}
+        return {"type": "function", "function": function}
+
+
+class AnthropicChoice(BaseModel):
+    """Which tools may or must be used."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def as_chat(self) -> str | dict[str, Any]:
+        """The same choice of a chat request."""
+        if self.type != "tool":
+            return CHOICES[self.type]
+        if self.name is None:
+            raise invalid("tool_choice.name", "is missing: name the tool")
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class Thinking(BaseModel):
+    """Whether to think; how long is the model's choice, within `max_tokens`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class CountBody(RequestBody):
+    """`POST /v1/messages/count_tokens`: what makes up a prompt."""
+
+    unserved: ClassVar[Mapping[str, IsOff]] = {
+        "cache_control": no_effect,
+        "mcp_servers": off([]),
+        "context_management": off(),
+        "container": off(),
+        "output_config": off({}),
+        "output_format": off(),
+    }
+
+    model: str | None = None
+    messages: list[Any] = Field(min_length=1)
+    """Of users and assistants; text, `tool_use`, `tool_result` and `thinking` blocks."""
+    system: str | list[Any] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+    """Handed to the chat template as `enable_thinking`."""
+
+    def as_chat(self) -> ChatBody:
+        """The same request of a chat.
+
+        Raises:
+            ApiError: 400, under the field's name in a chat request; see `NAMES`.
+        """
+        return ChatBody.of_fields({name: value for name, value in self._chat_fields().items() if value is not None})
+
+    def _chat_fields(self) -> dict[str, Any]:
+        messages = chat_messages(self.system, self.messages)
+        # A conversation that ends with the assistant is one that it goes on with.
+        goes_on = messages[-1]["role"] == "assistant"
+        return {
+            "model": self.model,
+            "messages": messages,
+            "continue_final_message": goes_on or None,
+            "tools": [tool.as_chat() for tool in self.tools or ()] or None,
+            "tool_choice": self.tool_choice and self.tool_choice.as_chat(),
+            "parallel_tool_calls": not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
+            "chat_template_kwargs": self.thinking and {"enable_thinking": self.thinking.type != "disabled"},
+        }
+
+
+class MessagesBody(CountBody):
+    """`POST /v1/messages`."""
+
+    unserved: ClassVar[Mapping[str, IsOff]] = {
+        **CountBody.unserved,
+        "service_tier": off("auto", "standard_only"),
+        "inference_geo": off(),
+    }
+
+    max_tokens: int = Field(ge=1, le=INT32_MAX)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Any = None
+    """This and the two that follow are as in a chat request."""
+    top_p: Any = None
+    top_k: Any = None
+    metadata: dict[str, Any] | None = None
+    """Cannot change the result."""
+    seed: Any = None
+    """An extension, as the two that follow."""
+    ignore_eos: Any = None
+    speculation: Any = None
+
+    def _chat_fields(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in SAME_IN_CHAT}
+        return {**super()._chat_fields(), **own, "stop": self.stop_sequences or None}
+
+
+def check_version(version: str | None) -> None:
+    """Raises ApiError for an `anthropic-version` that is none; without one the latest is taken."""
+    if version is not None and version != "2023-06-01":
+        message = f"The anthropic-version {shown(version)!r} is not supported, only 2023-06-01."
+        raise ApiError(message, param="anthropic-version", code="invalid_header")

@@ -1,0 +1,167 @@
+"""Request body of `/v1/responses`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from wingbeat.deployments.api.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.request_body import RequestBody
+from wingbeat.deployments.api.responses_api.input_items import chat_messages
+from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
+from wingbeat.runtime.scheduling.request import INT32_MAX
+
+SAME_IN_CHAT = (
+    *(
+        "model",
+        "temperature",
+        "top_p",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "seed",
+        "top_k",
+        "min_p",
+        "stop",
+    ),
+    *("ignore_eos", "speculation", "chat_template_kwargs", "include_reasoning", "user", "metadata"),
+)
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Chat's name of a field -> the one here."""
+WITHOUT_EFFECT = ("reasoning.encrypted_content",)
+
+
+class Reasoning(BaseModel):
+    """How much to think; summaries are not written, thoughts are given whole."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextOptions(BaseModel):
+    """The form of the answer's text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: dict[str, Any] | None = None
+    """`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name", "schema", "strict"}`."""
+    verbosity: Literal["medium"] | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside its events; the usage is in its last event anyway."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesBody(RequestBody):
+    """`POST /v1/responses`."""
+
+    unserved: ClassVar[Mapping[str, IsOff]] = {
+        "previous_response_id": off(),
+        "conversation": off(),
+        "background": off(False),
+        "store": off(False),
+        "prompt": off(),
+        "top_logprobs": off(0),
+        "max_tool_calls": off(),
+        "service_tier": off("auto", "default"),
+        "truncation": off("disabled"),
+        "moderation": off(),
+        "context_management": off([]),
+        "access_programs": off(),
+        "background_options": off(),
+        "image": off(),
+        "prompt_cache_key": no_effect,
+        "prompt_cache_options": no_effect,
+        "prompt_cache_retention": no_effect,
+        "safety_identifier": no_effect,
+    }
+
+    model: str | None = None
+    input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
+    """A text, or items: messages, `reasoning`, `function_call` and `function_call_output`."""
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=INT32_MAX)
+    temperature: Any = None
+    """This and what follows is as in a chat request."""
+    top_p: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    seed: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    stop: Any = None
+    ignore_eos: Any = None
+    speculation: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+
+    @field_validator("input")
+    @classmethod
+    def _check_input(cls, value: Any) -> Any:
+        if not value or not isinstance(value, str | list):
+            raise invalid("input", "must be a text or a list of items, and not empty")
+        return value
+
+    def as_chat(self) -> ChatBody:
+        """The same request of a chat.
+
+        Raises:
+            ApiError: 400, under the field's name in a chat request; see `NAMES`.
+        """
+        for index, name in enumerate(self.include or ()):
+            if name not in WITHOUT_EFFECT:
+                raise ApiError(
+                    f"{shown(name)!r} is not supported.", param=f"include[{index}]", code="unsupported_value"
+                )
+        messages = chat_messages(self.instructions, self.input)
+        fields = {name: getattr(self, name) for name in SAME_IN_CHAT}
+        fields |= {
+            "messages": messages,
+            "max_completion_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning and self.reasoning.effort,
+            "response_format": _response_format(self.text and self.text.format),
+            "tools": [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(self.tools or ())],
+            "tool_choice": _chat_choice(self.tool_choice),
+        }
+        return ChatBody.of_fields({name: value for name, value in fields.items() if value is not None})
+
+
+def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        message = f"Tools of type {shown(str(tool.get('type')))!r} are not supported; only functions are."
+        raise ApiError(message, param=f"{path}.type", code="unsupported_value")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _chat_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {name: value for name, value in choice.items() if name != "type"}}
+    return choice
+
+
+def _response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}

@@ -1,0 +1,102 @@
+"""Items of a response's input as messages of a chat."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
+
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+ROLES = ("system", "developer", "user", "assistant")
+
+
+def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict[str, Any]]:
+    """The messages, as the body of a chat request has them.
+
+    Raises:
+        ApiError: 400 naming the item that is malformed or not served.
+    """
+    conversation = _Conversation()
+    if instructions:
+        conversation.messages.append({"role": "system", "content": instructions})
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    return conversation.messages
+
+
+class _Conversation:
+    """Messages so far. Thoughts, text and calls in a row are one message of the assistant."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._thoughts: list[str] = []
+
+    def add(self, item: Any, path: str) -> None:
+        if not isinstance(item, dict):
+            raise invalid(path, "must be an object")
+        match item.get("type", "message"):
+            case "message":
+                self._add_message(item, path)
+            case "function_call":
+                self._add_call(item, path)
+            case "function_call_output":
+                call_id = _string(item, "call_id", path)
+                content = _text(item.get("output"), f"{path}.output")
+                self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            case "reasoning":
+                parts = item.get("content") or item.get("summary") or []
+                self._thoughts.append(_text(parts, f"{path}.content"))
+            case kind:
+                message = f"Items of type {shown(str(kind))!r} are not supported."
+                raise ApiError(message, param=f"{path}.type", code="unsupported_value")
+
+    def _add_message(self, item: dict[str, Any], path: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise invalid(f"{path}.role", f"must be one of {', '.join(ROLES)}")
+        content = _text(item.get("content"), f"{path}.content")
+        if role == "assistant":
+            message = self._open_answer()
+            message["content"] = message["content"] + content
+        else:
+            self.messages.append({"role": role, "content": content})
+
+    def _add_call(self, item: dict[str, Any], path: str) -> None:
+        function = {"name": _string(item, "name", path), "arguments": _string(item, "arguments", path)}
+        call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
+        self._open_answer().setdefault("tool_calls", []).append(call)
+
+    def _open_answer(self) -> dict[str, Any]:
+        """The assistant's message that text and calls belong to."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        message = self.messages[-1]
+        if self._thoughts:
+            message["reasoning"] = "\n".join(self._thoughts)
+            self._thoughts = []
+        return message
+
+
+def _string(item: dict[str, Any], name: str, path: str) -> str:
+    if not isinstance(item.get(name), str):
+        raise invalid(f"{path}.{name}", "must be a string")
+    return item[name]
+
+
+def _text(content: Any, path: str) -> str:
+    """Text, whole or in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(path, "must be a string or a list of parts")
+    return "\n".join(_part_texts(content, path))
+
+
+def _part_texts(parts: list[Any], path: str) -> Iterable[str]:
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            message = f"Content parts of type {shown(str(kind))!r} are not supported; only text is."
+            raise ApiError(message, param=f"{path}[{index}].type", code="unsupported_value")
+        yield _string(part, "text", f"{path}[{index}]")

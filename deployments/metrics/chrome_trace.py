@@ -1,0 +1,55 @@
+"""Recordings of rounds in the JSON that Chrome's tracing page and Perfetto show."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+logger = logging.getLogger(__name__)
+Events = Sequence[tuple[str, float, float, dict[str, Any] | None]]
+"""`wingbeat.runtime.engine.round_trace.TraceEvent`s as they travel."""
+Record = Callable[[str, float], Awaitable[Events]]
+"""From an engine's id and seconds to its recording; raises whatever the transport raises."""
+LATE_S = 5.0
+"""What an engine has to hand over its recording."""
+PHASES, ROUNDS = 0, 1
+"""Rows of an engine. Two rounds overlap where the host is ahead of the device, so they take a second row in turn."""
+
+
+async def recorded(engine_ids: frozenset[str], record: Record, seconds: float) -> bytes:
+    """The next seconds of all engines, a process each. An engine that hands over nothing is named in `otherData`."""
+    names = sorted(engine_ids)
+    recordings = await asyncio.gather(*(_one(name, record, seconds) for name in names))
+    return await asyncio.to_thread(chrome_trace, dict(zip(names, recordings, strict=True)))
+
+
+def chrome_trace(recordings: dict[str, Events | None]) -> bytes:
+    """One process per engine, in the order given; times in microseconds."""
+    shown: list[dict[str, Any]] = []
+    for pid, (engine_id, events) in enumerate(recordings.items()):
+        rows = {PHASES: "phases", ROUNDS: "rounds", ROUNDS + 1: "rounds"}
+        shown.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"engine {engine_id}"}})
+        shown += [
+            {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            for tid, name in rows.items()
+        ]
+        num_rounds = 0
+        for name, start_s, seconds, details in events or ():
+            event = {"ph": "X", "pid": pid, "tid": PHASES, "name": name, "ts": 1e6 * start_s, "dur": 1e6 * seconds}
+            if details is not None:
+                event |= {"tid": ROUNDS + num_rounds % 2, "args": details}
+                num_rounds += 1
+            shown.append(event)
+    silent = [engine_id for engine_id, events in recordings.items() if events is None]
+    return json.dumps({"traceEvents": shown, "displayTimeUnit": "ms", "otherData": {"silent": silent}}).encode()
+
+
+async def _one(engine_id: str, record: Record, seconds: float) -> Events | None:
+    try:
+        async with asyncio.timeout(seconds + LATE_S):
+            return await record(engine_id, seconds)
+    except Exception as error:
+        # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
+        logger.warning("Engine %s gives no trace: %s", engine_id, type(error).__name__)
+        return None

@@ -1,0 +1,164 @@
+"""What clients see, measured in the router: latencies and how requests end, by the engine that served them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+from wingbeat.deployments.request_context import current
+from wingbeat.runtime.histogram import FIRST_TOKEN_S, PER_TOKEN_S, REQUEST_S, Histogram, one_two_five
+from wingbeat.runtime.scheduling.request import Request
+
+ENDS = ("stop", "length", "abort", "error")
+"""vLLM's finish reasons: an abort is a client that left, an error one that got none or half of its tokens."""
+
+
+@dataclass
+class ClientFigures:
+    """One router's requests to one engine. Where an engine was lost, those count for the one that went on.
+
+    Args:
+        max_model_len: bounds the histograms of tokens.
+    """
+
+    max_model_len: int
+    time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
+    """From the request's arrival in the router."""
+    inter_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
+    """Per token after the first: k tokens that arrive together after a gap count k times, each with its share of it."""
+    time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(PER_TOKEN_S))
+    """Its mean over a request."""
+    e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
+    prompt_tokens: Histogram | None = None
+    generation_tokens: Histogram | None = None
+    max_tokens: Histogram | None = None
+    """What requests allow."""
+    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
+
+    def __post_init__(self) -> None:
+        bounds = one_two_five(self.max_model_len)
+        self.prompt_tokens = self.prompt_tokens or Histogram(bounds)
+        self.generation_tokens = self.generation_tokens or Histogram(bounds)
+        self.max_tokens = self.max_tokens or Histogram(bounds)
+
+
+class ClientWatch:
+    """One choice on its way to its client: told of its tokens, then of how it ended.
+
+    One that is left without an end was aborted, or failed where an exception says so.
+    """
+
+    def __init__(self, clients: "RouterFigures", request: Request, max_model_len: int) -> None:
+        self.request = request
+        self._clients = clients
+        self._max_model_len = max_model_len
+        self._clock = clients.clock
+        self._context = current()
+        self.arrived_at = self._clock() if self._context is None else self._context.arrived_at
+        self.first_token_at: float | None = None
+        self.last_token_at = self.arrived_at
+        self.num_tokens = 0
+        self.queue_s = 0.0
+        self.engine_id = ""
+        self.end: str | None = None
+        """One of `ENDS`, set when the last tokens are there."""
+        self._engine: ClientFigures | None = None
+
+    def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
+        """Tokens arrived from an engine; once per message."""
+        self.queue_s = self.queue_s or queue_s
+        if not num_tokens:
+            return
+        now, engine = self._clock(), self._clients.of_engine(engine_id, self._max_model_len)
+        self._engine, self.engine_id = engine, engine_id
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at = now
+            engine.time_to_first_token_s.observe(now - self.arrived_at)
+            engine.inter_token_s.observe(0.0, num_tokens - 1)
+        else:
+            engine.inter_token_s.observe((now - self.last_token_at) / num_tokens, num_tokens)
+        self.last_token_at = now
+        self.num_tokens += num_tokens
+
+    def __enter__(self) -> "ClientWatch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.end is None:
+            self.end = "error" if isinstance(error, Exception) else "abort"
+        now = self._clock()
+        if self._engine is not None:
+            self._count(self._engine, now)
+        if self._context is not None and self._context.span is not None:
+            self._context.span.choice(self, now)
+
+    def _count(self, engine: ClientFigures, now: float) -> None:
+        engine.ended[self.end] += 1
+        engine.e2e_s.observe(now - self.arrived_at)
+        engine.prompt_tokens.observe(len(self.request.prompt_token_ids))
+        engine.generation_tokens.observe(self.num_tokens)
+        engine.max_tokens.observe(self.request.params.max_tokens)
+        if self.num_tokens > 1:
+            engine.time_per_output_token_s.observe((self.last_token_at - self.first_token_at) / (self.num_tokens - 1))
+
+
+class RouterFigures:
+    """What one router measured since its start.
+
+    Args:
+        router_id: tells routers apart.
+        num_admitted: choices that hold places now, in engines and in the queue.
+        clock: seconds; the one that `RequestContext.arrived_at` is from.
+    """
+
+    def __init__(
+        self,
+        router_id: str = "",
+        num_admitted: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.router_id = router_id
+        self.num_admitted = num_admitted
+        self.clock = clock
+        self.num_reports = 0
+        self.answers: dict[str, int] = {}
+        """HTTP answers by status."""
+        self._by_engine: dict[str, ClientFigures] = {}
+
+    def watch(self, request: Request, max_model_len: int) -> ClientWatch:
+        """Measure a choice: `with figures.watch(request, ...) as watch`."""
+        return ClientWatch(self, request, max_model_len)
+
+    def of_engine(self, engine_id: str, max_model_len: int) -> ClientFigures:
+        """What was measured of requests to one engine."""
+        if engine_id not in self._by_engine:
+            self._by_engine[engine_id] = ClientFigures(max_model_len)
+        return self._by_engine[engine_id]
+
+    def answered(self, status: int) -> None:
+        """Count an HTTP answer."""
+        self.answers[str(status)] = self.answers.get(str(status), 0) + 1
+
+    def report(self, engine_id: str) -> dict[str, Any]:
+        """Everything an engine is told, so that whichever router asks it next learns of this one. Sums, not steps:
+        a report that is lost or arrives twice changes nothing."""
+        self.num_reports += 1
+        clients = self._by_engine.get(engine_id)
+        return {
+            "router_id": self.router_id,
+            "number": self.num_reports,
+            "clients": None if clients is None else asdict(clients),
+            "router": self.own(),
+        }
+
+    def own(self) -> dict[str, Any]:
+        """What does not belong to an engine."""
+        return {"num_admitted": self.num_admitted(), "answers": dict(self.answers)}
+
+    def forget_engines(self, live: frozenset[str]) -> None:
+        """Let go of engines that are gone."""
+        for engine_id in self._by_engine.keys() - live:
+            del self._by_engine[engine_id]

@@ -1,0 +1,108 @@
+"""The figures of all engines, as one router gathers them: asked rarely, in bounded time, on nobody's way."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+
+logger = logging.getLogger(__name__)
+FRESH_S = 1.0
+"""Figures this young are shown again: scrapes of several observers cost the engines one question."""
+PATIENCE_S = 2.0
+"""An engine answers between two of its rounds."""
+REPORT_EVERY_S = 3.0
+"""So often engines are told of this router, for the others' scrapes, when nobody asks this one."""
+
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""From an engine's id and this router's report to the engine's figures; raises whatever the transport raises."""
+
+
+@dataclass(frozen=True)
+class FleetSnapshot:
+    """The application at one moment."""
+
+    model_name: str
+    engines: dict[str, dict[str, Any]]
+    """Figures by engine, as `Verifier.stats` returns them."""
+    silent: tuple[str, ...] = ()
+    """Engines that run and did not answer in time."""
+    routers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """`RouterFigures.own` of each router."""
+
+
+class FleetFigures:
+    """Asks the engines, and tells them of this router's clients on the same occasion.
+
+    Args:
+        engine_ids: the engines that are live now.
+        own: what this router measured.
+        patience_s: after which an engine is left out.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        engine_ids: Callable[[], frozenset[str]],
+        ask: Ask,
+        own: RouterFigures,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model_name = model_name
+        self._engine_ids = engine_ids
+        self._ask = ask
+        self._own = own
+        self._patience_s = patience_s
+        self._clock = clock
+        self._latest: FleetSnapshot | None = None
+        self._taken_at = 0.0
+        self._asking: asyncio.Task[FleetSnapshot] | None = None
+
+    async def snapshot(self) -> FleetSnapshot:
+        """The figures of a moment ago, or of now; several callers share one question to each engine."""
+        if self._latest is not None and self._clock() - self._taken_at < FRESH_S:
+            return self._latest
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._take())
+        # A caller that leaves must not take the answer from the others.
+        return await asyncio.shield(self._asking)
+
+    async def run(self) -> None:
+        """Report to the engines for ever."""
+        while True:
+            await self.snapshot()
+            await asyncio.sleep(REPORT_EVERY_S)
+
+    async def _take(self) -> FleetSnapshot:
+        engine_ids = sorted(self._engine_ids())
+        answers = await asyncio.gather(*map(self._ask_one, engine_ids))
+        engines = {engine_id: answer for engine_id, answer in zip(engine_ids, answers, strict=True) if answer}
+        silent = tuple(engine_id for engine_id in engine_ids if engine_id not in engines)
+        self._own.forget_engines(frozenset(engine_ids))
+        snapshot = FleetSnapshot(self._model_name, engines, silent, self._routers(engines))
+        self._latest, self._taken_at = snapshot, self._clock()
+        return snapshot
+
+    async def _ask_one(self, engine_id: str) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await self._ask(engine_id, self._own.report(engine_id))
+        except Exception as error:
+            # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
+            logger.info("Engine %s gives no figures: %s", engine_id, type(error).__name__)
+            return None
+
+    def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The newest that any engine has heard of each router."""
+        newest: dict[str, dict[str, Any]] = {}
+        for figures in engines.values():
+            for router_id, router in figures.get("routers", {}).items():
+                if router["number"] > newest.get(router_id, {"number": -1})["number"]:
+                    newest[router_id] = router
+        newest[self._own.router_id] = self._own.own()
+        return newest

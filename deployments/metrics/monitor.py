@@ -1,0 +1,27 @@
+"""What one router shows of the application, beside the API that it serves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wingbeat.deployments.metrics.chrome_trace import Record
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.metrics.tracing import RequestTracer
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Who measures, and where the figures are."""
+
+    own: RouterFigures
+    """What this router measures."""
+    fleet: FleetFigures
+    """What all engines and routers measured."""
+    engine_ids: Callable[[], frozenset[str]]
+    """The engines that are live now."""
+    record: Record
+    """Records one engine's rounds."""
+    tracer: RequestTracer | None = None
+    """Writes spans of requests; None writes none."""
+    access_log: bool = False
+    """Whether every request is logged."""

@@ -1,0 +1,51 @@
+"""An engine's figures among Ray's own metrics: the families of `/metrics`, published from the engine's replica.
+
+Ray's exporters then show them beside the figures of nodes and deployments, as `ray_vllm_...` and `ray_wingbeat_...`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import Metric
+from ray.util import metrics as ray_metrics
+
+EXPORT_EVERY_S = 5.0
+
+
+class RayExport:
+    """Publishes families of prometheus_client. Ray's histograms take single values and no sums, so that the buckets,
+    sums and counts of ours become counters.
+
+    Args:
+        api: `ray.util.metrics`, or what stands for it.
+    """
+
+    def __init__(self, api: Any = ray_metrics) -> None:
+        self._api = api
+        self._metrics: dict[str, Any] = {}
+        self._told: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        """Values of counters so far: Ray is told steps."""
+
+    def publish(self, families: Iterable[Metric]) -> None:
+        """Bring Ray up to date."""
+        for family in families:
+            for sample in family.samples:
+                # Ray's recorder takes no colons.
+                name = sample.name.replace(":", "_")
+                if family.type == "gauge":
+                    self._metric(self._api.Gauge, name, family, sample.labels).set(sample.value, sample.labels)
+                else:
+                    metric = self._metric(self._api.Counter, name, family, sample.labels)
+                    self._count(metric, name, sample.labels, sample.value)
+
+    def _metric(self, kind: Any, name: str, family: Metric, labels: dict[str, str]) -> Any:
+        if name not in self._metrics:
+            self._metrics[name] = kind(name, description=family.documentation, tag_keys=tuple(labels))
+        return self._metrics[name]
+
+    def _count(self, metric: Any, name: str, labels: dict[str, str], value: float) -> None:
+        key = (name, tuple(sorted(labels.items())))
+        step = value - self._told.get(key, 0.0)
+        if step > 0:
+            metric.inc(step, labels)
+            self._told[key] = value

@@ -1,0 +1,127 @@
+"""The application's figures under vLLM's names, so that its dashboards and benchmarks read them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import Metric
+
+from wingbeat.deployments.metrics.families import counter, gauge, histogram
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+
+LABELS = ("model_name", "engine")
+Read = Callable[[dict[str, Any]], Any]
+"""From an engine's figures to one of them; KeyError or None where it has none."""
+
+
+def kv_usage(figures: dict[str, Any]) -> float:
+    """Share of the KV blocks that sequences hold; cached ones that can be evicted are free."""
+    # One block is reserved for what belongs to nobody.
+    usable = figures["num_blocks"] - 1
+    return (usable - figures["num_free_blocks"]) / usable
+
+
+def _stats(*path: str) -> Read:
+    def read(figures: dict[str, Any]) -> Any:
+        for name in path:
+            figures = figures[name]
+        return figures
+
+    return read
+
+
+def _drafted(name: str) -> Read:
+    """vLLM shows these where it speculates at all."""
+    return lambda figures: figures["speculation"][name] if figures["num_drafters_attached"] else None
+
+
+GAUGES: tuple[tuple[str, str, Read], ...] = (
+    ("num_requests_running", "Requests in the rounds of an engine.", _stats("num_running")),
+    ("num_requests_waiting", "Requests waiting for a slot of an engine.", _stats("num_waiting")),
+    ("kv_cache_usage_perc", "Share of the KV cache in use: 1 is all of it.", kv_usage),
+)
+COUNTERS: tuple[tuple[str, str, Read], ...] = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", _stats("prefix_query_tokens")),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", _stats("prefix_hit_tokens")),
+    ("num_preemptions", "Preemptions.", _stats("num_preemptions")),
+    ("prompt_tokens", "Prompt tokens of requests that got their first token.", _stats("requests", "num_prompt_tokens")),
+    ("generation_tokens", "Tokens generated.", _stats("requests", "num_generation_tokens")),
+    ("spec_decode_num_drafts", "Draft trees verified.", _drafted("num_drafts")),
+    ("spec_decode_num_draft_tokens", "Draft tokens verified.", _drafted("num_draft_tokens")),
+    ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", _drafted("num_accepted_tokens")),
+)
+HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
+    ("request_queue_time_seconds", "From arrival in the engine to the first slot.", _stats("requests", "queue_s")),
+    ("request_prefill_time_seconds", "From the first slot to the first token.", _stats("requests", "prefill_s")),
+    ("request_decode_time_seconds", "From the first token to the last.", _stats("requests", "decode_s")),
+    ("request_inference_time_seconds", "From the first slot to the last token.", _stats("requests", "inference_s")),
+    ("iteration_tokens_total", "Tokens computed per round.", _stats("requests", "round_tokens")),
+    ("time_to_first_token_seconds", "From arrival in the router.", _stats("clients", "time_to_first_token_s")),
+    ("inter_token_latency_seconds", "Time per token after the first.", _stats("clients", "inter_token_s")),
+    (
+        "request_time_per_output_token_seconds",
+        "Its mean over a request.",
+        _stats("clients", "time_per_output_token_s"),
+    ),
+    ("e2e_request_latency_seconds", "From arrival in the router to the end.", _stats("clients", "e2e_s")),
+    ("request_prompt_tokens", "Prompt tokens per request.", _stats("clients", "prompt_tokens")),
+    ("request_generation_tokens", "Tokens generated per request.", _stats("clients", "generation_tokens")),
+    (
+        "request_max_num_generation_tokens",
+        "The same: each choice counts alone.",
+        _stats("clients", "generation_tokens"),
+    ),
+    ("request_params_max_tokens", "max_tokens of requests.", _stats("clients", "max_tokens")),
+)
+
+
+def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Everything, by engine."""
+    for kind, table in ((gauge, GAUGES), (counter, COUNTERS), (histogram, HISTOGRAMS)):
+        for name, text, read in table:
+            yield kind(f"vllm:{name}", text, LABELS, rows(snapshot, read))
+    yield counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts with an accepted token at a position, the first one being 0.",
+        (*LABELS, "position"),
+        by_key(snapshot, _accepted_by_position),
+    )
+    yield counter(
+        "vllm:request_success",
+        "Requests by how they ended.",
+        (*LABELS, "finished_reason"),
+        by_key(snapshot, _stats("clients", "ended")),
+    )
+    yield _cache_config(snapshot)
+
+
+def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str], Any]]:
+    """A figure of every engine that has it."""
+    for engine_id, figures in snapshot.engines.items():
+        try:
+            value = read(figures)
+        except (KeyError, TypeError):
+            # An engine by a factory of the operator's has figures of its own.
+            continue
+        if value is not None:
+            yield (snapshot.model_name, engine_id), value
+
+
+def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A figure of every engine that is a table, with its keys as one more label."""
+    for labels, table in rows(snapshot, read):
+        yield from (((*labels, str(key)), value) for key, value in table.items())
+
+
+def _accepted_by_position(figures: dict[str, Any]) -> dict[int, int] | None:
+    if not figures["num_drafters_attached"]:
+        return None
+    counts = figures["speculation"]["num_accepted_tokens_per_pos"]
+    missing = max(figures["num_spec_tokens"] - len(counts), 0)
+    return dict(enumerate([*counts, *[0] * missing]))
+
+
+def _cache_config(snapshot: FleetSnapshot) -> Metric:
+    configs = list(rows(snapshot, _stats("cache_config")))
+    names = sorted({name for _, config in configs for name in config})
+    values = (((*labels, *(config.get(name, "") for name in names)), 1) for labels, config in configs)
+    return gauge("vllm:cache_config_info", "The KV cache, in labels.", (*LABELS, *names), values)

@@ -1,0 +1,129 @@
+"""What vLLM has no name for: trees, the drafter, the policy's decisions, the phases of a round, the routers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import Metric
+
+from wingbeat.deployments.metrics.families import counter, gauge, histogram
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, rows
+
+DRAFTER_STATES = ("attached", "lost", "none")
+
+
+def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    """Everything, by engine or by router."""
+    yield _up(snapshot)
+    yield from _acceptance(snapshot)
+    yield from _rounds(snapshot)
+    yield from _drafter(snapshot)
+    yield from _kv(snapshot)
+    yield from _routers(snapshot)
+
+
+def _up(snapshot: FleetSnapshot) -> Metric:
+    answered = (((snapshot.model_name, engine_id), 1) for engine_id in snapshot.engines)
+    silent = (((snapshot.model_name, engine_id), 0) for engine_id in snapshot.silent)
+    text = "1 where the engine's figures are here, 0 where it runs and did not answer in time."
+    return gauge("wingbeat_engine_up", text, LABELS, (*answered, *silent))
+
+
+def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    yield counter(
+        "wingbeat_trees_by_accepted_depth",
+        "Verified trees by the depth of the accepted path; at depth 0 only the root counted.",
+        (*LABELS, "depth"),
+        by_key(snapshot, _accepted_depths),
+    )
+    yield histogram(
+        "wingbeat_tree_nodes",
+        "Nodes of each verified tree, its root not counted.",
+        LABELS,
+        rows(snapshot, lambda figures: figures["tree_nodes"]),
+    )
+    parts = (
+        ("drafts", "num_drafts", "Draft trees verified, by tokens of context."),
+        ("draft_tokens", "num_draft_tokens", "Tree nodes verified, by tokens of context."),
+        ("accepted_tokens", "num_accepted_tokens", "Tree nodes accepted, by tokens of context."),
+    )
+    for name, field, text in parts:
+        yield counter(f"wingbeat_{name}", text, (*LABELS, "context"), by_key(snapshot, _by_context(field)))
+
+
+def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    yield counter("wingbeat_rounds", "Rounds.", LABELS, rows(snapshot, lambda figures: figures["phases"]["num_rounds"]))
+    yield counter(
+        "wingbeat_plain_rounds",
+        "Rounds that decoded without any tree, by reason.",
+        (*LABELS, "reason"),
+        by_key(snapshot, lambda figures: figures["plain_rounds"]),
+    )
+    yield counter(
+        "wingbeat_draft_decisions",
+        "Decisions of the speculation policy on the next round's draft.",
+        (*LABELS, "decision"),
+        by_key(snapshot, lambda figures: figures["policy"]["decisions"]),
+    )
+    yield counter(
+        "wingbeat_round_phase_seconds",
+        "Host seconds in each phase of the rounds.",
+        (*LABELS, "phase"),
+        by_key(snapshot, _phases),
+    )
+
+
+def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    yield gauge(
+        "wingbeat_drafter_state",
+        "1 in the state that the engine's drafter is in.",
+        (*LABELS, "state"),
+        by_key(snapshot, lambda figures: {name: int(figures["drafter_state"] == name) for name in DRAFTER_STATES}),
+    )
+    yield counter(
+        "wingbeat_drafter_restarts",
+        "Drafters attached after the first one.",
+        LABELS,
+        rows(snapshot, lambda figures: max(figures["num_drafters_attached"] - 1, 0)),
+    )
+    yield counter(
+        "wingbeat_replayed_tokens",
+        "Tokens computed again for a drafter that lacked them.",
+        LABELS,
+        rows(snapshot, lambda figures: figures["num_replayed_tokens"]),
+    )
+
+
+def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    yield gauge("wingbeat_kv_blocks", "KV blocks.", LABELS, rows(snapshot, lambda figures: figures["num_blocks"]))
+    text = "KV blocks that can be handed out, cached ones included."
+    yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, lambda figures: figures["num_free_blocks"]))
+
+
+def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    routers = snapshot.routers.items()
+    yield gauge(
+        "wingbeat_router_requests",
+        "Choices that hold a place with a router, in engines and in its queue.",
+        ("router",),
+        (((router_id,), figures["num_admitted"]) for router_id, figures in routers),
+    )
+    yield counter(
+        "wingbeat_router_answers",
+        "HTTP answers by status.",
+        ("router", "status"),
+        (((router_id, status), n) for router_id, figures in routers for status, n in figures["answers"].items()),
+    )
+
+
+def _accepted_depths(figures: dict[str, Any]) -> dict[int, int]:
+    reached = [figures["speculation"]["num_drafts"], *figures["speculation"]["num_accepted_tokens_per_pos"], 0]
+    return {depth: reached[depth] - reached[depth + 1] for depth in range(len(reached) - 1)}
+
+
+def _by_context(field: str) -> Read:
+    return lambda figures: {context: part[field] for context, part in figures["by_context"].items()}
+
+
+def _phases(figures: dict[str, Any]) -> dict[str, float]:
+    return {name.removesuffix("_s"): value for name, value in figures["phases"].items() if name.endswith("_s")}

@@ -1,0 +1,1 @@
+"""The page that browsers get at `/`: one HTML file, and what serves it."""

@@ -1,0 +1,107 @@
+"""What a start says: one line per event, in plain words, whichever process the event is in.
+
+Ray brings the log lines of all its processes to the one that started the application. Of these, Wingbeat's own are
+shown; those of Ray and Serve stay in their files.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+_OURS = re.compile(r"(?P<level>[A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ wingbeat\.[\w.]+: (?P<text>.*)")
+"""A line of `wingbeat.deployments.log`."""
+_OUT_OF_MEMORY = re.compile(r"memory pressure|out of memory|\bOOM\b", re.IGNORECASE)
+"""What of a raylet's lines concerns an operator: it has killed a process."""
+
+
+class StartUp:
+    """The terminal, or whatever the standard output of `wingbeat serve` is: there without colours and spinner.
+
+    Args:
+        console: None makes one of the standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = Console(highlight=False, soft_wrap=True) if console is None else console
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._status: Status | None = None
+        self._started = time.monotonic()
+
+    def event(self, text: str) -> None:
+        """Something has begun or ended; on a terminal the latest one stays below the others until the next."""
+        text = text[:1].upper() + text[1:]
+        if not self._console.is_terminal:
+            self._console.print(text, markup=False)
+            return
+        if self._status is None:
+            self._status = self._console.status("")
+            self._status.start()
+        self._console.print(f"[green]·[/] {_escaped(text)}")
+        self._status.update(_escaped(text))
+
+    def problem(self, text: str) -> None:
+        """A warning or an error, on the standard error."""
+        self._errors.print(text, markup=False, style="yellow" if self._errors.is_terminal else None)
+
+    def worker_lines(self, data: Mapping[str, Any]) -> None:
+        """Lines that a process of the application has written, as Ray hands them over."""
+        for line in data["lines"]:
+            ours = _OURS.match(line)
+            if ours is not None and ours["level"] in ("INFO", "DEBUG"):
+                self.event(ours["text"])
+            elif ours is not None:
+                self.problem(f"{ours['level'].capitalize()}: {ours['text']}")
+            elif data.get("pid") == "raylet" and _OUT_OF_MEMORY.search(line):
+                self.problem(line)
+
+    def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str) -> None:
+        """The last block: where it is served, what, and a request to try."""
+        self.close()
+        seconds, width = time.monotonic() - self._started, max(len(name) for name, _ in facts)
+        self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}; Ctrl-C ends it.", markup=False)
+        for name, value in facts:
+            self._console.print(f"  {name:<{width}}  {value}", markup=False)
+        self._console.print(f"\nTry this:\n  {command}\n", markup=False)
+        self._console.file.flush()
+
+    def close(self) -> None:
+        """Leave the terminal as it was; harmless a second time."""
+        status, self._status = self._status, None
+        if status is not None:
+            status.stop()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def ready_facts(report: Mapping[str, Any], logs: str) -> list[tuple[str, str]]:
+    """What `wingbeat.deployments.replica.verifier_replica.Verifier.report` says, for people to read."""
+    facts = [("model", f"{report['model']} ({report['dtype']} on {report['device']})")]
+    test = report["self_test"]
+    if test is None:
+        facts.append(("drafter", report["drafter"]))
+    else:
+        facts.append(
+            (
+                "drafter",
+                f"{report['drafter']}: {test['first_position']:.0%} of first drafts accepted in the self-test, "
+                f"{test['acceptance_length']:.2f} tokens per draft",
+            )
+        )
+    if report["num_kv_tokens"]:
+        facts.append(("KV cache", f"{report['num_kv_tokens']:,} tokens"))
+    facts.append(("longest", f"{report['max_model_len']:,} tokens, prompt and answer"))
+    facts.append(("logs", logs))
+    return facts
+
+
+def curl_command(url: str, model: str, needs_key: bool) -> str:
+    """A request to the server, for a shell."""
+    key = '-H "Authorization: Bearer $WINGBEAT_API_KEY" ' if needs_key else ""
+    body = f'{{"model": "{model}", "prompt": "def main():", "max_tokens": 32}}'
+    return f"curl -s {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{body}'"

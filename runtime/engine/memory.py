@@ -1,0 +1,115 @@
+"""How much of a device's memory is for KV: what the rest of an engine needs is tried first, on a GPU, and counted."""
+
+import gc
+import logging
+from dataclasses import replace
+
+import torch
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import batch_buckets
+from wingbeat.runtime.kv.capacity import fit, is_automatic
+from wingbeat.runtime.kv.pool import block_bytes, memory_budget
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.decode_graphs import num_graphs
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+GRAPH_BYTES = 8 << 20
+"""Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
+MIB = 1 << 20
+_SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
+
+
+def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
+    """The same limits with `num_kv_blocks` and `max_model_len` settled; said in one log line.
+
+    Args:
+        loaded: on its device.
+        needs: of the drafter, which has loaded already.
+
+    Raises:
+        ValueError: the memory does not hold one sequence; names the setting.
+    """
+    automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
+    reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
+    held_beside = needs.held_bytes if config.drafter_beside else 0
+    budget = memory_budget(config, loaded.device, reserved, held_beside)
+    size = block_bytes(loaded.layers, config.block_size, loaded.dtype)
+    drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
+    settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
+    num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
+    if settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings):
+        why = f"all that the memory holds of the model's {loaded.max_position_embeddings} positions"
+    else:
+        why = f"the model has {loaded.max_position_embeddings} positions"
+    logger.info(
+        "KV memory: %.0f MiB for %d tokens; max_model_len is %d (%s)",
+        settled.num_kv_blocks * size / MIB,
+        num_tokens,
+        settled.max_model_len,
+        why,
+    )
+    return settled
+
+
+def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:
+    """What a GPU must have beside weights and KV: for the largest round, for the graphs, for the drafter's passes."""
+    chunks, trees = activation_bytes(loaded, config, needs)
+    captured = config.cuda_graphs is not False
+    graphs = trees + num_graphs(config) * GRAPH_BYTES if captured else 0
+    drafter = 0
+    if config.drafter_beside and needs.held_bytes:
+        shape = config.speculation
+        levels = config.max_num_seqs * shape.draft_top_k * loaded.vocab_size * 4
+        stages = len(batch_buckets(config.max_num_seqs)) * (shape.draft_steps + 1) if captured else 0
+        drafter = 2 * levels + stages * GRAPH_BYTES
+    logger.info(
+        "measured the memory of the largest round: %.0f MiB, of its graphs %.0f MiB, of the drafter's passes %.0f MiB",
+        (chunks + trees) / MIB,
+        graphs / MIB,
+        drafter / MIB,
+    )
+    return chunks + trees + graphs + drafter
+
+
+@torch.inference_mode()
+def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
+    """Most bytes of a round's prompt chunks, with what an engine keeps beside its KV; and of a round's trees.
+
+    Both are run on a small KV pool.
+    """
+    device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
+    small = replace(
+        config,
+        max_model_len=prompt_len + 2,
+        lower_max_model_len=False,
+        num_kv_blocks=None,
+        kv_cache_memory_bytes=None,
+        cuda_graphs=False,
+        compile=False,
+        overlap=False,
+    )
+    per_seq = 2 + small.speculation.num_nodes // small.block_size
+    small = replace(small, num_kv_blocks=1 + small.max_blocks_per_seq + config.max_num_seqs * per_seq)
+    held = torch.cuda.memory_allocated(device)
+    engine = Engine(loaded, small, needs)
+    engine.slots.processors.allocate()  # which the first request with a penalty would
+    held += engine.cache.num_blocks * engine.cache.block_bytes
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    engine.add_request(Request("longest", (0,) * prompt_len, _SAMPLED))
+    for number in range(config.max_num_seqs - 1):
+        engine.add_request(Request(str(number), (0,), _SAMPLED))
+    while engine.has_unfinished_requests():
+        engine.step()
+    chunks = torch.cuda.max_memory_allocated(device) - held
+    torch.cuda.reset_peak_memory_stats(device)
+    engine.runner.widest_round()
+    trees = torch.cuda.max_memory_allocated(device) - before
+    del engine
+    gc.collect()  # its parts know each other
+    torch.cuda.empty_cache()
+    return chunks, trees

@@ -1,0 +1,50 @@
+"""How many blocks a memory budget holds, and how long a sequence they hold; loads no torch."""
+
+from dataclasses import replace
+
+from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
+
+
+def is_automatic(config: EngineConfig) -> bool:
+    """Whether the pool's size is left to what memory there is."""
+    return config.num_kv_blocks is None and config.kv_cache_memory_bytes is None
+
+
+def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int | None = None) -> EngineConfig:
+    """The same limits with `num_kv_blocks` and `max_model_len` settled.
+
+    Args:
+        budget: bytes for blocks; counts where `num_kv_blocks` is not given.
+        block_bytes: of one block, over all layers.
+        num_positions: of the model; None where it is not known.
+
+    Raises:
+        ValueError: the memory does not hold one sequence of max_model_len, or none worth serving where that may be
+            lowered; names the setting.
+    """
+    num_blocks = budget // block_bytes if config.num_kv_blocks is None else config.num_kv_blocks
+    longest = config.max_model_len
+    if config.lower_max_model_len:
+        held = (num_blocks - 1) * config.block_size - config.speculation.num_nodes
+        longest = min(longest, num_positions or longest, max(held, min(longest, LEAST_MODEL_LEN)))
+    settled = replace(config, max_model_len=longest, lower_max_model_len=False, num_kv_blocks=None)
+    needed = settled.max_blocks_per_seq + 1
+    if num_blocks < needed:
+        raise ValueError(_too_small(config, budget, num_blocks, longest, needed, needed * block_bytes))
+    if config.num_kv_blocks is None:
+        # More than all slots can ever hold, prefix cache included four times over, would only cost memory.
+        num_blocks = min(num_blocks, 1 + 4 * config.max_num_seqs * settled.max_blocks_per_seq)
+    return replace(settled, num_kv_blocks=num_blocks)
+
+
+def _too_small(config: EngineConfig, budget: int, num_blocks: int, longest: int, blocks: int, num_bytes: int) -> str:
+    one = f"one sequence of {'max_model_len ' if not config.lower_max_model_len else ''}{longest}"
+    remedy = "raise it" if config.lower_max_model_len else "raise it or lower max_model_len"
+    if config.num_kv_blocks is not None:
+        return f"num_kv_blocks is {num_blocks}: {one} needs {blocks}; {remedy}"
+    if config.kv_cache_memory_bytes is not None:
+        return f"kv_cache_memory_bytes is {budget}: {one} needs {num_bytes}; {remedy}"
+    return (
+        f"{max(budget, 0)} bytes are left for KV beside the weights: {one} needs {num_bytes}; raise "
+        "gpu_memory_utilization (on a CPU, cpu_memory_utilization), give kv_cache_memory_bytes, or lower max_model_len"
+    )

@@ -1,0 +1,96 @@
+"""Figures of an engine as they travel, and a router that shows them."""
+
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+
+from tests.deployments.http_world import TOKENIZER, URL, FakePool
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.routes import create_app
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.runtime.engine.engine_stats import EngineStats
+from wingbeat.runtime.histogram import Histogram
+from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.speculation.policy import PolicyStats
+
+SPECULATION = SpeculationMetrics(4, 20, 6, [3, 2, 1])
+
+
+def engine_stats(**fields: Any) -> EngineStats:
+    """Of an engine with a drafter that has verified four trees."""
+    given = {
+        "num_running": 2,
+        "num_waiting": 1,
+        "num_free_blocks": 75,
+        "num_blocks": 101,
+        "num_preemptions": 3,
+        "drafter_state": "attached",
+        "num_drafters_attached": 2,
+        "num_replayed_tokens": 9,
+        "speculation": SPECULATION,
+        "policy": PolicyStats({"speculate": 5, "plain": 2}),
+        "prefix_query_tokens": 40,
+        "prefix_hit_tokens": 16,
+        "plain_rounds": {"plain": 2, "idle": 1},
+        "by_context": {"1-512": SPECULATION, "513-2048": SpeculationMetrics()},
+        "tree_nodes": Histogram((1, 8), [0, 4, 0], 20.0),
+        "num_spec_tokens": 5,
+        "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
+    }
+    return EngineStats(**given | fields)
+
+
+class Engines:
+    """Engines behind routers: each has figures and keeps the reports that it gets, as a verifier's replica does."""
+
+    def __init__(self, **stats: EngineStats) -> None:
+        self.stats = stats
+        self.reports = {name: RouterReports() for name in stats}
+        self.num_asked = 0
+
+    async def ask(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
+        """What `Verifier.stats` answers."""
+        self.num_asked += 1
+        reports = self.reports[engine_id]
+        reports.add(report)
+        return {**asdict(self.stats[engine_id]), "clients": reports.clients(), "routers": reports.routers()}
+
+    def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:
+        """One router's."""
+        own = RouterFigures(router_id)
+        fleet = FleetFigures("demo", self.ids, self.ask, own, **settings)
+        return Monitor(own, fleet, self.ids, self.record)
+
+    def ids(self) -> frozenset[str]:
+        """Of those that are live."""
+        return frozenset(self.stats)
+
+    async def record(self, engine_id: str, seconds: float) -> list[tuple]:
+        """What `Verifier.trace` answers, at once."""
+        return [("schedule", 100.0, 0.001, None), ("round", 100.0, 0.004, {"decodes": 2, "seconds": seconds})]
+
+
+class Client:
+    """Requests to one router over a scripted pool."""
+
+    def __init__(self, monitor: Monitor, pool: FakePool | None = None, access: Access | None = None) -> None:
+        service = CompletionService(pool or FakePool(), TOKENIZER, figures=monitor.own)
+        self._app = create_app(service, access, monitor=monitor)
+
+    async def get(self, path: str = "/metrics", **headers: str) -> httpx.Response:
+        async with self._client() as client:
+            return await client.get(path, headers=headers)
+
+    async def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": "demo", "prompt": "hi", "max_tokens": 40, **fields}
+        async with self._client() as client:
+            return await client.post("/v1/completions", json=body, headers=headers)
+
+    def _client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self._app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url=URL)

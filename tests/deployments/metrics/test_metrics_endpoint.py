@@ -1,0 +1,183 @@
+"""`GET /metrics`: vLLM's names over all engines, whichever router is asked; nobody waits for an engine that hangs."""
+
+import asyncio
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.deployments.http_world import FakePool
+from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.metrics.fleet_figures import FleetFigures
+from wingbeat.deployments.metrics.monitor import Monitor
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """By name and label values, in the order of the labels' names."""
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped(monitor: Monitor) -> dict[tuple[str, ...], float]:
+    return samples(asyncio.run(Client(monitor).get()).text)
+
+
+def test_figures_of_all_engines_are_shown_by_engine_and_model():
+    got = scraped(Engines(a=engine_stats(), b=engine_stats(num_running=7)).monitor())
+    assert got["vllm:num_requests_running", "a", "demo"] == 2
+    assert got["vllm:num_requests_running", "b", "demo"] == 7
+    assert got["vllm:kv_cache_usage_perc", "a", "demo"] == 0.25
+    assert got["vllm:prefix_cache_hits_total", "a", "demo"] == 16
+    assert got["vllm:cache_config_info", "16", "a", "demo", "101"] == 1
+    assert got["wingbeat_drafter_state", "a", "demo", "attached"] == 1
+    assert got["wingbeat_drafter_state", "a", "demo", "lost"] == 0
+    assert got["wingbeat_drafter_restarts_total", "a", "demo"] == 1
+    assert got["wingbeat_plain_rounds_total", "a", "demo", "plain"] == 2
+    assert got["wingbeat_accepted_tokens_total", "1-512", "a", "demo"] == 6
+    assert [got["wingbeat_trees_by_accepted_depth_total", str(d), "a", "demo"] for d in range(4)] == [1, 1, 1, 1]
+
+
+def bench_reading(text: str) -> dict[str, Any]:
+    """What `vllm bench serve` takes from the page: every line that begins so, told apart by what it contains."""
+    found: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted": 0, "positions": {}}
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        if not line.startswith("vllm:spec_decode"):
+            continue
+        value = int(float(line.split()[-1]))
+        if "num_drafts" in line:
+            found["drafts"] += value
+        elif "num_draft_tokens" in line:
+            found["draft_tokens"] += value
+        elif "num_accepted_tokens_per_pos" in line:
+            position = int(line.partition('position="')[2].partition('"')[0])
+            found["positions"][position] = found["positions"].get(position, 0) + value
+        elif "num_accepted_tokens" in line:
+            found["accepted"] += value
+    return found
+
+
+def test_vllms_benchmark_reads_the_acceptance_of_all_engines():
+    monitor = Engines(a=engine_stats(), b=engine_stats()).monitor()
+    text = asyncio.run(Client(monitor).get()).text
+    positions = {0: 6, 1: 4, 2: 2, 3: 0, 4: 0}
+    assert bench_reading(text) == {"drafts": 8, "draft_tokens": 40, "accepted": 12, "positions": positions}
+
+
+def test_an_engine_without_a_drafter_shows_no_acceptance():
+    got = scraped(Engines(a=engine_stats(num_drafters_attached=0, drafter_state="none")).monitor())
+    assert not [name for name, *_ in got if name.startswith("vllm:spec_decode")]
+
+
+def test_latencies_are_what_clients_saw():
+    async def scenario() -> dict[tuple[str, ...], float]:
+        pool = FakePool("hello world", engine_id="a")
+        client = Client(Engines(a=engine_stats()).monitor(), pool)
+        for _ in range(3):
+            assert (await client.complete()).status_code == 200
+        await client.complete(stop=["wor"])
+        await client.complete(model="other")
+        return samples((await client.get()).text)
+
+    got = asyncio.run(scenario())
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_time_per_output_token_seconds"):
+        assert got[f"vllm:{name}_count", "a", "demo"] == 4
+    # Twelve tokens each, and nine until the stop string is there; the first one is no gap.
+    assert got["vllm:inter_token_latency_seconds_count", "a", "demo"] == 3 * 11 + 8
+    assert got["vllm:request_generation_tokens_sum", "a", "demo"] == 3 * 12 + 9
+    assert got["vllm:request_prompt_tokens_sum", "a", "demo"] == 8
+    assert got["vllm:request_success_total", "a", "stop", "demo"] == 4
+    assert got["vllm:request_success_total", "a", "length", "demo"] == 0
+    assert got["vllm:e2e_request_latency_seconds_bucket", "a", "+Inf", "demo"] == 4
+    assert got["wingbeat_router_answers_total", "r1", "200"] == 4
+    assert got["wingbeat_router_answers_total", "r1", "404"] == 1
+
+
+def test_requests_that_fail_or_are_left_count_as_such():
+    async def scenario() -> dict[tuple[str, ...], float]:
+        failing, hanging = FakePool(engine_id="a"), FakePool(engine_id="a")
+        failing.fail_after, hanging.hang_after = (1, RuntimeError("broken by the test")), 1
+        monitor = Engines(a=engine_stats()).monitor()
+        assert (await Client(monitor, failing).complete()).status_code == 500
+        left = asyncio.ensure_future(Client(monitor, hanging).complete())
+        while not hanging.running:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        return samples((await Client(monitor).get()).text)
+
+    got = asyncio.run(scenario())
+    assert got["vllm:request_success_total", "a", "error", "demo"] == 1
+    assert got["vllm:request_success_total", "a", "abort", "demo"] == 1
+
+
+def test_every_router_shows_what_the_clients_of_all_routers_saw():
+    async def scenario() -> list[dict[tuple[str, ...], float]]:
+        engines = Engines(a=engine_stats())
+        monitors = [engines.monitor(name) for name in ("r1", "r2")]
+        clients = [Client(monitor, FakePool(engine_id="a")) for monitor in monitors]
+        for count, client in enumerate(clients, 1):
+            for _ in range(count):
+                await client.complete()
+        await clients[0].get()
+        return [samples((await client.get()).text) for client in reversed(clients)]
+
+    for got in asyncio.run(scenario())[:1]:
+        assert got["vllm:time_to_first_token_seconds_count", "a", "demo"] == 3
+        assert got["wingbeat_router_answers_total", "r1", "200"] == 1
+        assert got["wingbeat_router_answers_total", "r2", "200"] == 2
+
+
+def test_an_engine_that_does_not_answer_is_left_out_and_said():
+    async def scenario() -> dict[tuple[str, ...], float]:
+        engines = Engines(a=engine_stats(), stuck=engine_stats(), gone=engine_stats())
+
+        async def ask(engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
+            if engine_id == "stuck":
+                await asyncio.Event().wait()
+            if engine_id == "gone":
+                raise ConnectionError("killed by the test")
+            return await engines.ask(engine_id, report)
+
+        own = RouterFigures("r1")
+        fleet = FleetFigures("demo", lambda: frozenset(engines.stats), ask, own, patience_s=0.05)
+        return samples((await Client(Monitor(own, fleet, engines.ids, engines.record)).get()).text)
+
+    got = asyncio.run(scenario())
+    assert {name[1] for name in got if name[0] == "vllm:num_requests_running"} == {"a"}
+    ups = {name[1]: value for name, value in got.items() if name[0] == "wingbeat_engine_up"}
+    assert ups == {"a": 1, "stuck": 0, "gone": 0}
+
+
+def test_scrapes_of_a_moment_ask_the_engines_once():
+    async def scenario() -> tuple[int, int]:
+        now = [100.0]
+        engines = Engines(a=engine_stats(), b=engine_stats())
+        client = Client(engines.monitor(clock=lambda: now[0]))
+        await asyncio.gather(*(client.get() for _ in range(5)))
+        await client.get()
+        first = engines.num_asked
+        now[0] += 2.0
+        await client.get()
+        return first, engines.num_asked
+
+    assert asyncio.run(scenario()) == (2, 4)
+
+
+def test_figures_need_no_api_key_and_come_in_the_format_that_is_asked_for():
+    access = Access.of_server("127.0.0.1", api_keys=None, allowed_hosts=["wingbeat"])
+
+    async def scenario() -> list[httpx.Response]:
+        client = Client(Engines(a=engine_stats()).monitor(), access=access)
+        return [await client.get(), await client.get(accept="application/openmetrics-text; version=1.0.0")]
+
+    plain, openmetrics = asyncio.run(scenario())
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert openmetrics.text.endswith("# EOF\n")

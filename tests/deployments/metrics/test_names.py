@@ -1,0 +1,84 @@
+"""Names: the dashboard asks for nothing that is not shown, and the documentation lists all of it."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+
+from tests.deployments.http_world import FakePool
+from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+
+ROOT = Path(__file__).parents[3]
+NAME = re.compile(r"\b(?:vllm:|wingbeat_)\w+")
+VLLM_DASHBOARD = (
+    *("e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total"),
+    *("inter_token_latency_seconds_bucket", "num_requests_running", "num_requests_waiting"),
+    *("time_to_first_token_seconds_bucket", "kv_cache_usage_perc", "request_prompt_tokens_bucket"),
+    *("request_generation_tokens_bucket", "request_success_total", "request_queue_time_seconds_sum"),
+    *("request_prefill_time_seconds_sum", "request_decode_time_seconds_sum"),
+    *("request_max_num_generation_tokens_sum", "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"),
+    *("spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"),
+    *("request_time_per_output_token_seconds_sum", "num_preemptions_total", "prefix_cache_queries_total"),
+    *("prefix_cache_hits_total", "request_inference_time_seconds_sum", "iteration_tokens_total_bucket"),
+    *("request_params_max_tokens_bucket", "cache_config_info"),
+)
+"""Samples that vLLM's own dashboards and benchmarks read."""
+
+
+@pytest.fixture(scope="module")
+def families() -> list[Metric]:
+    async def scenario() -> list[Metric]:
+        monitor = Engines(a=engine_stats()).monitor()
+        await Client(monitor, FakePool(engine_id="a")).complete()
+        return list(SnapshotCollector(await monitor.fleet.snapshot()).collect())
+
+    return asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def shown(families) -> set[str]:
+    """Names of lines."""
+    return {sample.name for family in families for sample in family.samples}
+
+
+def test_every_name_in_the_dashboard_is_shown(shown):
+    dashboard = json.loads((ROOT / "examples" / "grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [variable["query"] for variable in dashboard["templating"]["list"]]
+    asked = {name for query in queries for name in NAME.findall(query)}
+    assert len(asked) > 40
+    assert sorted(asked - shown) == []
+
+
+def test_panels_have_ids_and_places_of_their_own():
+    panels = json.loads((ROOT / "examples" / "grafana.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_what_vllms_dashboards_read_is_shown(shown):
+    assert [name for name in VLLM_DASHBOARD if f"vllm:{name}" not in shown] == []
+
+
+def test_the_documentation_lists_exactly_what_is_shown(families):
+    listed = set(re.findall(r"^\| `((?:vllm:|wingbeat_)\w+)", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert (sorted(listed - names), sorted(names - listed)) == ([], [])
+
+
+def test_no_moment_of_creation_is_shown(shown):
+    """Benchmarks sum up lines by their beginnings, and would count it."""
+    assert [name for name in shown if name.endswith("_created")] == []
+
+
+def test_every_row_has_a_value_in_this_world(families):
+    assert [family.name for family in families if not family.samples] == []

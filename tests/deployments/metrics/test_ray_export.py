@@ -1,0 +1,70 @@
+"""The families of `/metrics` as Ray's metrics."""
+
+import asyncio
+from collections import defaultdict
+
+from tests.deployments.metrics.engine_figures import Engines, engine_stats
+from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.ray_export import RayExport
+from wingbeat.runtime.engine.request_clock import RequestTimes
+
+Tags = tuple[str, ...]
+
+
+class FakeRay:
+    """`ray.util.metrics`, as far as values go."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = defaultdict(float)
+        self.kinds: dict[str, str] = {}
+
+    def _made(self, kind: str, name: str, tag_keys: Tags) -> "FakeMetric":
+        assert name not in self.kinds, "Ray warns of a metric that is made twice"
+        assert ":" not in name
+        self.kinds[name] = kind
+        return FakeMetric(self, name, tag_keys)
+
+    def Gauge(self, name: str, description: str, tag_keys: Tags) -> "FakeMetric":
+        return self._made("gauge", name, tag_keys)
+
+    def Counter(self, name: str, description: str, tag_keys: Tags) -> "FakeMetric":
+        return self._made("counter", name, tag_keys)
+
+
+class FakeMetric:
+    """One of Ray's metrics."""
+
+    def __init__(self, ray: FakeRay, name: str, tag_keys: Tags) -> None:
+        self._ray, self._name, self._tag_keys = ray, name, tag_keys
+
+    def _key(self, tags: dict[str, str]) -> tuple[str, ...]:
+        assert set(tags) == set(self._tag_keys)
+        return (self._name, *(tags[name] for name in sorted(tags)))
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self._ray.values[self._key(tags)] = value
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0, "Ray refuses other steps"
+        self._ray.values[self._key(tags)] += value
+
+
+def test_published_twice_sums_are_those_of_the_page():
+    ray, requests = FakeRay(), RequestTimes()
+    requests.queue_s.observe(0.4)
+    engines, export = Engines(a=engine_stats(requests=requests)), RayExport(ray)
+
+    def publish() -> None:
+        snapshot = asyncio.run(engines.monitor().fleet.snapshot())
+        export.publish(SnapshotCollector(snapshot).collect())
+
+    publish()
+    requests.queue_s.observe(0.4)
+    engines.stats["a"].num_running = 9
+    publish()
+    assert ray.values["vllm_num_requests_running", "a", "demo"] == 9
+    assert ray.values["vllm_spec_decode_num_drafts_total", "a", "demo"] == 4
+    assert ray.values["vllm_request_queue_time_seconds_bucket", "a", "0.5", "demo"] == 2
+    assert ray.values["vllm_request_queue_time_seconds_count", "a", "demo"] == 2
+    assert ray.values["vllm_request_queue_time_seconds_sum", "a", "demo"] == 0.8
+    assert ray.kinds["vllm_kv_cache_usage_perc"] == "gauge"

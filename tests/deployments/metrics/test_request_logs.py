@@ -1,0 +1,51 @@
+"""Request ids in log lines, and the access log: a line per request where it is asked for."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tests.deployments.http_world import FakePool
+from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from wingbeat.deployments.log import RequestIdFilter
+from wingbeat.deployments.metrics.monitor import Monitor
+
+ID = {"x-request-id": "mine-7"}
+
+
+def monitor(**fields: object) -> Monitor:
+    return replace(Engines(a=engine_stats()).monitor(), **fields)
+
+
+def access_lines(caplog: pytest.LogCaptureFixture, **fields: object) -> list[str]:
+    async def scenario() -> None:
+        client = Client(monitor(**fields))
+        await client.complete(ID)
+        await client.get("/lost%0a%0dline", **ID)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    return [record.getMessage() for record in caplog.records if record.name == "wingbeat.access"]
+
+
+def test_every_request_is_one_line_with_its_id(caplog):
+    good, lost = access_lines(caplog, access_log=True)
+    assert '"POST /v1/completions" 200 ' in good
+    assert good.endswith(" ms mine-7")
+    assert '"GET /lost%0A%0Dline" 404 ' in lost
+
+
+def test_nothing_is_logged_unless_asked_for(caplog):
+    assert access_lines(caplog) == []
+
+
+def test_lines_written_for_a_request_carry_its_id(caplog):
+    pool = FakePool()
+    pool.fail_after = (0, RuntimeError("broken by the test"))
+    caplog.handler.addFilter(RequestIdFilter())
+    asyncio.run(Client(monitor(), pool).complete(ID))
+    logging.getLogger("wingbeat").warning("of no request")
+    marks = {record.getMessage(): record.request for record in caplog.records if record.name.startswith("wingbeat")}
+    assert marks["Request mine-7 failed."] == " [request mine-7]"
+    assert marks["of no request"] == ""

@@ -1,0 +1,73 @@
+"""Browsers get the page at `/`, which needs nothing but its own server; everyone else gets what they got before."""
+
+import base64
+import hashlib
+import re
+
+import pytest
+
+from tests.deployments.http_world import FakePool, call
+from wingbeat.deployments.page.playground import PAGE, page_headers
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+HTML = PAGE.read_text(encoding="utf-8")
+
+
+def root(accept=None):
+    return call(FakePool(), "/", method="GET", headers={"Accept": accept} if accept else None)
+
+
+def policy():
+    parts = root(BROWSER).headers["Content-Security-Policy"].split("; ")
+    return {name: values.split() for name, _, values in (part.partition(" ") for part in parts)}
+
+
+def test_a_browser_gets_the_page_as_it_lies_in_the_package():
+    answer = root(BROWSER)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert answer.text == HTML
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json"])
+def test_other_clients_get_name_and_model(accept):
+    answer = root(accept)
+    assert answer.json() == {"name": "wingbeat", "model": "demo", "api": "/v1"}
+    assert "Accept" in answer.headers["Vary"]
+
+
+def test_nothing_runs_but_the_page_s_own_script_and_style():
+    directives = policy()
+    assert directives["default-src"] == ["'none'"]
+    assert directives["connect-src"] == ["'self'"]
+    for element in ("script", "style"):
+        (content,) = re.findall(rf"<{element}[^>]*>(.*?)</{element}>", HTML, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert directives[f"{element}-src"] == [f"'sha256-{digest}'"]
+
+
+def test_the_page_names_no_resource_but_its_own_server():
+    found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'<>]*", HTML)
+    # The namespace of SVG is a name, not an address.
+    assert {url for url in found if not url.endswith("//www.w3.org/2000/svg")} == set()
+    assert not re.findall(r"<(?:script|img|iframe|link)[^>]*(?:src|href)=\"(?!data:)", HTML)
+    assert "@import" not in HTML
+    assert "url(" not in HTML
+
+
+def test_no_text_becomes_html():
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", HTML)
+    assert not re.findall(r"<[^>]*\son\w+=", HTML), "handlers in attributes are refused by the policy"
+    assert not re.findall(r"<[^>]*\sstyle=", HTML.partition("<body>")[2])
+    assert policy()["require-trusted-types-for"] == ["'script'"]
+
+
+def test_a_page_with_a_second_script_is_refused():
+    with pytest.raises(ValueError, match="2 <script>"):
+        page_headers(HTML.replace("</body>", "<script>1</script></body>"))
+
+
+def test_every_input_has_a_label():
+    ids = set(re.findall(r"<(?:input|textarea)[^>]*\bid=\"([\w-]+)\"", HTML))
+    by_for = set(re.findall(r"<label[^>]*\bfor=\"([\w-]+)\"", HTML))
+    inside = set(re.findall(r"<label[^>]*>(?:(?!</label>).)*?<input[^>]*\bid=\"([\w-]+)\"", HTML, re.DOTALL))
+    assert ids == by_for | inside

@@ -1,0 +1,132 @@
+"""Whatever the form of an answer with calls allows, the parser reads as calls whose arguments fit their schemas."""
+
+import json
+from random import Random
+
+import jsonschema
+import pytest
+import torch
+
+from tests.deployments.http_world import VOCAB_SIZE, byte_tokenizer
+from wingbeat.deployments.parsing.call_format import Function
+from wingbeat.deployments.parsing.harmony import HarmonyParser
+from wingbeat.deployments.parsing.hermes import HermesParser
+from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.message import MessageDelta, Parser
+from wingbeat.deployments.parsing.mistral import MistralParser
+from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+TOKENIZER = byte_tokenizer()
+GRAMMARS = Grammars(TOKENIZER, VOCAB_SIZE, frozenset({0}))
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer", "minimum": 0, "maximum": 99}},
+}
+FUNCTIONS = [Function("weather", CITY), Function("now", {"type": "object", "properties": {}, "maxProperties": 0})]
+OWN = [HermesParser, LlamaJsonParser, MistralParser, HarmonyParser]
+BY_NAME = ["hermes", "llama3_json", "mistral", "harmony"]
+
+
+def matcher(form: dict):
+    from xgrammar import GrammarMatcher
+
+    spec = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+    return GrammarMatcher(GRAMMARS.compile(spec).compiled)
+
+
+def accepts(form: dict, text: str) -> bool:
+    found = matcher(form)
+    return found.accept_string(text) and found.is_completed()
+
+
+def walk(form: dict, rng: Random, length: int = 400) -> str | None:
+    """Text that the form allows, each token drawn from those allowed next; None where it does not end."""
+    found, text = matcher(form), []
+    mask = torch.empty((1, (VOCAB_SIZE + 31) // 32), dtype=torch.int32)
+    while len(text) < length:
+        found.fill_next_token_bitmask(mask, 0)
+        allowed = [i for i in range(VOCAB_SIZE) if mask[0, i // 32].item() >> (i % 32) & 1]
+        token_id = 0 if 0 in allowed else rng.choice(allowed)
+        found.accept_token(token_id)
+        if token_id == 0:
+            return TOKENIZER.decode(text)
+        text.append(token_id)
+    return None
+
+
+def check(message: MessageDelta, several: bool) -> None:
+    schemas = {function.name: function.schema for function in FUNCTIONS}
+    assert message.tool_calls
+    assert several or len(message.tool_calls) == 1
+    for call in message.tool_calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("parser", OWN)
+def test_an_answer_that_must_call_is_read_as_calls(parser: type[Parser], several: bool):
+    form, rng, texts = parser.calls_format(FUNCTIONS, several), Random(3), set()
+    for _ in range(12):
+        text = walk(form, rng)
+        if text is None:
+            continue
+        message = parser().parse(text)
+        assert not message.content.strip()
+        check(message, several)
+        texts.add(text)
+    assert len(texts) > 3
+
+
+HERMES_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
+
+
+def test_text_may_stand_around_calls_that_need_not_be_made_but_their_arguments_must_fit():
+    form = HermesParser.text_format(FUNCTIONS, True)
+    assert accepts(form, "No call.")
+    assert accepts(form, f"I look.\n{HERMES_CALL}")
+    assert not accepts(form, HERMES_CALL.replace("Oslo", "Bonn"))
+    assert not accepts(form, HERMES_CALL.replace("weather", "wether"))
+    form = LlamaJsonParser.text_format(FUNCTIONS, True)
+    call = '{"name": "weather", "parameters": {"city": "Oslo", "days": 3}}'
+    assert accepts(form, "No call.\nNone { at all")
+    assert accepts(form, call)
+    assert not accepts(form, call.replace("3", "333"))
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "before", "not_before"),
+    [
+        (None, "", [""], ["<think>a</think>"]),
+        ("qwen3", "", ["", "<think>a</think>\n\n"], ["a</think>"]),
+        ("qwen3", "<think>\n", ["a < b</think>\n\n"], [""]),
+        ("qwen3", "<think>\n\n</think>\n\n", [""], ["<think>a</think>"]),
+        ("deepseek_r1", "", ["a</think>", "<think>a</think>"], [""]),
+    ],
+)
+def test_thoughts_come_before_the_form_of_an_answer(reasoning, prompt, before, not_before):
+    parsers = Parsers("hermes", reasoning)
+    form = parsers.calls_format(FUNCTIONS, False, required=True, prompt=prompt)
+    for thoughts in before:
+        text = thoughts + HERMES_CALL
+        assert accepts(form, text)
+        check(parsers.new(prompt, calls=True).parse(text), False)
+    assert not any(accepts(form, thoughts + HERMES_CALL) for thoughts in not_before)
+
+
+def test_harmonys_answers_of_a_form_stand_in_the_channel_for_answers():
+    form = Parsers("harmony").behind_thoughts("", {"type": "const_string", "value": "yes"})
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    assert accepts(form, text)
+    assert Parsers("harmony").new("").parse(text) == MessageDelta("yes", "hm")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_form_of_a_server_compiles(name):
+    for required in (False, True):
+        form = Parsers(name, "deepseek_r1").calls_format(FUNCTIONS, True, required=required, prompt="")
+        assert form is None or not accepts(form, '{"name": "other"')

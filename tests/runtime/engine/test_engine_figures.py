@@ -1,0 +1,151 @@
+"""What an engine says of its requests and rounds agrees with the tokens that it gave out."""
+
+import pytest
+
+from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
+from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
+from wingbeat.runtime.scheduling.request import Request
+
+SHORT = 24
+
+
+@pytest.fixture(scope="module")
+def ref():
+    return reference("llama")
+
+
+@pytest.fixture
+def engine_of(ref):
+    made = []
+
+    def make(drafter=None, **limits):
+        made.append(new_engine(ref.loaded, engine_config(TREE, **limits), drafter))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.model.remove_taps()
+
+
+@pytest.fixture
+def rig(ref):
+    made = Rig(ref, ContextDrafter(ref, dense_taps(ref)))
+    yield made
+    made.engine.model.remove_taps()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in step", "one behind"])
+def test_tokens_and_phases_add_up(ref, engine_of, overlap):
+    engine = engine_of(eagle_drafter(ref.loaded, TREE), overlap=overlap, max_num_batched_tokens=512)
+    for index, prompt in enumerate(ref.prompts):
+        engine.add_request(Request(str(index), tuple(prompt), greedy_params(SHORT)))
+    waits = []
+    while engine.has_unfinished_requests():
+        waits += [output.queue_s for output in engine.step() if output.queue_s]
+    times, num_requests = engine.stats().requests, len(ref.prompts)
+    num_prompt_tokens = sum(map(len, ref.prompts))
+    assert times.num_generation_tokens == num_requests * SHORT
+    assert times.num_prompt_tokens == num_prompt_tokens
+    # A prompt of one token is a root, and no part of a prompt.
+    num_roots = sum(len(prompt) == 1 for prompt in ref.prompts)
+    assert times.round_tokens.total == num_prompt_tokens - num_roots + num_requests * SHORT
+    for phase in (times.queue_s, times.prefill_s, times.decode_s, times.inference_s):
+        assert sum(phase.counts) == num_requests
+    assert times.inference_s.total == pytest.approx(times.prefill_s.total + times.decode_s.total)
+    assert (len(waits), sum(waits)) == (num_requests, pytest.approx(times.queue_s.total))
+
+
+def test_preempted_requests_wait_and_begin_once(ref, engine_of):
+    engine = engine_of(max_model_len=128, num_kv_blocks=20)
+    Run(engine, ref.prompts, greedy_params(SHORT)).finish()
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert sum(stats.requests.queue_s.counts) == sum(stats.requests.prefill_s.counts) == len(ref.prompts)
+    assert stats.requests.num_generation_tokens == len(ref.prompts) * SHORT
+
+
+def test_an_aborted_request_counts_with_what_it_went_through(ref, engine_of):
+    engine = engine_of(max_num_seqs=1)
+    for name in ("runs", "waits"):
+        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(SHORT)))
+    while not engine.stats().requests.num_generation_tokens:
+        engine.step()
+    for name in ("runs", "waits"):
+        engine.abort_request(name)
+    times = engine.stats().requests
+    assert [sum(phase.counts) for phase in (times.queue_s, times.prefill_s, times.decode_s)] == [1, 1, 1]
+
+
+def test_acceptance_by_context_and_depth_sums_to_the_whole(ref, rig):
+    rig.run(ref.prompts, greedy_params(SHORT))
+    stats = rig.engine.stats()
+    whole = stats.speculation
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert sum(getattr(part, name) for part in stats.by_context.values()) == getattr(whole, name) > 0
+    assert list(stats.by_context) == ["1-512", "513-2048", "2049-8192", "8193-32768", "32769-131072", "131073-"]
+    assert (sum(stats.tree_nodes.counts), stats.tree_nodes.total) == (whole.num_drafts, whole.num_draft_tokens)
+    depths = whole.acceptance_histogram(stats.num_spec_tokens)
+    assert len(depths) == stats.num_spec_tokens + 1
+    assert sum(depths) == whole.num_drafts
+    assert sum(depth * count for depth, count in enumerate(depths)) == whole.num_accepted_tokens
+
+
+def test_plain_rounds_say_why(ref, engine_of, rig):
+    alone = engine_of()
+    Run(alone, ref.prompts[:1], greedy_params(SHORT)).finish()
+    assert alone.stats().plain_rounds == {"no_drafter": SHORT - 1}
+    rig.run(ref.prompts[:1], greedy_params(SHORT, speculation=False))
+    assert rig.engine.stats().plain_rounds == {"not_asked": SHORT - 1}
+    rig.engine.forget()
+    rig.run(ref.prompts[1:2], greedy_params(SHORT))
+    assert set(rig.engine.stats().plain_rounds) <= {"idle"}
+    rig.replace(ContextDrafter(ref, dense_taps(ref)), lambda end: FailingEnd(end, "wait", 0, False))
+    rig.engine.forget()
+    rig.run(ref.prompts[2:3], greedy_params(SHORT))
+    assert rig.engine.stats().plain_rounds["drafter_lost"] >= SHORT - 3
+
+
+def test_every_figure_is_zero_after_a_trial(ref, engine_of):
+    engine = engine_of(eagle_drafter(ref.loaded, TREE))
+    Run(engine, ref.prompts, greedy_params(SHORT)).finish()
+    engine.forget()
+    stats = engine.stats()
+    assert (stats.requests.num_generation_tokens, sum(stats.requests.queue_s.counts)) == (0, 0)
+    assert (sum(stats.tree_nodes.counts), stats.plain_rounds, stats.prefix_query_tokens) == (0, {}, 0)
+
+
+def test_a_recording_holds_the_rounds_between_its_ends(ref, rig):
+    clock = rig.engine.clock
+    rig.run(ref.prompts[:2], greedy_params(SHORT))
+    before, trace = clock.times.num_rounds, clock.record()
+    rig.run(ref.prompts[2:4], greedy_params(SHORT))
+    during = clock.times.num_rounds - before
+    clock.stop(trace)
+    num_events = len(trace.events)
+    rig.run(ref.prompts[4:5], greedy_params(SHORT))
+    rounds = [event for event in trace.events if event.name == "round"]
+    assert (len(rounds), len(trace.events)) == (during, num_events)
+    assert sum(event.details["tokens"] for event in rounds) >= 2 * SHORT
+    assert sum(event.details["prompt_tokens"] for event in rounds) == sum(map(len, ref.prompts[2:4]))
+    phases = {event.name for event in trace.events if event.details is None}
+    assert phases == {"schedule", "draft_wait", "accept", "publish", "wait", "update"}
+    assert all(event.seconds >= 0 for event in trace.events)
+
+
+def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, engine_of):
+    engine = engine_of(overlap=True)
+    for name in ("a", "b"):
+        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(SHORT)))
+    first = engine.clock.record()
+    for _ in range(5):
+        engine.step()
+    second = engine.clock.record()
+    for _ in range(5):
+        engine.step()
+    engine.clock.stop(first)
+    while engine.has_unfinished_requests():
+        engine.step()
+    # The round in flight when a recording begins is nobody's.
+    counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
+    assert counts[0] == 9
+    assert counts[1] == engine.clock.times.num_rounds - 5

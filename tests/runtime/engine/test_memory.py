@@ -1,0 +1,102 @@
+"""What is left for KV: the largest round, the graphs and the drafter are counted on a GPU of shapes."""
+
+import gc
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.runtime.fake_gpu import FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.fake_gpu_tensor import METER, GpuTensor
+from tests.runtime.gpu_world import TREE, VOCAB_SIZE, engine_config, new_drafter, verifier
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine import memory
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.engine.memory import GRAPH_BYTES, activation_bytes, fit_to_memory, reserved_bytes
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.kv.pool import block_bytes
+from wingbeat.runtime.verifier.decode_graphs import num_graphs
+
+NEEDS = DrafterNeeds((0, 1), keeps_context=True, token_bytes=512, held_bytes=1 << 20)
+LIMITS = replace(engine_config(TREE, 4), num_kv_blocks=None)
+
+
+@pytest.fixture
+def gpu():
+    if (reason := why_not()) is not None:
+        pytest.skip(f"no fake GPU: {reason}")
+    with fake_gpu() as mode:
+        METER.reset(on=True)
+        try:
+            yield mode
+        finally:
+            METER.reset()
+
+
+def test_the_largest_round_is_measured_and_leaves_nothing_behind(gpu: FakeGpu):
+    loaded = verifier()
+    chunks, trees = activation_bytes(loaded, LIMITS, NEEDS)
+    pools = [held for held in gc.get_objects() if type(held) is GpuTensor and held.shape[1:] == (16, 2, 16)]
+    assert not pools, "keys or values of the small pool"
+    rows = LIMITS.max_num_seqs * TREE.num_nodes
+    assert trees >= rows * VOCAB_SIZE * loaded.dtype.itemsize, "logits of every node"
+    assert chunks >= LIMITS.max_num_batched_tokens * 96 * loaded.dtype.itemsize, "the widest product of a chunk"
+    longer, _ = activation_bytes(loaded, replace(LIMITS, max_num_batched_tokens=96), NEEDS)
+    assert longer > chunks
+    _, wider = activation_bytes(loaded, replace(LIMITS, max_num_seqs=16), NEEDS)
+    assert wider > trees
+
+
+def test_graphs_are_counted_where_they_are_captured(gpu: FakeGpu):
+    loaded = verifier()
+    engine = Engine(loaded, engine_config(TREE, 4), NEEDS, FakeGraphDevice(gpu))
+    engine.runner.prepare_trees()
+    captured = [stage for stage, _ in engine.runner.graphs.stats.captured]
+    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION} <= set(captured)
+    assert num_graphs(LIMITS) == len(captured)
+    eager = reserved_bytes(loaded, replace(LIMITS, cuda_graphs=False), DrafterNeeds())
+    with_graphs = reserved_bytes(loaded, LIMITS, DrafterNeeds())
+    assert with_graphs >= eager + len(captured) * GRAPH_BYTES
+
+
+def test_weights_activations_graphs_and_drafter_leave_the_rest_to_kv(gpu: FakeGpu, monkeypatch, caplog):
+    loaded, total = verifier(), 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total - (100 << 20), total))
+    monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 200 << 20)
+    config = replace(LIMITS, max_num_seqs=10**6, max_model_len=10**9, lower_max_model_len=True)
+    size = block_bytes(loaded.layers, 16, loaded.dtype)
+    budget = int(0.9 * total) - (300 << 20)
+    with caplog.at_level(logging.INFO, "wingbeat"):
+        settled = fit_to_memory(loaded, config, NEEDS)
+    assert settled.max_model_len == loaded.max_position_embeddings
+    assert settled.num_kv_blocks == budget // (size + 512 * 16), "the drafter keeps its own KV under every block"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"max_model_len is {settled.max_model_len}" in line
+    assert f"{(settled.num_kv_blocks - 1) * 16} tokens" in line
+    elsewhere = fit_to_memory(loaded, replace(config, drafter_beside=False), NEEDS)
+    assert elsewhere.num_kv_blocks == budget // size
+    given = fit_to_memory(loaded, replace(config, kv_cache_memory_bytes=100 * size), NEEDS)
+    assert given.num_kv_blocks == 100
+    assert given.max_model_len == 99 * 16 - TREE.num_nodes
+
+
+def test_a_drafter_beside_is_reserved_its_passes(gpu: FakeGpu, monkeypatch):
+    loaded = verifier()
+    monkeypatch.setattr(memory, "activation_bytes", lambda *args: (1000, 2000))
+    without = reserved_bytes(loaded, LIMITS, NEEDS._replace(held_bytes=0))
+    beside = reserved_bytes(loaded, LIMITS, NEEDS)
+    elsewhere = reserved_bytes(loaded, replace(LIMITS, drafter_beside=False), NEEDS)
+    assert elsewhere == without < beside
+
+
+@pytest.mark.parametrize("kind", ["eagle-3", "draft-model", "mtp"])
+def test_a_drafter_says_what_a_position_costs_it(gpu: FakeGpu, kind: str):
+    drafter = new_drafter(kind, TREE, None)
+    engine = Engine(verifier(), engine_config(TREE, 2, cuda_graphs=False), drafter.needs)
+    drafter.pool.resize(engine.channel_spec, 2, 10)
+    small = METER.allocated
+    drafter.pool.resize(engine.channel_spec, 2, 110)
+    assert METER.allocated - small == 100 * 16 * drafter.needs.token_bytes

@@ -1,0 +1,22 @@
+"""Counts by size."""
+
+from wingbeat.runtime.histogram import Histogram, one_two_five
+
+
+def test_a_value_counts_in_the_first_bucket_that_reaches_it():
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 7.0):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.total) == ([2, 2, 1], 12.0)
+
+
+def test_a_value_can_count_several_times():
+    histogram = Histogram((1.0,))
+    histogram.observe(0.25, 4)
+    assert (histogram.counts, histogram.total) == ([4, 0], 1.0)
+
+
+def test_bounds_of_token_numbers_stop_at_the_context():
+    assert one_two_five(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert one_two_five(4096)[-1] == 2000
+    assert one_two_five(1) == (1,)
