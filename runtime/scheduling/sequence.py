@@ -146,11 +146,16 @@ class Sequence:
         reason = FinishReason.LENGTH if len(kept) == room else None
         stops = params.stop_token_ids
         for index, token_id in enumerate(kept):
+            is_end = token_id in stops or token_id in eos_token_ids
+            is_early = is_end and self.num_output_tokens + index < params.min_tokens
             try:
                 ended = self.masker is not None and self.masker.accept(token_id)
             except ValueError:
                 if not params.may_leave_nothing:
                     raise
+                is_early = True
+            if is_early and params.may_leave_nothing:
+                # Every token was forbidden, and one was taken all the same.
                 kept, reason = kept[:index], FinishReason.LENGTH
                 break
             if ended:

@@ -33,9 +33,10 @@ class Script:
         params = request.params
         if params.grammar is not None:
             try:
-                return self._in_grammar(request, self._grammars.compile(params.grammar).compiled, wanted)
+                grammar = self._grammars.compile(params.grammar)
             except ValueError as error:
                 raise RequestRefused(str(error)) from error
+            return self._in_grammar(request, grammar.compiled, wanted)
         ends = {EOS, *params.stop_token_ids} if not params.ignore_eos else set(params.stop_token_ids)
         text = [*wanted, EOS] if not params.ignore_eos else list(wanted)
         while len(text) < params.min_tokens:

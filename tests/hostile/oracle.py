@@ -209,8 +209,8 @@ def num_kept(body: dict[str, Any]) -> int | None:
     """Tokens of a prompt that count at most; None counts all."""
     kept = body.get("truncate_prompt_tokens")
     if kept == -1:
-        return max(1, CONTEXT - (body.get("max_completion_tokens") or body.get("max_tokens") or 1))
-    return kept
+        return int(max(1, CONTEXT - (body.get("max_completion_tokens") or body.get("max_tokens") or 1)))
+    return None if kept is None else int(kept)
 
 
 def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> int | None:
