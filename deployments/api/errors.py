@@ -74,13 +74,12 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case RequestRefused():
+            return refused(error)
         case EngineOverloaded():
             return _try_later(error, "All engines are busy. Retry shortly.", "engine_overloaded")
         case EngineUnavailable():
             return _try_later(error, "No engine is available.", "engine_unavailable")
-        case RequestRefused():
-            message = str(error)
-            return ApiError(message, param=message.partition(" ")[0], code="invalid_value")
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
 
 
@@ -93,6 +92,12 @@ def log_failure(error: Exception, request_id: str) -> None:
 def _try_later(error: TryLater, message: str, code: str) -> ApiError:
     headers = {"Retry-After": str(error.retry_after_s)}
     return ApiError(str(error) or message, status=503, kind="server_error", code=code, headers=headers)
+
+
+def refused(error: RequestRefused) -> ApiError:
+    """400 for what only an engine finds out, such as a grammar that does not compile."""
+    param, _, problem = str(error).partition(" ")
+    return invalid(param, problem.removesuffix("."))
 
 
 def unsupported(param: str, instead: str | None = None) -> ApiError:

@@ -236,11 +236,11 @@ class EngineLoop:
             return
         with self._refusing(request_id, number, outbox):
             request = unpack_request(packed, request_id)
+            self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)
             else:
                 self._compile(request, number, outbox)
-            self._owners[request_id] = (client_id, number)
 
     def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
         """Have the request's grammar compiled on another thread; it is queued once that is done."""
@@ -250,7 +250,12 @@ class EngineLoop:
         def queue_it(grammar: Future[Any]) -> None:
             self._post(lambda: self._add_compiled(request, grammar, number, outbox))
 
-        self._compiling.submit(self._engine.grammars.compile, request.params.grammar).add_done_callback(queue_it)
+        self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
+
+    def _compiled(self, request: Request) -> Any:
+        # One that was aborted meanwhile must not keep others waiting.
+        is_wanted = request.request_id in self._owners
+        return self._engine.grammars.compile(request.params.grammar) if is_wanted else None
 
     def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:
         if request.request_id not in self._owners:

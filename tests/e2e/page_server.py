@@ -15,6 +15,7 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
@@ -38,7 +39,7 @@ class DemoEngine(LocalEngines):
 
 
 @contextmanager
-def serving(access: Access | None = None) -> Iterator[str]:
+def serving(access: Access | None = None, parsers: Parsers | None = None) -> Iterator[str]:
     """The URL of a server that answers with the demo pair, for as long as the block lasts."""
     engines = DemoEngine()
     with socket.socket() as listener:
@@ -49,7 +50,7 @@ def serving(access: Access | None = None) -> Iterator[str]:
         async def serve() -> None:
             pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
             await pool.start()
-            app = create_app(CompletionService(pool, engines.llm.tokenizer), access)
+            app = create_app(CompletionService(pool, engines.llm.tokenizer, parsers), access)
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
             ends.append(server)
             ready.set()

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.deployments.api.request_body import RequestBody
 from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "speculation")
-NAMES = {"stop": "stop_sequences"}
+NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """Chat's name of a field -> the one here."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's word -> OpenAI's."""
@@ -31,6 +31,11 @@ class AnthropicTool(BaseModel):
     cache_control: dict[str, Any] | None = None
     """Prefixes are cached anyway."""
     strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    """Inputs are always streamed as they come."""
+    input_examples: list[dict[str, Any]] | None = None
+    """Not shown to the model: no chat template has a place for them."""
+    defer_loading: Literal[False] | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """The same tool of a chat request."""
@@ -63,9 +68,28 @@ class Thinking(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
     display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(BaseModel):
+    """A JSON schema that the answer must match."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """How the answer is written."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """Handed to the chat template."""
+    format: OutputFormat | None = None
 
 
 class CountBody(RequestBody):
@@ -76,8 +100,11 @@ class CountBody(RequestBody):
         "mcp_servers": off([]),
         "context_management": off(),
         "container": off(),
-        "output_config": off({}),
         "output_format": off(),
+        "speed": off("standard"),
+        "diagnostics": off(),
+        "user_profile_id": no_effect,
+        "workspace_id": no_effect,
     }
 
     model: str | None = None
@@ -88,6 +115,7 @@ class CountBody(RequestBody):
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     """Handed to the chat template as `enable_thinking`."""
+    output_config: OutputConfig | None = None
 
     def as_chat(self) -> ChatBody:
         """The same request of a chat.
@@ -101,10 +129,14 @@ class CountBody(RequestBody):
         messages = chat_messages(self.system, self.messages)
         # A conversation that ends with the assistant is one that it goes on with.
         goes_on = messages[-1]["role"] == "assistant"
+        output = self.output_config or OutputConfig()
+        schema = output.format and {"type": "json_schema", "json_schema": {"schema": output.format.schema_}}
         return {
             "model": self.model,
             "messages": messages,
             "continue_final_message": goes_on or None,
+            "reasoning_effort": output.effort,
+            "response_format": schema,
             "tools": [tool.as_chat() for tool in self.tools or ()] or None,
             "tool_choice": self.tool_choice and self.tool_choice.as_chat(),
             "parallel_tool_calls": not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
@@ -138,10 +170,3 @@ class MessagesBody(CountBody):
     def _chat_fields(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in SAME_IN_CHAT}
         return {**super()._chat_fields(), **own, "stop": self.stop_sequences or None}
-
-
-def check_version(version: str | None) -> None:
-    """Raises ApiError for an `anthropic-version` that is none; without one the latest is taken."""
-    if version is not None and version != "2023-06-01":
-        message = f"The anthropic-version {shown(version)!r} is not supported, only 2023-06-01."
-        raise ApiError(message, param="anthropic-version", code="invalid_header")

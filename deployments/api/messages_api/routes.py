@@ -13,7 +13,7 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import MESSAGES_PATH, as_api_error, error_body, log_failure
 from wingbeat.deployments.api.field_names import field_names
 from wingbeat.deployments.api.generation import Generation
-from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody, check_version
+from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody
 from wingbeat.deployments.api.messages_api.output import Event, MessageOutput
 from wingbeat.deployments.api.parsed_answer import ParsedAnswer, parsed
 
@@ -23,7 +23,6 @@ def add_messages_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request) -> Response:
-        check_version(request.headers.get("anthropic-version"))
         body = await read_body(MessagesBody, request)
         with field_names(NAMES):
             generation = await service.plan_chat(body.as_chat())
@@ -34,7 +33,6 @@ def add_messages_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.post(f"{MESSAGES_PATH}/count_tokens")
     async def count_tokens(request: Request) -> dict[str, Any]:
-        check_version(request.headers.get("anthropic-version"))
         body = await read_body(CountBody, request)
         with field_names(NAMES):
             chat = body.as_chat()

@@ -65,6 +65,12 @@ class TestRequests:
         message(pool, messages=[USER, {"role": "assistant", "content": "The answer is"}])
         assert pool.prompt().endswith("<|assistant|>The answer is")
 
+    def test_a_form_and_an_effort_are_those_of_a_chat(self):
+        pool, schema = ToolPool("x"), {"type": "object", "properties": {"a": {"type": "integer"}}}
+        message(pool, output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})
+        assert pool.prompt().endswith("<|assistant|>low")
+        assert '"a"' in pool.requests[0].params.grammar.text
+
     @pytest.mark.parametrize(("kind", "end"), [("enabled", "<think>"), ("disabled", "<|assistant|>")])
     def test_thinking_is_handed_to_the_template(self, kind, end):
         pool = ToolPool("x")
@@ -105,10 +111,10 @@ class TestRequests:
             ({"Authorization": "Bearer one"}, 200, None),
             ({"x-api-key": "two"}, 401, "authentication_error"),
             ({}, 401, "authentication_error"),
-            ({"x-api-key": "one", "anthropic-version": "2019"}, 400, "invalid_request_error"),
+            ({"x-api-key": "one", "anthropic-version": "2026-10-21"}, 200, None),
         ],
     )
-    def test_keys_and_versions_come_in_anthropics_headers(self, headers, status, kind):
+    def test_keys_come_in_anthropics_header_and_every_version_is_taken(self, headers, status, kind):
         body = {"max_tokens": 5, "messages": [USER]}
         access = Access(api_keys=(SecretStr("one"),))
         answer = call(ToolPool("x"), "/v1/messages", body, headers=headers, access=access, tokenizer=TOKENIZER)

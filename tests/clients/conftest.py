@@ -1,0 +1,17 @@
+"""A server with the demo pair for clients of other people, and the tools they are given."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.page_server import serving
+from wingbeat.deployments.parsing.registry import Parsers
+
+MODEL = "wingbeat-demo"
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """Of a server that has parsers."""
+    with serving(parsers=Parsers("hermes", "qwen3")) as found:
+        yield found

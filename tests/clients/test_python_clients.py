@@ -1,0 +1,221 @@
+"""Clients as they are installed from their packages, unmodified, against the demo pair.
+
+The demo model knows no tools and no schemas: what it answers in their form, the grammar made it write.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel
+
+from tests.clients.conftest import MODEL
+from wingbeat.deployments.api.messages_api.body import MessagesBody
+
+pytestmark = [pytest.mark.clients, pytest.mark.slow]
+MESSAGES = [{"role": "user", "content": "def main("}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": CITY}}
+
+
+class City(BaseModel):
+    """What clients that speak pydantic ask for."""
+
+    capital: bool
+    rivers: Literal[0, 1, 2]
+
+
+class TestOpenAI:
+    @pytest.fixture
+    def client(self, url):
+        openai = pytest.importorskip("openai")
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+    def test_completions_with_logprobs(self, client):
+        fields = {"model": MODEL, "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
+        whole = client.completions.create(**fields, logprobs=2)
+        assert whole.usage.completion_tokens == 8
+        assert len(whole.choices[0].logprobs.token_logprobs) == 8
+        text = "".join(chunk.choices[0].text for chunk in client.completions.create(**fields, stream=True))
+        assert text == whole.choices[0].text
+
+    def test_chat_with_logprobs(self, client):
+        got = client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=2
+        )
+        tokens = got.choices[0].logprobs.content
+        assert "".join(token.token for token in tokens) == got.choices[0].message.content
+        assert {len(token.top_logprobs) for token in tokens} == {2}
+
+    def test_tools_whole_and_streamed(self, client):
+        fields = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "seed": 3, "max_tokens": 400}
+        got = client.chat.completions.create(**fields, tool_choice="required", parallel_tool_calls=False)
+        (call,) = got.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments).keys() == {"city", "days"}
+        with client.chat.completions.stream(**fields, tool_choice="required", parallel_tool_calls=False) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.tool_calls[0].function.arguments == call.function.arguments
+        assert final.choices[0].finish_reason == "tool_calls"
+
+    def test_a_schema_parsed_by_the_client(self, client):
+        got = client.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, response_format=City, max_tokens=400, seed=1
+        )
+        assert isinstance(got.choices[0].message.parsed, City)
+
+    def test_responses_whole_streamed_and_with_a_tool(self, client):
+        fields = {"model": MODEL, "input": "def main(", "max_output_tokens": 16, "temperature": 0}
+        whole = client.responses.create(**fields)
+        with client.responses.stream(**fields) as stream:
+            for _ in stream:
+                pass
+            assert stream.get_final_response().output_text == whole.output_text
+        tool = {"type": "function", "strict": True, **TOOL["function"]}
+        called = client.responses.create(
+            model=MODEL,
+            input="x",
+            tools=[tool],
+            tool_choice="required",
+            max_output_tokens=400,
+            parallel_tool_calls=False,
+        )
+        (call,) = [item for item in called.output if item.type == "function_call"]
+        assert json.loads(call.arguments)["city"] in ("Paris", "Oslo")
+
+    def test_a_schema_of_a_response(self, client):
+        got = client.responses.parse(model=MODEL, input="x", text_format=City, max_output_tokens=400, temperature=0)
+        assert isinstance(got.output_parsed, City)
+
+
+class TestAnthropic:
+    @pytest.fixture
+    def client(self, url):
+        anthropic = pytest.importorskip("anthropic")
+        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+            yield client
+
+    def test_messages_whole_streamed_and_counted(self, client):
+        fields = {"model": MODEL, "messages": MESSAGES, "system": "Be kind."}
+        whole = client.messages.create(**fields, max_tokens=16, extra_body={"temperature": 0})
+        with client.messages.stream(**fields, max_tokens=16, extra_body={"temperature": 0}) as stream:
+            assert stream.get_final_text() == whole.content[0].text
+        counted = client.messages.count_tokens(**fields).input_tokens
+        assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+
+    def test_a_tool_that_must_be_used_and_its_result(self, client):
+        tool = {"name": "weather", "description": "Weather.", "input_schema": CITY}
+        choice = {"type": "any", "disable_parallel_tool_use": True}
+        fields = {"model": MODEL, "tools": [tool], "max_tokens": 400}
+        with client.messages.stream(**fields, messages=MESSAGES, tool_choice=choice) as stream:
+            got = stream.get_final_message()
+        assert got.stop_reason == "tool_use"
+        (use,) = [block for block in got.content if block.type == "tool_use"]
+        assert use.input.keys() == {"city", "days"}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}
+        messages = [*MESSAGES, {"role": "assistant", "content": got.content}, result]
+        assert client.messages.create(**{**fields, "max_tokens": 4}, messages=messages).stop_reason == "max_tokens"
+
+    def test_no_field_of_its_schema_is_unknown(self):
+        schema = pytest.importorskip("anthropic.types.message_create_params")
+        known = {*MessagesBody.model_fields, *MessagesBody.unserved}
+        assert schema.MessageCreateParamsBase.__annotations__.keys() <= known
+
+    def test_errors_have_its_classes(self, client):
+        anthropic = pytest.importorskip("anthropic")
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.create(model="other", messages=MESSAGES, max_tokens=4)
+
+
+class TestLangchain:
+    @pytest.fixture
+    def model(self, url):
+        langchain = pytest.importorskip("langchain_openai")
+        return langchain.ChatOpenAI(
+            base_url=f"{url}/v1", api_key="none", model=MODEL, temperature=0, max_tokens=400, max_retries=0, seed=1
+        )
+
+    def test_it_invokes_and_streams(self, model):
+        whole = model.bind(max_tokens=12).invoke("def main(")
+        pieces = [piece.content for piece in model.bind(max_tokens=12).stream("def main(")]
+        assert "".join(pieces) == whole.content
+        assert whole.usage_metadata["output_tokens"] == 12
+
+    def test_it_binds_tools_and_sends_their_results(self, model):
+        messages = pytest.importorskip("langchain_core.messages")
+        bound = model.bind_tools([TOOL], tool_choice="weather", parallel_tool_calls=False)
+        called = bound.invoke("def main(")
+        (call,) = called.tool_calls
+        assert call["args"].keys() == {"city", "days"}
+        history = [messages.HumanMessage("x"), called, messages.ToolMessage("sunny", tool_call_id=call["id"])]
+        assert model.bind(max_tokens=4).invoke(history).response_metadata["finish_reason"] == "length"
+
+    @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+    def test_it_gets_structured_output(self, model, method):
+        assert isinstance(model.with_structured_output(City, method=method).invoke("x"), City)
+
+    def test_it_reads_logprobs(self, model):
+        got = model.bind(logprobs=True, top_logprobs=2, max_tokens=4).invoke("x")
+        assert len(got.response_metadata["logprobs"]["content"]) == 4
+
+
+class TestLitellm:
+    @pytest.fixture
+    def complete(self, url, monkeypatch):
+        monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        litellm = pytest.importorskip("litellm")
+        fixed = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{url}/v1", "api_key": "none", "messages": MESSAGES}
+        return lambda **fields: litellm.completion(**fixed, **fields)
+
+    def test_it_completes_and_streams(self, complete):
+        whole = complete(max_tokens=12, temperature=0)
+        pieces = complete(max_tokens=12, temperature=0, stream=True)
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
+
+    def test_it_calls_tools(self, complete):
+        got = complete(tools=[TOOL], tool_choice="required", max_tokens=400, seed=2)
+        assert json.loads(got.choices[0].message.tool_calls[0].function.arguments).keys() == {"city", "days"}
+
+
+class TestInstructor:
+    @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
+    def test_it_gets_a_model_of_pydantic(self, url, mode):
+        instructor = pytest.importorskip("instructor")
+        openai = pytest.importorskip("openai")
+        raw = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        client = instructor.from_openai(raw, mode=getattr(instructor.Mode, mode))
+        got = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_model=City, max_retries=0, seed=1)
+        assert isinstance(got, City)
+
+
+class TestPydanticAI:
+    def test_an_agent_gets_a_model_of_pydantic(self, url):
+        ai = pytest.importorskip("pydantic_ai")
+        models = pytest.importorskip("pydantic_ai.models.openai")
+        providers = pytest.importorskip("pydantic_ai.providers.openai")
+        provider = providers.OpenAIProvider(base_url=f"{url}/v1", api_key="none")
+        agent = ai.Agent(models.OpenAIChatModel(MODEL, provider=provider), output_type=City)
+        assert isinstance(agent.run_sync("x", model_settings={"max_tokens": 400, "seed": 1}).output, City)
+
+
+class TestLlm:
+    def test_the_command_answers(self, url, tmp_path: Path):
+        pytest.importorskip("llm")
+        model = {"model_id": "demo", "model_name": MODEL, "api_base": f"{url}/v1"}
+        # A file of JSON is one of YAML.
+        (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([model]))
+        environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+        command = [sys.executable, "-m", "llm", "-m", "demo", "def main(", "-o", "max_tokens", "12"]
+        for more in ([], ["--no-stream"]):
+            done = subprocess.run([*command, *more], env=environment, check=False, capture_output=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip()
