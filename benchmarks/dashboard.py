@@ -46,8 +46,9 @@ def rate(name: str, by: str | None = None) -> Line:
     """What a sum gains per second."""
 
     def line(before: Scrape, after: Scrape) -> dict[str, float]:
-        old, seconds = before.total(name, by), after.at_s - before.at_s
-        return {key or name: (value - old.get(key, 0.0)) / seconds for key, value in after.total(name, by).items()}
+        # What is not on both pages is of an engine that did not answer for one of them.
+        old, new, seconds = before.total(name, by), after.total(name, by), after.at_s - before.at_s
+        return {key or name: (new[key] - old[key]) / seconds for key in new.keys() & old.keys()}
 
     return line
 
@@ -56,7 +57,7 @@ def ratio(over: str, under: str, by: str | None = None, plus: float = 0.0) -> Li
     """What a sum gains over what another one gains."""
 
     def line(before: Scrape, after: Scrape) -> dict[str, float]:
-        gains, (other,) = rate(over, by)(before, after), rate(under)(before, after).values()
+        gains, other = rate(over, by)(before, after), sum(rate(under)(before, after).values())
         return {key: plus + gain / other for key, gain in gains.items()} if other else {}
 
     return line
@@ -170,8 +171,8 @@ def main() -> None:
             block = client.run_block(options.url, bodies, concurrency)
             print(f"{concurrency} at once: {block.tokens_per_s:.0f} tokens/s")
     scraper.stop()
-    draw(scraper.scrapes, options.png)
     options.png.with_suffix(".prom").write_text(scraper.page)
+    draw(scraper.scrapes, options.png)
     print(f"{len(scraper.scrapes)} scrapes: {options.png}")
 
 
