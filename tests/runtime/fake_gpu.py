@@ -270,6 +270,8 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "empty_cache": lambda: None,
         "synchronize": lambda device=None: gpu._wait("torch.cuda.synchronize"),
     }
+    # torch keeps the list of functions that `torch.device` as a context acts on: of its own ones, not of those below.
+    torch.utils._device._device_constructors()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in of_device.items():
             patch.setattr(torch.cuda, name, value)
