@@ -215,6 +215,8 @@ class CompletionService:
                 logprobs=body.asked_logprobs is not None,
                 echo=body.asked_logprobs is not None and body.echoes,
                 prompt_logprobs=body.prompt_logprobs is not None,
+                num_top=body.asked_logprobs or 0,
+                num_prompt_top=body.prompt_logprobs or 0,
                 token_ids=bool(body.return_token_ids),
                 names_by_id=bool(body.return_tokens_as_token_ids),
             ),

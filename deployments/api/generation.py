@@ -19,6 +19,10 @@ class Details(NamedTuple):
     """The prompt's tokens come before the answer's."""
     prompt_logprobs: bool = False
     """vLLM's field, in which they are told apart."""
+    num_top: int = 0
+    """Most likely tokens beside each one, where the prompt is echoed; an answer's tokens have no others."""
+    num_prompt_top: int = 0
+    """The same for `prompt_logprobs`."""
     token_ids: bool = False
     names_by_id: bool = False
     """Tokens are named `token_id:17`."""

@@ -151,7 +151,9 @@ class CompletionBody(GenerationBody):
     @property
     def asked_prompt_logprobs(self) -> int | None:
         """See `SamplingFields`; an echoed prompt is reported like the answer."""
-        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+        if not self.echo or None in (self.logprobs, self.prompt_logprobs):
+            return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs)
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:

@@ -18,6 +18,12 @@ class Entry(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None
 
+    def with_top(self, count: int) -> "Entry":
+        """With so many of the most likely tokens, at most."""
+        return (
+            self if self.logprob is None else Entry(self.token_id, self.logprob._replace(top=self.logprob.top[:count]))
+        )
+
 
 def finite(logprob: float) -> float:
     """The log-probability, or `LEAST_LOGPROB` where it is smaller."""
@@ -110,7 +116,7 @@ class HeldDetails:
             self._of_prompt.setdefault(index, [Entry(token_id, None) for token_id in self._prompts[index][:1]])
         if details.logprobs:
             if details.echo and index not in self._told and not self._entries[index]:
-                self._entries[index] += self._of_prompt[index]
+                self._entries[index] += [entry.with_top(details.num_top) for entry in self._of_prompt[index]]
             self._entries[index] += [Entry(*pair) for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
 
     def hand_over(self, choice: dict[str, Any]) -> None:
@@ -127,4 +133,5 @@ class HeldDetails:
             if is_first:
                 choice["prompt_token_ids"] = list(self._prompts[index])
         if details.prompt_logprobs and is_first:
-            choice["prompt_logprobs"] = prompt_logprobs(details, self._of_prompt[index])
+            entries = [entry.with_top(details.num_prompt_top) for entry in self._of_prompt[index]]
+            choice["prompt_logprobs"] = prompt_logprobs(details, entries)

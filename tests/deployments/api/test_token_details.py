@@ -150,3 +150,10 @@ def test_a_truncation_that_leaves_nothing_or_too_much_is_a_400(truncate, max_tok
     fields = {"prompt": "x" * 500, "truncate_prompt_tokens": truncate, "max_tokens": max_tokens}
     response = complete(FakePool(), **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("logprobs", "prompt_logprobs"), [(1, 5), (5, 1)])
+def test_an_echoed_prompt_and_prompt_logprobs_have_each_their_number(logprobs, prompt_logprobs):
+    choice = whole(complete, echo=True, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    assert len(choice["logprobs"]["top_logprobs"][1]) == logprobs + 1
+    assert len(choice["prompt_logprobs"][1]) == prompt_logprobs + 1
