@@ -58,7 +58,7 @@ class AppConfig(ModelOptions):
     operator_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
         validate_default=True,
-        description="Keys of which whoever looks into the server (/trace) must send one as Bearer token; by default "
+        description="Keys of which operators (/trace, /reset_prefix_cache) must send one as Bearer token; by default "
         f"those in {OPERATOR_KEY_VARIABLE}.",
     )
     access_log: bool = Field(False, description="Log every request: id, path, status, time.")

@@ -14,6 +14,7 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 
 VOCAB_SIZE = 50
+ANY_VOCAB_SIZE = 10**6
 POISON = 49
 """A prompt with this token breaks the engine in the request's first round."""
 
@@ -115,7 +116,8 @@ class FakeEngine:
 
 def build_fake_engine(config: AppConfig, ask_needs: Callable[[], DrafterNeeds]) -> EngineSetup:
     """Engine factory for `AppConfig.engine_factory`: slow enough that a test can act in mid-stream."""
-    info = ModelInfo(config.model_name(), config.max_model_len, VOCAB_SIZE, (), "none")
+    # Its requests may hold any token id: those of whatever tokenizer the checkpoint has.
+    info = ModelInfo(config.model_name(), config.max_model_len, ANY_VOCAB_SIZE, (), "none")
     return EngineSetup(FakeEngine(round_s=0.01, max_model_len=config.max_model_len), info, None)
 
 

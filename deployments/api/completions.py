@@ -92,7 +92,7 @@ class CompletionService:
 
         Raises:
             EngineOverloaded: there is no room for all of them, and none was started.
-            EngineUnavailable, RequestFailed: one choice could not be generated; the others are aborted.
+            EngineUnavailable, RequestFailed, RequestRefused: one choice could not be generated; the others are aborted.
         """
         admission = self.pool.admit(len(generation.choices))
         try:
@@ -149,7 +149,7 @@ class CompletionService:
         """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
         limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
         if kept == -1:
-            kept = limit - (body.asked_max_tokens or 1)
+            kept = max(1, limit - (body.asked_max_tokens or 1))
         if isinstance(prompt, str):
             try:
                 most = limit if kept is None else None
@@ -178,18 +178,17 @@ class CompletionService:
         response_id = f"{prefix}-{uuid.uuid4().hex}"
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
+        shared = body.sampling_params(
+            self.pool.info.vocab_size,
+            self._tokenizer,
+            speculation=body.speculation is None or body.speculation.enabled,
+            trace=body.speculation is not None and body.speculation.trace,
+        )
         choices = []
         for prompt in prompts:
             max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
             for sample in range(body.num_choices):
-                params = body.sampling_params(
-                    max_tokens,
-                    _wrap_int64(seed + sample),
-                    self.pool.info.vocab_size,
-                    self._tokenizer,
-                    speculation=body.speculation is None or body.speculation.enabled,
-                    trace=body.speculation is not None and body.speculation.trace,
-                )
+                params = replace(shared, max_tokens=max_tokens, seed=_wrap_int64(seed + sample))
                 request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
                 choices.append(
                     Choice(
@@ -214,7 +213,7 @@ class CompletionService:
             details=Details(
                 self._tokenizer,
                 logprobs=body.asked_logprobs is not None,
-                echo=body.asked_logprobs is not None and any(prompt.echo for prompt in prompts),
+                echo=body.asked_logprobs is not None and body.echoes,
                 prompt_logprobs=body.prompt_logprobs is not None,
                 token_ids=bool(body.return_token_ids),
                 names_by_id=bool(body.return_tokens_as_token_ids),
@@ -236,9 +235,10 @@ class CompletionService:
             )
             param = body.prompt_field if rest < 1 else body.limit_field
             raise ApiError(message, param=param, code="context_length_exceeded")
-        if asked is not None:
-            return asked
-        return rest if default is None else min(default, rest)
+        most = asked if asked is not None else rest if default is None else min(default, rest)
+        if (body.min_tokens or 0) > most:
+            raise invalid("min_tokens", f"is {body.min_tokens}, more than the {most} tokens the answer can have")
+        return most
 
     async def _run_choice(self, choice: Choice, admission: Reservation) -> AsyncGenerator[ChoiceDelta, None]:
         params = choice.request.params

@@ -79,8 +79,8 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineUnavailable():
             return _try_later(error, "No engine is available.", "engine_unavailable")
         case RequestRefused():
-            message = str(error)
-            return ApiError(message, param=message.partition(" ")[0], code="invalid_value")
+            param, _, problem = str(error).partition(" ")
+            return invalid(param, problem.removesuffix("."))
     return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
 
 

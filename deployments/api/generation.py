@@ -23,9 +23,13 @@ class Details(NamedTuple):
     names_by_id: bool = False
     """Tokens are named `token_id:17`."""
 
+    def text(self, token_id: int) -> str:
+        """The text of a token alone, special ones included."""
+        return self.tokenizer.decode((token_id,), False)
+
     def name(self, token_id: int) -> str:
         """How log-probabilities name a token."""
-        return f"token_id:{token_id}" if self.names_by_id else self.tokenizer.decode((token_id,), False)
+        return f"token_id:{token_id}" if self.names_by_id else self.text(token_id)
 
 
 class Prompt(NamedTuple):

@@ -79,6 +79,11 @@ class GenerationBody(SamplingFields, RequestBody):
         return self.n or 1
 
     @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -137,6 +142,11 @@ class CompletionBody(GenerationBody):
     def asked_logprobs(self) -> int | None:
         """See `SamplingFields`."""
         return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """See `GenerationBody`."""
+        return bool(self.echo)
 
     @property
     def asked_prompt_logprobs(self) -> int | None:

@@ -25,8 +25,9 @@ def take_rounds(
     rounds: list[RoundBody] = []
     for verified in output.rounds:
         texts: list[str] = []
-        for token_id in verified.token_ids:
-            got, finish = stream.take((token_id,), None)
+        for place, token_id in enumerate(verified.token_ids, 1):
+            is_last = verified is output.rounds[-1] and place == len(verified.token_ids)
+            got, finish = stream.take((token_id,), output.finish_reason if is_last else None)
             texts.append(got.text)
             if finish is not None:
                 break

@@ -13,6 +13,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_LISTED_TOKENS = 1024
 """Entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
+MAX_BAD_CHARS = 2**14
+"""Of all `bad_words` together: they are looked for behind every node of every draft tree."""
+MAX_ALLOWED_TOKENS = 2**14
 MAX_GRAMMAR_CHARS = 2**16
 MAX_SALT_CHARS = 1024
 MAX_BIAS = 100
@@ -32,7 +35,7 @@ class StructuredOutputs(BaseModel):
     """Texts of which the answer is one."""
     grammar: str | None = None
     """EBNF as xgrammar reads it."""
-    json_object: Literal[True] | None = None
+    json_object: bool | None = None
     """Any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
     """xgrammar's: which parts of an answer match what."""
@@ -46,6 +49,8 @@ class StructuredOutputs(BaseModel):
         ((name, value),) = given.items()
         if name == "choice" and not (value and all(value)):
             raise invalid("structured_outputs.choice", "must hold texts, none of them empty")
+        if value is False:
+            raise invalid("structured_outputs.json_object", "must be true")
         if len(self.spec().text) > MAX_GRAMMAR_CHARS:
             raise invalid(f"structured_outputs.{name}", f"is longer than {MAX_GRAMMAR_CHARS} characters")
         return self
@@ -66,7 +71,7 @@ class StructuredOutputs(BaseModel):
 class JsonSchemaFormat(BaseModel):
     """OpenAI's `response_format.json_schema`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str | None = None
     description: str | None = None
@@ -123,7 +128,7 @@ class SamplingFields(BaseModel):
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: dict[str, float] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     """By token id, what is added to its logit."""
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_TOKENS)
     bad_words: list[str] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
     stop: str | list[str] | None = None
@@ -161,7 +166,7 @@ class SamplingFields(BaseModel):
     @classmethod
     def _check_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key, bias in (value or {}).items():
-            if not (key.isascii() and key.isdigit() and len(key) < 11):
+            if not (key.isascii() and key.isdigit() and len(key) < 11 and str(int(key)) == key):
                 raise invalid("logit_bias", f"has the key '{shown(key)}', which is no token id")
             if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise invalid("logit_bias", f"adds {bias:g} to token {key}: must be between -{MAX_BIAS} and {MAX_BIAS}")
@@ -173,6 +178,8 @@ class SamplingFields(BaseModel):
         for word in value or ():
             if not word.strip() or len(word) > MAX_STOP_CHARS:
                 raise invalid("bad_words", f"holds a word that is empty or has more than {MAX_STOP_CHARS} characters")
+        if sum(map(len, value or ())) > MAX_BAD_CHARS:
+            raise invalid("bad_words", f"has more than {MAX_BAD_CHARS} characters")
         return value
 
     @field_validator("allowed_token_ids")
@@ -203,17 +210,13 @@ class SamplingFields(BaseModel):
         """The same for the prompt's tokens."""
         return self.prompt_logprobs
 
-    def sampling_params(
-        self, max_tokens: int, seed: int, vocab_size: int, tokenizer: Tokenizer, **fields: Any
-    ) -> SamplingParams:
-        """What the engine is asked for; `fields` are those of `SamplingParams` that are said elsewhere.
+    def sampling_params(self, vocab_size: int, tokenizer: Tokenizer, **fields: Any) -> SamplingParams:
+        """What the engine is asked for by every choice; `fields` are those of `SamplingParams` that are said elsewhere.
 
         Raises:
-            ApiError: a token id is outside the vocabulary, or limits contradict each other.
+            ApiError: a token id is outside the vocabulary.
         """
         top_k = max(0, self.top_k or 0)
-        if (self.min_tokens or 0) > max_tokens:
-            raise invalid("min_tokens", f"is {self.min_tokens}, more than the {max_tokens} tokens the answer can have")
         bias = tuple((int(key), float(value)) for key, value in (self.logit_bias or {}).items())
         listed = {
             "logit_bias": [token_id for token_id, _ in bias],
@@ -227,12 +230,10 @@ class SamplingFields(BaseModel):
                 raise invalid(name, problem)
         grammar = self.structured_outputs or self.response_format
         return SamplingParams(
-            max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=top_k if top_k < vocab_size else 0,
             min_p=self.min_p or 0.0,
-            seed=seed,
             ignore_eos=bool(self.ignore_eos),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,

@@ -2,10 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from wingbeat.deployments.api.generation import ChoiceDelta, Details
 from wingbeat.runtime.scheduling.request import TokenLogprob
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity; vLLM writes this too."""
 
 
 class Entry(NamedTuple):
@@ -13,6 +17,11 @@ class Entry(NamedTuple):
 
     token_id: int
     logprob: TokenLogprob | None
+
+
+def finite(logprob: float) -> float:
+    """The log-probability, or `LEAST_LOGPROB` where it is smaller."""
+    return max(logprob, LEAST_LOGPROB)
 
 
 class LogprobsBody(Protocol):
@@ -30,22 +39,20 @@ class LogprobsBody(Protocol):
 def completion_logprobs(details: Details, entries: list[Entry], offset: int) -> dict[str, Any]:
     """OpenAI's four lists of `/v1/completions`; the chosen token is among the top ones, as in vLLM."""
     names = [details.name(entry.token_id) for entry in entries]
-    offsets = []
-    for name in names:
-        offsets.append(offset)
-        offset += len(name)
+    lengths = [len(details.text(entry.token_id)) for entry in entries]
+    offsets = accumulate(lengths[:-1], initial=offset)
     return {
         "tokens": names,
-        "token_logprobs": [entry.logprob and entry.logprob.logprob for entry in entries],
+        "token_logprobs": [entry.logprob and finite(entry.logprob.logprob) for entry in entries],
         "top_logprobs": [
             entry.logprob
             and {
-                **{details.name(token_id): value for token_id, value in entry.logprob.top},
-                name: entry.logprob.logprob,
+                **{details.name(token_id): finite(value) for token_id, value in reversed(entry.logprob.top)},
+                name: finite(entry.logprob.logprob),
             }
             for name, entry in zip(names, entries, strict=True)
         ],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
@@ -53,8 +60,8 @@ def chat_logprobs(details: Details, entries: list[Entry], offset: int) -> dict[s
     """OpenAI's list of `/v1/chat/completions`."""
 
     def body(token_id: int, logprob: float) -> dict[str, Any]:
-        name = details.name(token_id)
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode("utf-8", "replace"))}
+        text = details.text(token_id).encode("utf-8", "replace")
+        return {"token": details.name(token_id), "logprob": finite(logprob), "bytes": list(text)}
 
     content = [
         {
@@ -71,7 +78,7 @@ def prompt_logprobs(details: Details, entries: Sequence[Entry]) -> list[dict[str
     return [
         entry.logprob
         and {
-            str(token_id): {"logprob": value, "decoded_token": details.tokenizer.decode((token_id,), False)}
+            str(token_id): {"logprob": finite(value), "decoded_token": details.text(token_id)}
             for token_id, value in ((entry.token_id, entry.logprob.logprob), *entry.logprob.top)
         }
         for entry in entries
@@ -112,7 +119,7 @@ class HeldDetails:
         entries = self._entries.pop(index, [])
         if entries:
             choice["logprobs"] = self._as_body(details, entries, self._offsets[index])
-            self._offsets[index] += sum(len(details.name(entry.token_id)) for entry in entries)
+            self._offsets[index] += sum(len(details.text(entry.token_id)) for entry in entries)
         is_first = index not in self._told
         self._told.add(index)
         if details.token_ids:

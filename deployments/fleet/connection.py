@@ -91,7 +91,7 @@ class RequestStream:
         Raises:
             EngineLost: the connection broke.
             RequestFailed: processing the request raised.
-            ValueError: the engine refused the request.
+            RequestRefused: the engine refused the request.
         """
         while not self._outputs:
             if self._error is not None:

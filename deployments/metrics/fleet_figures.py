@@ -94,7 +94,8 @@ class FleetFigures:
                 return await self._ask(engine_id, self._own.report(engine_id))
         except Exception as error:
             # Of any kind: what a transport raises for an engine that is gone or hangs is its own matter.
-            logger.info("Engine %s gives no figures: %s", engine_id, type(error).__name__)
+            if self._latest is None or engine_id not in self._latest.silent:
+                logger.info("Engine %s gives no figures: %s", engine_id, type(error).__name__)
             return None
 
     def _routers(self, engines: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

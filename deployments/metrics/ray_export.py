@@ -13,8 +13,8 @@ EXPORT_EVERY_S = 5.0
 
 
 class RayExport:
-    """Publishes families of prometheus_client. Ray's histograms take single values and no sums, so that the buckets,
-    sums and counts of ours become counters.
+    """Publishes families of prometheus_client. Ray's histograms take single values, not counts: the buckets, sums and
+    counts of ours become gauges, because Ray would put `_total` behind the names of counters.
 
     Args:
         api: `ray.util.metrics`, or what stands for it.
@@ -32,11 +32,11 @@ class RayExport:
             for sample in family.samples:
                 # Ray's recorder takes no colons.
                 name = sample.name.replace(":", "_")
-                if family.type == "gauge":
-                    self._metric(self._api.Gauge, name, family, sample.labels).set(sample.value, sample.labels)
-                else:
+                if family.type == "counter":
                     metric = self._metric(self._api.Counter, name, family, sample.labels)
                     self._count(metric, name, sample.labels, sample.value)
+                else:
+                    self._metric(self._api.Gauge, name, family, sample.labels).set(sample.value, sample.labels)
 
     def _metric(self, kind: Any, name: str, family: Metric, labels: dict[str, str]) -> Any:
         if name not in self._metrics:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
 from wingbeat.deployments.replica.outbox import Outbox, RouterGone
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+NUM_COMPILING = 2
+"""Grammars compiled at once, so that a slow one does not hold up the next."""
 IDLE_CHECK_S = 1.0
 """An engine without work for this long proves that it has given every block back."""
 
@@ -86,7 +89,10 @@ class _Submission:
 class EngineLoop:
     """Runs rounds while there is work and sleeps otherwise; requests and aborts join between two rounds."""
 
-    def __init__(self, engine: ServedEngine, stream_interval_s: float = 0.02) -> None:
+    def __init__(
+        self, engine: ServedEngine, stream_interval_s: float = 0.02, trial: GrammarTrial | None = None
+    ) -> None:
+        """`trial` tries grammars out before they are compiled; it is closed with the loop."""
         self._engine = engine
         self._stream_interval_s = stream_interval_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -95,7 +101,8 @@ class EngineLoop:
         self._started: set[str] = set()
         self._check_at: float | None = None
         self._stopping = False
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-grammars")
+        self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
+        self._trial = trial
         self.failure: EngineFailed | None = None
         self._thread = threading.Thread(target=self._run, name="wingbeat-engine", daemon=True)
 
@@ -107,6 +114,8 @@ class EngineLoop:
         """End the thread after the round it is in; unfinished requests are dropped."""
         self._post(self._stop)
         self._compiling.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
         self._thread.join(timeout_s)
 
     @property
@@ -236,11 +245,11 @@ class EngineLoop:
             return
         with self._refusing(request_id, number, outbox):
             request = unpack_request(packed, request_id)
+            self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)
             else:
                 self._compile(request, number, outbox)
-            self._owners[request_id] = (client_id, number)
 
     def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
         """Have the request's grammar compiled on another thread; it is queued once that is done."""
@@ -250,7 +259,15 @@ class EngineLoop:
         def queue_it(grammar: Future[Any]) -> None:
             self._post(lambda: self._add_compiled(request, grammar, number, outbox))
 
-        self._compiling.submit(self._engine.grammars.compile, request.params.grammar).add_done_callback(queue_it)
+        self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
+
+    def _compiled(self, request: Request) -> Any:
+        # One that was aborted meanwhile must not keep others waiting.
+        if request.request_id not in self._owners:
+            return None
+        if self._trial is not None:
+            self._trial.check(request.params.grammar)
+        return self._engine.grammars.compile(request.params.grammar)
 
     def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:
         if request.request_id not in self._owners:

@@ -34,6 +34,7 @@ from wingbeat.deployments.replica.live_recording import TrafficCapture, start_ca
 from wingbeat.deployments.replica.supervisor import DrafterStartError, DrafterSupervisor, root_cause
 from wingbeat.runtime.checks.self_test import SelfTest
 from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.grammar.trial import GrammarTrial
 from wingbeat.runtime.heads.contract import HeadConvention
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,9 @@ class Verifier:
         logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
         setup: EngineSetup = await asyncio.to_thread(build, config, ask_needs)
         self._info = setup.info
-        self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000)
+        grammars = setup.engine.grammars
+        trial = None if grammars is None else GrammarTrial(grammars)
+        self._loop = EngineLoop(setup.engine, config.stream_interval_ms / 1000, trial)
         self._loop.start()
         if self._core is not None:
             core = self._core.core

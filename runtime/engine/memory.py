@@ -56,8 +56,18 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:
-    """What a GPU must have beside weights and KV: for the largest round, for the graphs, for the drafter's passes."""
-    chunks, trees = activation_bytes(loaded, config, needs)
+    """What a GPU must have beside weights and KV: for the largest round, for the graphs, for the drafter's passes.
+
+    Raises:
+        ValueError: the largest round does not fit beside the weights; names its limits.
+    """
+    try:
+        chunks, trees = activation_bytes(loaded, config, needs)
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens} and max_num_seqs is {config.max_num_seqs}: "
+            "the GPU has no memory for such a round beside the weights; lower them"
+        ) from None
     captured = config.cuda_graphs is not False
     graphs = trees + num_graphs(config) * GRAPH_BYTES if captured else 0
     drafter = 0

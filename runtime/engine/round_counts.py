@@ -57,7 +57,8 @@ class RoundCounter(RoundObserver):
     def launched(self, flight: RoundInFlight) -> None:
         """Count the context that is computed again, and keep what would explain a round without trees."""
         self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
-        self._reasons.append(self._reason(flight.plan))
+        # A plain word: figures are sent to processes that have no use for this module.
+        self._reasons.append(str(self._reason(flight.plan)))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Count trees and accepted tokens, also with their requests."""

@@ -19,11 +19,11 @@ class RoundTracer(RoundObserver):
 
     def launched(self, flight: RoundInFlight) -> None:
         """Note who asks, and fetch the trees: the next round may write where they lie."""
-        asking = [seq for seq in flight.plan.admitted if seq.request.params.trace]
-        self._request_ids.update(seq.request.request_id for seq in asking)
-        paths = flight.decodes
-        wanted = bool(self._request_ids) and paths.tree_parents is not None
-        if wanted and any(seq.request.params.trace for seq in flight.plan.decodes):
+        plan, paths = flight.plan, flight.decodes
+        if plan.admitted:
+            self._request_ids |= {seq.request.request_id for seq in plan.admitted if seq.request.params.trace}
+        wanted = self._request_ids and paths.tree_parents is not None
+        if wanted and any(seq.request.params.trace for seq in plan.decodes):
             self._downloads.append(Download([paths.tree_token_ids, paths.tree_parents]))
         else:
             self._downloads.append(None)

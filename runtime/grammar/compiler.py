@@ -3,19 +3,22 @@
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.runtime.scheduling.request import GrammarSpec
-from wingbeat.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar, GrammarCompiler
+    from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
+
+    from wingbeat.runtime.tokenizer import Tokenizer
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_WHITESPACE = 16
 """Characters of whitespace between two pieces of JSON: without a bound a model may write nothing else."""
-_MOST_THREADS = 4
+MOST_THREADS = min(4, os.cpu_count() or 1)
 _CACHE_BYTES = 2**28
 _MAX_REASON = 300
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false: )?")
@@ -37,10 +40,11 @@ class Grammars:
         eos_token_ids: what ends an answer once its grammar is complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
-        self._made: GrammarCompiler | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._making = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
@@ -48,40 +52,48 @@ class Grammars:
         Raises:
             ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
-        compiler = self._compiler()
-        by_kind: dict[str, Callable[[str], CompiledGrammar]] = {
-            "json": lambda text: compiler.compile_json_schema(text, max_whitespace_cnt=MOST_WHITESPACE),
-            "json_object": lambda _: compiler.compile_json_schema(
-                '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_WHITESPACE
-            ),
-            "regex": compiler.compile_regex,
-            "choice": lambda text: compiler.compile_grammar(_choice_grammar(text)),
-            "grammar": compiler.compile_grammar,
-            "structural_tag": compiler.compile_structural_tag,
-        }
-        if spec.kind not in by_kind:
-            raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
-        try:
-            return RequestGrammar(by_kind[spec.kind](spec.text), self._encode)
-        except Exception as error:
-            # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
-            reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
-            raise ValueError(f"{spec.field} cannot be compiled: {reason}") from error
+        with self._making:
+            if self._compiler is None:
+                from xgrammar import GrammarCompiler
+
+                info = self.tokenizer_info
+                self._compiler = GrammarCompiler(info, max_threads=MOST_THREADS, cache_limit_bytes=_CACHE_BYTES)
+        return RequestGrammar(compile_spec(self._compiler, spec), self._encode)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _compiler(self) -> "GrammarCompiler":
-        if self._made is None:
-            # Takes a second or more, and most servers never need it.
-            from xgrammar import GrammarCompiler, TokenizerInfo
+    @cached_property
+    def tokenizer_info(self) -> "TokenizerInfo":
+        """The tokens, as xgrammar knows them."""
+        # The import takes a second or more, and most servers never need it.
+        from xgrammar import TokenizerInfo
 
-            info = TokenizerInfo.from_huggingface(
-                self._tokenizer.hugging_face, vocab_size=self._vocab_size, stop_token_ids=self._eos_token_ids
-            )
-            threads = min(_MOST_THREADS, os.cpu_count() or 1)
-            self._made = GrammarCompiler(info, max_threads=threads, cache_limit_bytes=_CACHE_BYTES)
-        return self._made
+        return TokenizerInfo.from_huggingface(
+            self._tokenizer.hugging_face, vocab_size=self._vocab_size, stop_token_ids=self._eos_token_ids
+        )
+
+
+def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGrammar":
+    """The grammar of a request; raises as `Grammars.compile`."""
+    by_kind: dict[str, Callable[[str], CompiledGrammar]] = {
+        "json": lambda text: compiler.compile_json_schema(text, max_whitespace_cnt=MOST_WHITESPACE),
+        "json_object": lambda _: compiler.compile_json_schema(
+            '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_WHITESPACE
+        ),
+        "regex": compiler.compile_regex,
+        "choice": lambda text: compiler.compile_grammar(_choice_grammar(text)),
+        "grammar": compiler.compile_grammar,
+        "structural_tag": compiler.compile_structural_tag,
+    }
+    if spec.kind not in by_kind:
+        raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
+    try:
+        return by_kind[spec.kind](spec.text)
+    except Exception as error:
+        # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
+        reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
+        raise ValueError(f"{spec.field} cannot be compiled: {reason}") from error
 
 
 def _choice_grammar(text: str) -> str:

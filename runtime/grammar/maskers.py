@@ -1,5 +1,6 @@
 """Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -91,8 +92,12 @@ class BadWords:
     """
 
     def __init__(self, words: Sequence[tuple[int, ...]], history: Sequence[int]) -> None:
-        self._words = [(np.array(word[:-1]), word[-1]) for word in words]
-        self._length = max(len(prefix) for prefix, _ in self._words)
+        by_length = defaultdict(list)
+        for word in words:
+            by_length[len(word) - 1].append(word)
+        self._words = [np.array(same) for same in by_length.values()]
+        """By length, int64 [num_words, length]."""
+        self._length = max(by_length)
         self._tail = list(history[-self._length :])
 
     def accept(self, token_id: int) -> bool:
@@ -108,9 +113,13 @@ class BadWords:
         """See `TokenMasker`."""
         masks[:] = -1
         histories = _histories(self._tail, token_ids, parents, self._length)
-        for prefix, last in self._words:
-            found = (histories[:, self._length - len(prefix) :] == prefix).all(axis=1)
-            masks[found, last // 32] &= ~np.int32(np.uint32(1 << (last % 32)).view(np.int32))
+        for words in self._words:
+            length = words.shape[1] - 1
+            found = (histories[:, None, self._length - length :] == words[None, :, :-1]).all(axis=2)
+            nodes, which = found.nonzero()
+            last = words[which, -1]
+            bits = np.left_shift(np.uint32(1), (last % 32).astype(np.uint32)).view(np.int32)
+            np.bitwise_and.at(masks, (nodes, last // 32), ~bits)
         return True
 
 

@@ -141,6 +141,11 @@ class SamplingParams:
         return self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
     @property
+    def may_leave_nothing(self) -> bool:
+        """Whether there are texts after which the fields forbid every token; the answer ends there."""
+        return self.grammar is not None and bool(self.allowed_token_ids or self.bad_words or self.min_tokens)
+
+    @property
     def alters_logits(self) -> bool:
         """Whether tokens are chosen from other logits than the model's."""
         return self.has_penalties or self.has_bias or self.has_masks

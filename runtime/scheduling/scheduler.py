@@ -92,10 +92,7 @@ class Scheduler:
         self._order = AdmissionOrder()
 
     def add(self, request: Request, masker: TokenMasker | None = None) -> None:
-        """Queue a request.
-
-        Args:
-            masker: see `TokenMasker`.
+        """Queue a request, whose tokens `masker` may restrict.
 
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.

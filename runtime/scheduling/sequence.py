@@ -14,7 +14,11 @@ class TokenMasker(Protocol):
     """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.grammar` has them."""
 
     def accept(self, token_id: int) -> bool:
-        """Take the next token; returns whether nothing may follow it."""
+        """Take the next token; returns whether nothing may follow it.
+
+        Raises:
+            ValueError: it is forbidden.
+        """
         ...
 
     def forced(self, most: int) -> list[int]:
@@ -142,7 +146,19 @@ class Sequence:
         reason = FinishReason.LENGTH if len(kept) == room else None
         stops = params.stop_token_ids
         for index, token_id in enumerate(kept):
-            if self.masker is not None and self.masker.accept(token_id):
+            is_end = token_id in stops or token_id in eos_token_ids
+            is_early = is_end and self.num_output_tokens + index < params.min_tokens
+            try:
+                ended = self.masker is not None and self.masker.accept(token_id)
+            except ValueError:
+                if not params.may_leave_nothing:
+                    raise
+                is_early = True
+            if is_early and params.may_leave_nothing:
+                # Every token was forbidden, and one was taken all the same.
+                kept, reason = kept[:index], FinishReason.LENGTH
+                break
+            if ended:
                 kept, reason = kept[: index + 1], FinishReason.STOP
                 break
             if (token_id in eos_token_ids and not params.ignore_eos) or token_id in stops:

@@ -9,13 +9,15 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
+from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -63,6 +65,7 @@ class FakePool:
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id
+        self.script = Script(TOKENIZER)
         self.requests: list[Request] = []
         self.running: set[str] = set()
         self.aborted: set[str] = set()
@@ -93,18 +96,25 @@ class FakePool:
         self.running.add(request.request_id)
         finished = False
         try:
-            token_ids = [*TOKENIZER.encode(self._answer(request)), 0][: request.params.max_tokens]
-            finish = FinishReason.STOP if token_ids[-1] == 0 else FinishReason.LENGTH
+            token_ids, finish = self.script.tokens(request, TOKENIZER.encode(self._answer(request)))
+            logprobs = scripted_logprobs(request.params.logprobs, token_ids)
+            of_prompt = scripted_logprobs(request.params.prompt_logprobs, request.prompt_token_ids[1:])
             for count, start in enumerate(range(0, len(token_ids), self._tokens_per_output)):
                 await self._mishap(count)
                 some = tuple(token_ids[start : start + self._tokens_per_output])
                 finished = start + len(some) == len(token_ids)
-                told = {"queue_s": 0.0 if count else 0.25, "engine_id": self._engine_id}
+                output = RequestOutput(
+                    request.request_id,
+                    some,
+                    logprobs=logprobs[start : start + len(some)],
+                    prompt_logprobs=of_prompt if count == 0 else (),
+                    queue_s=0.0 if count else 0.25,
+                    engine_id=self._engine_id,
+                )
                 if finished:
                     metrics = SpeculationMetrics(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3)
-                    yield RequestOutput(request.request_id, some, finish, metrics, num_cached_tokens=1, **told)
-                else:
-                    yield RequestOutput(request.request_id, some, **told)
+                    output = output._replace(finish_reason=finish, metrics=metrics, num_cached_tokens=1)
+                yield output
         finally:
             self.running.discard(request.request_id)
             if not finished:
@@ -125,8 +135,9 @@ def app_for(
     *,
     tokenizer: Tokenizer = TOKENIZER,
     parsers: Parsers | None = None,
+    monitor: Monitor | None = None,
 ):
-    return create_app(CompletionService(pool, tokenizer, parsers), access, limits)
+    return create_app(CompletionService(pool, tokenizer, parsers), access, limits, monitor=monitor)
 
 
 def call(

@@ -205,11 +205,11 @@ def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.
     assert not process_exists(engine["drafter_pid"])
 
 
-def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, real_app: httpx.Client):
-    complete(real_app, PROMPT, temperature=0)
-    text = real_app.get("/metrics").text
-    (engine_id,) = verifier_stats(REAL)
-    labels = f'{{engine="{engine_id}",model_name="tiny"}}'
+def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, demo_app: Any):
+    demo_app.complete(PROMPT)
+    text = demo_app.http.get("/metrics").text
+    (engine_id,) = demo_app.engines()
+    labels = f'{{engine="{engine_id}",model_name="wingbeat-demo"}}'
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(values[f"vllm:generation_tokens_total{labels}"]) >= 40
     assert float(values[f"vllm:e2e_request_latency_seconds_count{labels}"]) >= 1
@@ -218,6 +218,7 @@ def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, 
     until(lambda: fake_app.get("/metrics").text.count("vllm:num_requests_running{") == 2)
 
 
+@pytest.mark.slow
 def test_a_trace_of_rounds_is_chromes(real_app: httpx.Client):
     with ThreadPoolExecutor(1) as thread:
         recording = thread.submit(real_app.get, "/trace?seconds=2")

@@ -7,6 +7,7 @@ from .case import Case
 from .client import Answer
 from .contract import CHAT, MODEL
 from .oracle import Verdict
+from .token_answers import Details, collect, problem_of, stops_of
 
 GREEDY_BELOW = 1e-5
 
@@ -24,6 +25,7 @@ class Told(NamedTuple):
     usage: dict[str, Any] | None
     """None in a stream that was not asked for it."""
     metrics: dict[str, Any] | None
+    details: list[Details]
 
 
 def demand(holds: bool, problem: str) -> None:
@@ -103,11 +105,26 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
         temperature = body.get("temperature")
         if temperature is not None and temperature < GREEDY_BELOW:
             demand(len(set(mine)) == 1, f"greedy choices differ: {mine}")
-        stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
-        demand(not any(stop in text for stop in stops for text in mine), "a stop string is in the text")
-    if body.get("ignore_eos") and not body.get("stop"):
+        if not body.get("min_tokens"):
+            cut = [_before_stop(text, told.details[place * n + i].stop_reason) for i, text in enumerate(mine)]
+            demand(not any(stop in text for stop in stops_of(body) for text in cut), "a stop string is in the text")
+        for index, text in enumerate(mine, place * n):
+            problem = problem_of(body, is_chat, told.details[index], text, told.finish_reasons[index])
+            demand(problem is None, problem or "")
+    if _goes_on(body):
         demand(set(told.finish_reasons) == {"length"}, f"ignore_eos, and finish reasons {told.finish_reasons}")
     return told
+
+
+def _before_stop(text: str, stop_reason: str | int | None) -> str:
+    """The text without the last character of the stop string that it may end with."""
+    return text[:-1] if isinstance(stop_reason, str) and text.endswith(stop_reason) else text
+
+
+def _goes_on(body: dict[str, Any]) -> bool:
+    """Whether nothing but its limit ends an answer."""
+    others = ("stop", "stop_token_ids", "structured_outputs", "response_format")
+    return bool(body.get("ignore_eos")) and not any(body.get(name) for name in others)
 
 
 def _usage(told: Told, verdict: Verdict, most: int) -> None:
@@ -118,11 +135,7 @@ def _usage(told: Told, verdict: Verdict, most: int) -> None:
     demand(0 <= written <= most, f"{written} tokens written, {most} allowed")
     demand(0 <= usage["prompt_tokens_details"]["cached_tokens"] <= prompt, f"cached tokens: {usage}")
     body = verdict.body
-    if (
-        body.get("ignore_eos")
-        and not body.get("stop")
-        and (body.get("max_completion_tokens") or body.get("max_tokens"))
-    ):
+    if _goes_on(body) and (body.get("max_completion_tokens") or body.get("max_tokens")):
         demand(written == most, f"ignore_eos, and {written} of {most} tokens")
 
 
@@ -132,7 +145,8 @@ def _whole(answer: Answer, is_chat: bool) -> Told:
         choices = body["choices"]
         texts = [choice["message"]["content"] if is_chat else choice["text"] for choice in choices]
         reasons = [choice["finish_reason"] for choice in choices]
-        told = Told(texts, reasons, body["seed"], body["usage"], body["metrics"]["speculative_decoding"])
+        metrics, details = body["metrics"]["speculative_decoding"], list(collect(choices).values())
+        told = Told(texts, reasons, body["seed"], body["usage"], metrics, details)
         demand([choice["index"] for choice in choices] == list(range(len(choices))), "choices out of order")
         demand(body["object"] == ("chat.completion" if is_chat else "text_completion"), f"object {body['object']}")
         demand(body["model"] == MODEL, f"model {body['model']}")
@@ -176,6 +190,7 @@ def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
                 if choice["finish_reason"] is not None:
                     reasons[index] = choice["finish_reason"]
         metrics = chunks[-1]["metrics"]["speculative_decoding"]
+        details = collect(choice for chunk in chunks for choice in chunk["choices"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Wrong(f"no stream of chunks: {error!r}: {answer.body[:500]!r}") from error
     demand(
@@ -183,4 +198,5 @@ def _stream(answer: Answer, body: dict[str, Any], is_chat: bool) -> Told:
     )
     in_order = sorted(texts)
     seed, usage = chunks[0]["seed"], usages[-1] if usages else None
-    return Told([texts[i] for i in in_order], [reasons[i] for i in in_order], seed, usage, metrics)
+    told = [texts[i] for i in in_order], [reasons[i] for i in in_order]
+    return Told(*told, seed, usage, metrics, [details[i] for i in in_order])

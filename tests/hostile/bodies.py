@@ -17,6 +17,7 @@ from .contract import (
     NO_OPS,
     VOCAB_SIZE,
 )
+from .sampling_bodies import HOSTILE, SAMPLING, add_sampling, spoil_sampling
 from .values import NUMBERS, STRINGS, hostile, printable, string
 
 WORDS = (
@@ -67,6 +68,7 @@ def completion_body(rng: Random) -> Object:
         fields.set("echo", rng.choice((True, False, None)))
     if rng.random() < 0.1:
         fields.set("best_of", fields.get("n"))
+    add_sampling(rng, fields, COMPLETIONS)
     rng.shuffle(fields)
     return fields
 
@@ -82,6 +84,7 @@ def chat_body(rng: Random) -> Object:
     for name, values in CHAT_TEMPLATE_FIELDS.items():
         if rng.random() < 0.05:
             fields.set(name, rng.choice(values))
+    add_sampling(rng, fields, "")
     rng.shuffle(fields)
     return fields
 
@@ -134,13 +137,18 @@ def _message(rng: Random) -> Object:
 def mutate(rng: Random, fields: Object, target: str) -> None:
     """Change one thing about a valid body."""
     rng.choice(
-        (_any_field, _any_field, _any_field, _number, _extra, _twice, _lose, _prompts, _limits, _streams, _stops)
+        (
+            *(_any_field, _any_field, _any_field, spoil_sampling, spoil_sampling, spoil_sampling),
+            *(_number, _extra, _twice, _lose, _prompts, _limits, _streams, _stops),
+        )
     )(rng, fields, target)
 
 
 def _any_field(rng: Random, fields: Object, target: str) -> None:
     own = COMPLETION_NO_OPS if target == COMPLETIONS else (*CHAT_NO_OPS, *CHAT_TEMPLATE_FIELDS)
-    name = rng.choice((*HONOURED, *NO_OPS, *own, "model", "stream", "echo", "prompt", "messages", "best_of"))
+    name = rng.choice(
+        (*HONOURED, *SAMPLING, *HOSTILE, *NO_OPS, *own, "model", "stream", "echo", "prompt", "messages", "best_of")
+    )
     fields.set(name, hostile(rng))
 
 

@@ -60,6 +60,8 @@ def dump(value: Any, ascii_only: bool = True) -> str:
         pairs = value.items() if isinstance(value, dict) else value
         return "{" + ",".join(f"{dump(key, ascii_only)}:{dump(item, ascii_only)}" for key, item in pairs) + "}"
     if isinstance(value, list):
+        if all(type(item) is int for item in value):
+            return json.dumps(value, separators=(",", ":"))
         return "[" + ",".join(dump(item, ascii_only) for item in value) + "]"
     text = json.dumps(value, ensure_ascii=ascii_only)
     return text if ascii_only else ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

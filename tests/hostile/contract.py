@@ -17,34 +17,60 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_DEPTH = 64
+MAX_LISTED = 1024
+"""Entries of `logit_bias`, `stop_token_ids` and `bad_words`."""
+MAX_ALLOWED = 2**14
+MAX_BAD_CHARS = 2**14
+MAX_GRAMMAR_CHARS = 2**16
+MAX_LOGPROBS = 20
+
+GRAMMAR_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+GOOD_GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"json_object": True},
+    {"json": SCHEMA},
+    {"json": '{"enum": ["on", "off", 3]}'},
+    {"regex": "[ab]{1,3}"},
+    {"regex": "yes|no"},
+    {"regex": "(a|aa){1000}"},
+    {"choice": ["red", "green", "dark green"]},
+    {"choice": ["\u00e9t\u00e9", '"', "\\", "\n", "\U0001f600"]},
+    {"grammar": 'root ::= "x" | "y" root'},
+)
+"""Each compiles."""
+BAD_GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"json": '{"type": "object"'},
+    {"json": "[[["},
+    {"json": {"type": "nothing"}},
+    {"json": {"$ref": "#/nowhere"}},
+    {"regex": "("},
+    {"regex": "[z-a]"},
+    {"regex": "a{3,1}"},
+    {"grammar": "root ::= "},
+    {"grammar": 'start ::= "a"'},
+    {"grammar": "root ::= unknown"},
+    {"grammar": "no grammar"},
+    {"structural_tag": {"type": "structural_tag"}},
+    {"structural_tag": "{"},
+)
+"""None does."""
 
 NO_OPS: dict[str, tuple[Any, ...]] = {
-    **{name: (None, 0, 0.0) for name in ("frequency_penalty", "presence_penalty")},
-    **{name: (None, 1, 1.0) for name in ("repetition_penalty", "length_penalty")},
-    **{name: (None, 0) for name in ("min_tokens", "priority")},
-    **{name: (None, []) for name in ("stop_token_ids", "bad_words")},
-    **{name: (None, True) for name in ("skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens")},
-    **{
-        name: (None, False)
-        for name in ("logprobs", "include_stop_str_in_output", "return_token_ids", "use_beam_search")
-    },
-    "return_tokens_as_token_ids": (None, False),
-    "logit_bias": (None, {}),
-    **dict.fromkeys(("prompt_logprobs", "allowed_token_ids", "truncate_prompt_tokens", "structured_outputs"), (None,)),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "cache_salt"), (None,)),
+    "length_penalty": (None, 1, 1.0),
+    "spaces_between_special_tokens": (None, True),
+    "use_beam_search": (None, False),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), (None,)),
     **dict.fromkeys(("logits_processors", "kv_transfer_params", "vllm_xargs"), (None,)),
 }
-COMPLETION_NO_OPS = {"suffix": (None, ""), "prompt_embeds": (None,), "response_format": (None, {"type": "text"})}
+COMPLETION_NO_OPS: dict[str, tuple[Any, ...]] = {"suffix": (None, ""), "prompt_embeds": (None,)}
 CHAT_NO_OPS: dict[str, tuple[Any, ...]] = {
     **{name: (None, False) for name in ("echo", "store")},
-    **dict.fromkeys(
-        ("chat_template", "mm_processor_kwargs", "functions", "function_call", "audio", "prediction"), (None,)
-    ),
+    **dict.fromkeys(("chat_template", "mm_processor_kwargs", "audio", "prediction"), (None,)),
     **dict.fromkeys(("web_search_options", "moderation"), (None,)),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
     "best_of": (None, 1),
-    "top_logprobs": (None, 0),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
+    "modalities": (None, ["text"], []),
     "verbosity": (None, "medium"),
     "service_tier": (None, "auto", "default"),
 }

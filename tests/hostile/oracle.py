@@ -20,8 +20,9 @@ from .contract import (
     MODELS,
     VOCAB_SIZE,
 )
+from .findings import Findings, Outcome
 from .json_reading import InvalidJson, read_json
-from .rules import Findings, Outcome, as_prompts, changes_template, judge_fields
+from .rules import as_prompts, changes_template, judge_fields
 
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:(\d+))?")
 LONGEST_TOKEN_CHARS = 64
@@ -188,9 +189,28 @@ def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict
     verdict.body = reading.value
     if path == COMPLETIONS:
         prompts = as_prompts(reading.value["prompt"]) or []
-        texts = [prompt if isinstance(prompt, str) else counter.decode(prompt) for prompt in prompts]
+        texts = [_echo(prompt, reading.value, counter) for prompt in prompts]
         verdict.echoes = texts if reading.value.get("echo") else [""] * len(texts)
     return verdict
+
+
+def _echo(prompt: str | list[int], body: dict[str, Any], counter: Counter) -> str:
+    """A prompt as an answer repeats it: what is left of it, given back by its tokens where something was cut off."""
+    kept = num_kept(body)
+    if kept is None:
+        return prompt if isinstance(prompt, str) else counter.decode(prompt)
+    token_ids = counter.encode(prompt) if isinstance(prompt, str) else prompt
+    if len(token_ids) <= kept and isinstance(prompt, str):
+        return prompt
+    return counter.decode(token_ids[max(0, len(token_ids) - kept) :])
+
+
+def num_kept(body: dict[str, Any]) -> int | None:
+    """Tokens of a prompt that count at most; None counts all."""
+    kept = body.get("truncate_prompt_tokens")
+    if kept == -1:
+        return int(max(1, CONTEXT - (body.get("max_completion_tokens") or body.get("max_tokens") or 1)))
+    return None if kept is None else int(kept)
 
 
 def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> int | None:
@@ -206,22 +226,30 @@ def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> 
             {"role": message["role"], "content": text} for message, text in zip(body["messages"], texts, strict=True)
         ]
         num_tokens = _check_lengths([len(counter.encode_chat(lines))], body, "messages", found, None)
-        return num_tokens if texts == contents else None
+        return num_tokens if texts == contents and not body.get("add_special_tokens") else None
     lengths = []
     for prompt in as_prompts(body["prompt"]) or []:
         if isinstance(prompt, str):
             lengths.append(len(prompt) if len(prompt) > CONTEXT * LONGEST_TOKEN_CHARS else len(counter.encode(prompt)))
         else:
             lengths.append(len(prompt))
-            if not all(0 <= token_id < VOCAB_SIZE for token_id in prompt):
+            kept = num_kept(body)
+            # What is cut off counts for nothing.
+            if not all(0 <= token_id < VOCAB_SIZE for token_id in (prompt[-kept:] if kept else prompt)):
                 found.wrong("prompt")
-    return _check_lengths(lengths, body, "prompt", found, DEFAULT_MAX_TOKENS)
+    num_tokens = _check_lengths(lengths, body, "prompt", found, DEFAULT_MAX_TOKENS)
+    return None if body.get("add_special_tokens") is False else num_tokens
 
 
 def _check_lengths(
     lengths: list[int], body: dict[str, Any], text_field: str, found: Findings, default: int | None
 ) -> int:
     limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    kept = num_kept(body)
+    if kept is not None:
+        lengths = [min(kept, length) for length in lengths]
+    if not all(lengths):
+        found.wrong(text_field)
     asked, longest = body.get(limit), max(lengths)
     for field_name in (text_field, limit):
         if longest >= CONTEXT or (asked is not None and longest + asked > CONTEXT):

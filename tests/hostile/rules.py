@@ -1,12 +1,12 @@
 """The document's rules for the fields of a body, each as what may come back for a value.
 
-`Findings.wrong` says that the document demands an error, `Findings.open` that it leaves room for one.
+See `Findings`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from . import sampling_rules
 from .contract import (
     CHAT,
     CHAT_NO_OPS,
@@ -22,78 +22,15 @@ from .contract import (
     NO_OPS,
     WITHOUT_EFFECT,
 )
+from .findings import ANY_FAULT, INT32, MALFORMED, UNKNOWN, UNSERVED, Findings, flag, is_number, share, whole
 from .json_reading import LONE
-
-UNSERVED = ("unsupported_parameter", "unsupported_value")
-MALFORMED = ("invalid_type", "invalid_value")
-UNKNOWN = ("unknown_parameter",)
-ANY_FAULT = (*UNSERVED, *MALFORMED, *UNKNOWN, "missing_required_parameter")
-INT32 = 2**31 - 1
-LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-class Outcome(NamedTuple):
-    """An error that may come back."""
-
-    status: int
-    code: str
-    param: str | None = None
-    """The field, or a field that the answer's `param` begins with; None where no field is to blame."""
-
-
-@dataclass
-class Findings:
-    """What the rules say about one body."""
-
-    outcomes: set[Outcome] = field(default_factory=set)
-    must_fail: bool = False
-
-    def wrong(self, param: str, *codes: str, status: int = 400) -> None:
-        """An error with one of these codes is demanded, unless another field's comes first."""
-        self.open(param, *codes, status=status)
-        self.must_fail = True
-
-    def open(self, param: str, *codes: str, status: int = 400) -> None:
-        """An error with one of these codes is allowed."""
-        self.outcomes |= {Outcome(status, code, param) for code in codes or MALFORMED}
-
-
-def is_number(value: Any) -> bool:
-    """A JSON number that is no boolean."""
-    return type(value) in (int, float)
-
-
-def _whole(low: int, high: int) -> Callable[[Findings, str, Any], None]:
-    def judge(found: Findings, name: str, value: Any) -> None:
-        if type(value) is float and value == int(value) and low <= value <= high:
-            found.open(name)
-        elif type(value) is not int or not low <= value <= high:
-            found.wrong(name)
-            if type(value) is int and value > high and name in LIMITS:
-                # Such an answer does not fit the context either.
-                found.open(name, "context_length_exceeded")
-
-    return judge
-
-
-def _share(low: float, high: float, *, above: bool = False) -> Callable[[Findings, str, Any], None]:
-    def judge(found: Findings, name: str, value: Any) -> None:
-        if not is_number(value) or not low <= value <= high or (above and value == low):
-            found.wrong(name)
-
-    return judge
 
 
 def _seed(found: Findings, name: str, value: Any) -> None:
     if type(value) is int and 2**63 <= value < 2**64:
         found.open(name)
         return
-    _whole(-(2**63), 2**63 - 1)(found, name, value)
-
-
-def _flag(found: Findings, name: str, value: Any) -> None:
-    if type(value) is not bool:
-        found.wrong(name)
+    whole(-(2**63), 2**63 - 1)(found, name, value)
 
 
 def _stop(found: Findings, name: str, value: Any) -> None:
@@ -107,11 +44,11 @@ def _is_stop(value: Any) -> bool:
 
 
 def _speculation(found: Findings, name: str, value: Any) -> None:
-    _object(found, name, value, {"enabled": _flag, "trace": _flag}, {})
+    _object(found, name, value, {"enabled": flag, "trace": flag}, {})
 
 
 def _stream_options(found: Findings, name: str, value: Any) -> None:
-    served = {"include_usage": _flag, "continuous_usage_stats": _flag}
+    served = {"include_usage": flag, "continuous_usage_stats": flag}
     _object(found, name, value, served, {"include_obfuscation": (None, False)})
 
 
@@ -132,27 +69,30 @@ def _object(found: Findings, name: str, value: Any, served: dict[str, Any], no_o
 
 
 HONOURED: dict[str, Callable[[Findings, str, Any], None]] = {
-    "max_tokens": _whole(1, INT32),
-    "temperature": _share(0, 2),
-    "top_p": _share(0, 1, above=True),
-    "top_k": _whole(-1, INT32),
-    "min_p": _share(0, 1),
+    "max_tokens": whole(1, INT32),
+    "temperature": share(0, 2),
+    "top_p": share(0, 1, above=True),
+    "top_k": whole(-1, INT32),
+    "min_p": share(0, 1),
     "seed": _seed,
     "stop": _stop,
-    "n": _whole(1, MAX_CHOICES),
-    "stream": _flag,
+    "n": whole(1, MAX_CHOICES),
+    "stream": flag,
     "stream_options": _stream_options,
-    "ignore_eos": _flag,
+    "ignore_eos": flag,
     "speculation": _speculation,
+    **sampling_rules.SAMPLING,
 }
+
+COMPLETION_HONOURED = {"echo": flag, "best_of": whole(1, MAX_CHOICES), **sampling_rules.COMPLETION}
+CHAT_HONOURED = {"max_completion_tokens": whole(1, INT32), **sampling_rules.CHAT}
 
 
 def judge_fields(path: str, body: dict[str, Any]) -> Findings:
     """Every field by itself and with its neighbours; not yet whether prompt and answer fit."""
     found = Findings()
     is_chat = path == CHAT
-    own = {"max_completion_tokens": _whole(1, INT32)} if is_chat else {"echo": _flag, "best_of": _whole(1, MAX_CHOICES)}
-    honoured = HONOURED | own
+    honoured = HONOURED | (CHAT_HONOURED if is_chat else COMPLETION_HONOURED)
     no_ops = NO_OPS | (CHAT_NO_OPS if is_chat else COMPLETION_NO_OPS)
     text_field = "messages" if is_chat else "prompt"
     harmless = (*WITHOUT_EFFECT, *(CHAT_WITHOUT_EFFECT if is_chat else ()))
@@ -176,6 +116,7 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
     _model(found, body)
     (_messages if is_chat else _prompt)(found, body)
     _together(found, body, is_chat)
+    sampling_rules.judge_together(found, body, is_chat)
     return found
 
 

@@ -51,8 +51,18 @@ def test_every_code_the_oracle_knows_is_in_the_document():
         (b'{"prompt": "\xff"}', 400, "invalid_json"),
         (b'{"prompt": ' + b"[" * 80 + b"1" + b"]" * 80 + b"}", 400, "invalid_json"),
         (b'{"prompt": "x", "colour": 1}', 400, "unknown_parameter"),
-        (b'{"prompt": "x", "logit_bias": {"1": 2}}', 400, "unsupported_parameter"),
-        (b'{"prompt": "x", "frequency_penalty": false}', 400, "unsupported_value"),
+        (b'{"prompt": "x", "use_beam_search": true}', 400, "unsupported_parameter"),
+        (b'{"prompt": "x", "logit_bias": {"1": 2, "4095": -100}}', 200, None),
+        (b'{"prompt": "x", "logit_bias": {"1e3": 2}}', 400, "invalid_value"),
+        (b'{"prompt": "x", "logit_bias": {"4096": 2}}', 400, "invalid_value"),
+        (b'{"prompt": "x", "frequency_penalty": false}', 400, "invalid_type"),
+        (b'{"prompt": "x", "frequency_penalty": -2.5}', 400, "invalid_value"),
+        (b'{"prompt": "x", "min_tokens": 17}', 400, "invalid_value"),
+        (b'{"prompt": "x", "logprobs": false}', 200, None),
+        (b'{"prompt": "x", "logprobs": true}', 400, "invalid_type"),
+        (b'{"prompt": "x", "structured_outputs": {"regex": "("}}', 400, "invalid_value"),
+        (b'{"prompt": "x", "structured_outputs": {"regex": "yes|no"}}', 200, None),
+        (b'{"prompt": "x", "truncate_prompt_tokens": 0}', 400, "invalid_value"),
         (b'{"prompt": "x", "frequency_penalty": -0.0}', 200, None),
         (b'{"prompt": "x", "n": true}', 400, "invalid_type"),
         (b'{"prompt": "x", "stop": ["1", ""]}', 400, "invalid_value"),
@@ -90,8 +100,17 @@ def test_the_first_broken_rule_is_the_one_that_is_answered():
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
 
 
+LOGPROBS = {
+    "tokens": ["a", " b"],
+    "token_logprobs": [-0.5, -1.0],
+    "top_logprobs": [{"a": -0.5}, {"c": -0.1, " b": -1.0}],
+    "text_offset": [0, 1],
+}
+CHOICE = {"index": 0, "text": "a b", "finish_reason": "length", "stop_reason": None, "logprobs": LOGPROBS}
+
+
 def answer(**changes) -> Answer:
-    choice = {"index": 0, "text": "a b", "finish_reason": "length"}
+    choice = CHOICE
     metrics = {"speculative_decoding": {"num_drafts": 0}}
     body = {
         "object": "text_completion",
@@ -105,14 +124,15 @@ def answer(**changes) -> Answer:
 
 
 def test_a_good_answer_is_taken():
-    case = completion(prompt="x", max_tokens=2, seed=7)
+    case = completion(prompt="x", max_tokens=2, seed=7, logprobs=1)
     assert check(case, judge(case, Words()), answer()).texts == ["a b"]
 
 
 @pytest.mark.parametrize("prompt", ["w w ", [1, 2]], ids=["text", "tokens"])
 def test_a_stop_string_may_stand_in_the_prompt_that_is_echoed_and_nowhere_else(prompt):
     case = completion(prompt=prompt, max_tokens=2, seed=7, stop="w", echo=True)
-    choices = [{"index": 0, "text": text, "finish_reason": "stop"} for text in ("w w a b", "w w a w", "a b")]
+    ended = {"index": 0, "finish_reason": "stop", "stop_reason": None}
+    choices = [{**ended, "text": text} for text in ("w w a b", "w w a w", "a b")]
     usage = USAGE | {"prompt_tokens": 2, "total_tokens": 4}
     verdict = judge(case, Words())
     assert check(case, verdict, answer(usage=usage, choices=choices[:1])).texts == ["w w a b"]
@@ -127,8 +147,15 @@ def test_a_stop_string_may_stand_in_the_prompt_that_is_echoed_and_nowhere_else(p
         {"seed": 8},
         {"model": "another"},
         {"choices": []},
-        {"choices": [{"index": 0, "text": "a stop", "finish_reason": "length"}]},
-        {"choices": [{"index": 0, "text": "a b", "finish_reason": None}]},
+        {"choices": [CHOICE | {"text": "a stop"}]},
+        {"choices": [CHOICE | {"finish_reason": None}]},
+        {"choices": [CHOICE | {"stop_reason": "stop"}]},
+        {"choices": [CHOICE | {"token_ids": [1, 2]}]},
+        {"choices": [CHOICE | {"logprobs": None}]},
+        {"choices": [CHOICE | {"logprobs": LOGPROBS | {"token_logprobs": [-0.5, 0.5]}}]},
+        {"choices": [CHOICE | {"logprobs": LOGPROBS | {"top_logprobs": [{"a": -0.5}, {"c": -1.0}]}}]},
+        {"choices": [CHOICE | {"logprobs": LOGPROBS | {"text_offset": [0, 2]}}]},
+        {"choices": [CHOICE | {"logprobs": {name: values[:1] for name, values in LOGPROBS.items()} | {"tokens": []}}]},
         {"usage": USAGE | {"total_tokens": 4}},
         {"usage": USAGE | {"prompt_tokens": 2, "total_tokens": 4}},
         {"usage": USAGE | {"completion_tokens": 3, "total_tokens": 4}},
@@ -137,7 +164,7 @@ def test_a_stop_string_may_stand_in_the_prompt_that_is_echoed_and_nowhere_else(p
     ids=str,
 )
 def test_a_wrong_answer_is_seen(changes):
-    case = completion(prompt="x", max_tokens=2, seed=7, stop="stop", speculation={"enabled": False})
+    case = completion(prompt="x", max_tokens=2, seed=7, stop="stop", logprobs=1, speculation={"enabled": False})
     check(case, judge(case, Words()), answer())
     with pytest.raises(Wrong):
         check(case, judge(case, Words()), answer(**changes))

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.deployments.http_world import TOKENIZER, FakePool, app_for
+from tests.deployments.metrics.engine_figures import Engines, engine_stats
 from tests.hostile.answers import Wrong, check
 from tests.hostile.asgi import call
 from tests.hostile.contract import CONTEXT, KEY, MODEL, VOCAB_SIZE
@@ -42,7 +43,8 @@ async def bombard(seed: int, count: int) -> tuple[Counter[int], list[str]]:
     """The statuses of `count` requests, and what was wrong with those that were."""
     pool = PlainOrSpeculative(script)
     pool.info = ModelInfo(MODEL, max_model_len=CONTEXT, vocab_size=VOCAB_SIZE, drafter="fake")
-    app = app_for(pool, access=Access.of_server("127.0.0.1", api_keys=[SecretStr(KEY)]))
+    monitor = Engines(a=engine_stats()).monitor()
+    app = app_for(pool, access=Access.of_server("127.0.0.1", api_keys=[SecretStr(KEY)]), monitor=monitor)
     statuses: Counter[int] = Counter()
     wrong = []
     for index in range(count):

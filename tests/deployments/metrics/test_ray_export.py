@@ -67,4 +67,6 @@ def test_published_twice_sums_are_those_of_the_page():
     assert ray.values["vllm_request_queue_time_seconds_bucket", "a", "0.5", "demo"] == 2
     assert ray.values["vllm_request_queue_time_seconds_count", "a", "demo"] == 2
     assert ray.values["vllm_request_queue_time_seconds_sum", "a", "demo"] == 0.8
-    assert ray.kinds["vllm_kv_cache_usage_perc"] == "gauge"
+    assert ray.kinds["vllm_spec_decode_num_drafts_total"] == "counter"
+    # Of a counter Ray would change the name.
+    assert ray.kinds["vllm_request_queue_time_seconds_bucket"] == "gauge"

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,9 +13,11 @@ from tests.fakes import FakeEngine
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.replica import verifier_replica as verifier
 from wingbeat.deployments.replica.build import EngineSetup
 from wingbeat.deployments.replica.verifier_replica import Verifier
+from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 ENGINE_ID = "test-verifier"
@@ -120,3 +123,60 @@ def test_a_failed_start_leaves_nothing_behind(
     assert threading.active_count() <= num_threads
     asyncio.run(failed.__del__())  # what Serve may still do
     assert claims.count("released") >= 1
+
+
+class TracedEngine(FakeEngine):
+    """Has a clock, as Wingbeat's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = RoundClock()
+
+
+def build_traced(config: AppConfig, ask_needs: object) -> EngineSetup:
+    """Engine factory of an engine without a drafter."""
+    return EngineSetup(TracedEngine(), ModelInfo("fake", 200, 50), None)
+
+
+async def with_verifier(scenario: Callable[[Verifier], Awaitable[None]]) -> None:
+    """Run a scenario on a verifier that has started."""
+    made = Verifier.__new__(Verifier)
+    await made.__init__(AppConfig(drafter="none"))
+    try:
+        await scenario(made)
+    finally:
+        await made.__del__()
+
+
+def test_what_routers_report_comes_back_with_the_figures(claims: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verifier, "build_setup", build_traced)
+
+    async def scenario(made: Verifier) -> None:
+        routers = [RouterFigures(name, lambda: 5) for name in ("r1", "r2")]
+        for router in routers:
+            router.of_engine(ENGINE_ID, 200).e2e_s.observe(1.0)
+            router.answered(200)
+        for router in (*routers, *routers):  # sums, so that hearing them twice changes nothing
+            stats = await made.stats(engine_id=ENGINE_ID, report=router.report(ENGINE_ID))
+        assert sum(stats["clients"]["e2e_s"]["counts"]) == 2
+        assert {name: told["num_admitted"] for name, told in stats["routers"].items()} == {"r1": 5, "r2": 5}
+        assert (stats["num_running"], stats["drafter_state"]) == (0, "none")
+
+    asyncio.run(with_verifier(scenario))
+
+
+def test_a_recording_ends_also_where_nobody_waits_for_it(claims: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verifier, "build_setup", build_traced)
+
+    async def scenario(made: Verifier) -> None:
+        clock = made._loop._engine.clock
+        assert await made.trace(engine_id=ENGINE_ID, seconds=0.01) == []
+        left = asyncio.ensure_future(made.trace(engine_id=ENGINE_ID, seconds=60.0))
+        while not clock._traces:
+            await asyncio.sleep(0.001)
+        left.cancel()
+        await asyncio.wait([left])
+        await made.stats()
+        assert clock._traces == []
+
+    asyncio.run(with_verifier(scenario))

@@ -1,5 +1,8 @@
 """What an engine says of its requests and rounds agrees with the tokens that it gave out."""
 
+from dataclasses import asdict
+from types import NoneType
+
 import pytest
 
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
@@ -149,3 +152,20 @@ def test_two_recordings_of_overlapping_rounds_do_not_disturb_each_other(ref, eng
     counts = [sum(event.name == "round" for event in trace.events) for trace in (first, second)]
     assert counts[0] == 9
     assert counts[1] == engine.clock.times.num_rounds - 5
+
+
+def plain(value: object) -> bool:
+    """Whether it is of types that every process knows."""
+    if type(value) in (list, tuple):
+        return all(map(plain, value))
+    if type(value) is dict:
+        return all(plain(key) and plain(part) for key, part in value.items())
+    return type(value) in (str, int, float, bool, NoneType)
+
+
+def test_figures_travel_as_plain_data(ref, rig):
+    rig.run(ref.prompts, greedy_params(SHORT))
+    rig.run(ref.prompts, greedy_params(SHORT, speculation=False))
+    figures = asdict(rig.engine.stats())
+    assert figures["plain_rounds"]
+    assert [name for name, value in figures.items() if not plain(value)] == []

@@ -100,3 +100,12 @@ def test_a_drafter_says_what_a_position_costs_it(gpu: FakeGpu, kind: str):
     small = METER.allocated
     drafter.pool.resize(engine.channel_spec, 2, 110)
     assert METER.allocated - small == 100 * 16 * drafter.needs.token_bytes
+
+
+def test_a_round_too_large_for_the_gpu_is_refused_by_its_limits(gpu: FakeGpu, monkeypatch):
+    def too_large(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(memory, "activation_bytes", too_large)
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens is 16 and max_num_seqs is 4: .* lower them"):
+        fit_to_memory(verifier(), LIMITS, NEEDS)

@@ -1,0 +1,102 @@
+"""Grammars of callers are tried out in a process of their own: a compile can be endless, and cannot be cancelled."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+MOST_CPU_S = 10
+"""CPU time of a compile, over all of its threads."""
+MOST_BYTES = 2**30
+"""Memory of a compile."""
+CHEAP_KINDS = ("json_object", "choice")
+"""They take milliseconds at any length that a request may have."""
+_NUM_KNOWN = 1024
+_PATIENCE_S = 120.0
+
+
+class GrammarTrial:
+    """Says of grammars whether they compile within limits; safe to share between threads.
+
+    The process starts with the first grammar, which takes seconds, and ends with this object or its process.
+    """
+
+    def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
+        self._grammars = grammars
+        self._limits = cpu_s, memory_bytes
+        self._known: OrderedDict[GrammarSpec, str] = OrderedDict()
+        """What is wrong with the last ones, "" where nothing is."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
+
+    def check(self, spec: GrammarSpec) -> None:
+        """Try a grammar out, unless it is known.
+
+        Raises:
+            ValueError: it does not compile, or takes more time or memory than it may; begins with the field's name.
+        """
+        if spec.kind in CHEAP_KINDS:
+            return
+        with self._lock:
+            problem = self._known.get(spec)
+        if problem is None:
+            problem = self._try(spec)
+            with self._lock:
+                self._known[spec] = problem
+                if len(self._known) > _NUM_KNOWN:
+                    self._known.popitem(last=False)
+        if problem:
+            raise ValueError(problem)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                self._control.close()
+                process.kill()
+                process.wait()
+
+    def _try(self, spec: GrammarSpec) -> str:
+        mine, its = socket.socketpair()
+        with mine:
+            mine.settimeout(_PATIENCE_S)
+            with its:
+                self._hand_over(its)
+            mine.sendall(json.dumps(spec).encode())
+            mine.shutdown(socket.SHUT_WR)
+            with mine.makefile("rb") as reader:
+                told = reader.read()
+        if told:
+            return json.loads(told)
+        cpu_s, memory_bytes = self._limits
+        return f"{spec.field} takes more than {cpu_s} s or {memory_bytes // 2**20} MiB to compile"
+
+    def _hand_over(self, its: socket.socket) -> None:
+        """Send the process its end of a socket; a process that died is replaced."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._control.close()
+                self._process = None
+            if self._process is None:
+                self._start()
+            socket.send_fds(self._control, [b"g"], [its.fileno()])
+
+    def _start(self) -> None:
+        tokens = self._grammars.tokenizer_info.serialize_json().encode()
+        self._control, its = socket.socketpair()
+        command = [sys.executable, "-m", "wingbeat.runtime.grammar.worker", str(its.fileno()), *map(str, self._limits)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with its:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=environment, text=False
+            )
+        with self._process.stdin as stdin:
+            stdin.write(tokens)

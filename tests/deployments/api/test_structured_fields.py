@@ -1,0 +1,65 @@
+"""Structured outputs over HTTP: what the engine is asked for, and that its refusal names the caller's field."""
+
+import json
+
+import pytest
+
+from tests.deployments.http_world import FakePool, chat, complete
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "regex"),
+        ({"structured_outputs": {"json": SCHEMA}}, "json"),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
+        ({"structured_outputs": {"json_object": True}}, "json_object"),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json"),
+    ],
+    ids=str,
+)
+def test_the_engine_is_given_the_grammar(fields, kind):
+    pool = FakePool()
+    assert complete(pool, **fields).status_code == 200
+    assert pool.requests[0].params.grammar.kind == kind
+
+
+@pytest.mark.parametrize("call", [complete, chat], ids=["completions", "chat"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "root ::= nothing"}}, "structured_outputs.grammar"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},
+            "response_format",
+        ),
+    ],
+    ids=["regex", "grammar", "schema"],
+)
+def test_a_grammar_that_does_not_compile_is_a_400_that_names_the_field(call, stream, fields, param):
+    pool = FakePool()
+    response = call(pool, stream=stream, n=2, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert f"'{param}' cannot be compiled: " in error["message"]
+    assert not pool.num_admitted
+
+
+@pytest.mark.parametrize("value", [1, False, "true"])
+def test_json_object_is_true_or_left_out(value):
+    response = complete(FakePool(), structured_outputs={"json_object": value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("structured_outputs")
+
+
+@pytest.mark.parametrize("schema", [{"name": "s"}, {"schema_": {}}, {"schema": "{}"}])
+def test_a_format_without_a_schema_is_refused(schema):
+    response = complete(FakePool(), response_format={"type": "json_schema", "json_schema": schema})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("response_format.json_schema")

@@ -1,0 +1,85 @@
+"""Which tokens a scripted engine writes for a request: its own text, as far as the request's fields allow it."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wingbeat.deployments.fleet.interface import RequestRefused
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.scheduling.request import FinishReason, Request, TokenLogprob
+from wingbeat.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
+
+EOS = 0
+
+
+class Script:
+    """Honours what ends an answer, `allowed_token_ids` and grammars; bias and penalties change nothing here."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int = 4096) -> None:
+        self._vocab_size = vocab_size
+        self._grammars = Grammars(tokenizer, vocab_size, frozenset([EOS]))
+
+    def tokens(self, request: Request, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
+        """The answer's tokens, and why it ends; `wanted` are those of its text.
+
+        Raises:
+            RequestRefused: the request's grammar does not compile.
+        """
+        params = request.params
+        if params.grammar is not None:
+            try:
+                grammar = self._grammars.compile(params.grammar)
+            except ValueError as error:
+                raise RequestRefused(str(error)) from error
+            return self._in_grammar(request, grammar.compiled, wanted)
+        ends = {EOS, *params.stop_token_ids} if not params.ignore_eos else set(params.stop_token_ids)
+        text = [*wanted, EOS] if not params.ignore_eos else list(wanted)
+        while len(text) < params.min_tokens:
+            text = [*wanted, *text] if wanted else [1, *text]
+        if params.allowed_token_ids:
+            text = [params.allowed_token_ids[token_id % len(params.allowed_token_ids)] for token_id in text]
+        for place, token_id in enumerate(text[: params.max_tokens], 1):
+            if token_id in ends and place > params.min_tokens:
+                return text[:place], FinishReason.STOP
+        return text[: params.max_tokens], FinishReason.LENGTH
+
+    def _in_grammar(
+        self, request: Request, grammar: "CompiledGrammar", wanted: Sequence[int]
+    ) -> tuple[list[int], FinishReason]:
+        """The wanted tokens where the grammar allows them, else drawn ones, whose end comes as soon as it may."""
+        from xgrammar import GrammarMatcher
+
+        params = request.params
+        whole, judge = [*wanted, EOS], GrammarMatcher(grammar)
+        if len(whole) <= request.params.max_tokens and all(map(judge.accept_token, whole)):
+            return whole, FinishReason.STOP
+        rng, matcher, tokens = Random(params.seed if params.temperature else 0), GrammarMatcher(grammar), []
+        mask = np.zeros((1, -(-self._vocab_size // 32)), np.int32)
+        while len(tokens) < params.max_tokens:
+            if not matcher.fill_next_token_bitmask(mask, 0):
+                mask[:] = -1
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
+            tokens.append(EOS if EOS in allowed else rng.choice(allowed))
+            matcher.accept_token(tokens[-1])
+            if matcher.is_terminated() or tokens[-1] in params.stop_token_ids:
+                return tokens, FinishReason.STOP
+        return tokens, FinishReason.LENGTH
+
+
+def scripted_logprobs(asked: int | None, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    """By token, with the first ones of the vocabulary as the most likely; none where none were asked for."""
+    if asked is None:
+        return ()
+    top = tuple((token_id, logprob_of(token_id)) for token_id in range(asked))
+    return tuple(TokenLogprob(logprob_of(token_id), top) for token_id in token_ids)
+
+
+def logprob_of(token_id: int) -> float:
+    """Smaller for greater ids."""
+    return -(token_id + 1) / 1000

@@ -1,0 +1,67 @@
+"""Grammars are tried out elsewhere: an endless one is refused within its limits, and stops nothing."""
+
+import threading
+
+import pytest
+
+from tests.runtime.small_tokenizers import byte_level_tokenizer
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.trial import GrammarTrial
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+BOMB = GrammarSpec("regex", "[a-z]?" * 3000, "structured_outputs.regex")
+
+
+def spec_of(kind, text):
+    return GrammarSpec(kind, text, f"structured_outputs.{kind}")
+
+
+@pytest.fixture(scope="module")
+def trial():
+    made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])), cpu_s=1, memory_bytes=2**28)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of("regex", "[a-c]+x"),
+        spec_of("json", '{"type": "object", "properties": {"a": {"type": "string"}}}'),
+        spec_of("grammar", 'root ::= "a" | "b" root'),
+        spec_of("choice", '["a", "b"]'),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_what_compiles_passes(trial, spec):
+    trial.check(spec)
+
+
+def test_what_does_not_compile_is_refused_with_the_reason(trial):
+    with pytest.raises(ValueError, match=r"structured_outputs\.regex cannot be compiled: .+"):
+        trial.check(spec_of("regex", "("))
+
+
+def test_an_endless_compile_is_refused_while_others_pass(trial):
+    problems = []
+
+    def check_bomb():
+        try:
+            trial.check(BOMB)
+        except ValueError as error:
+            problems.append(str(error))
+
+    thread = threading.Thread(target=check_bomb)
+    thread.start()
+    trial.check(spec_of("regex", "[x-z]{2}"))
+    assert not problems
+    thread.join()
+    assert problems == ["structured_outputs.regex takes more than 1 s or 256 MiB to compile"]
+
+
+@pytest.mark.slow
+def test_a_process_that_died_is_replaced(trial):
+    trial.check(spec_of("regex", "first"))
+    trial._process.kill()
+    trial._process.wait()
+    trial.check(spec_of("regex", "second"))
