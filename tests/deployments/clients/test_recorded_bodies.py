@@ -13,7 +13,7 @@ from tests.deployments.tool_world import CALL, PARSERS, TOKENIZER, ToolPool
 
 RECORDED = Path(__file__).parent / "recorded"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES = "/v1/responses"
 PATHS = {
     "vllm_bench_completions": COMPLETIONS,
     "vllm_bench_chat": CHAT,
@@ -24,6 +24,18 @@ PATHS = {
     "aiperf_responses": RESPONSES,
     "sglang_bench_completions": COMPLETIONS,
     "sglang_bench_chat": CHAT,
+    "langchain_chat": CHAT,
+    "langchain_stream": CHAT,
+    "langchain_tools": CHAT,
+    "langchain_auto_tools": CHAT,
+    "langchain_tool_result": CHAT,
+    "langchain_schema": CHAT,
+    "litellm_chat": CHAT,
+    "litellm_stream": CHAT,
+    "instructor_tools": CHAT,
+    "pydantic_ai_tools": CHAT,
+    "llm_stream": CHAT,
+    "llm_chat": CHAT,
     "lm_eval_generate": COMPLETIONS,
     "lm_eval_tokenize": "/tokenize",
     "lm_eval_detokenize": "/detokenize",
@@ -83,6 +95,29 @@ def test_every_chunk_has_the_usage_so_far_where_it_is_asked_for(name):
     counts = [chunk["usage"]["completion_tokens"] for chunk in stream(send(name, ToolPool(TEXT)))]
     assert counts == sorted(counts)
     assert counts[-1] == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("langchain_tools", "weather"), ("instructor_tools", "City"), ("pydantic_ai_tools", "final_result")],
+)
+def test_a_function_that_must_be_called_is_the_form_of_the_answer(name, function):
+    pool = ToolPool(CALL)
+    answer = send(name, pool).json()["choices"][0]["message"]
+    assert answer["tool_calls"][0]["type"] == "function"
+    assert f'\\"name\\": \\"{function}\\"' in pool.requests[0].params.grammar.text
+
+
+def test_a_schema_is_the_form_of_the_answer():
+    pool = ToolPool("{}")
+    assert send("langchain_schema", pool).status_code == 200
+    assert '"rivers"' in pool.requests[0].params.grammar.text
+
+
+def test_a_call_and_its_result_that_are_sent_back_reach_the_template():
+    pool = ToolPool("It is sunny.")
+    assert send("langchain_tool_result", pool).json()["choices"][0]["message"]["content"] == "It is sunny."
+    assert pool.prompt().endswith("<|tool|>[call_1]sunny<|end|><|assistant|>")
 
 
 def test_a_benchmarks_request_id_comes_back():
