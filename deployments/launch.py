@@ -26,7 +26,12 @@ logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
 NICENESS = "RAY_worker_niceness"
 """Ray's workers yield to all else on their machine (nice 15) unless the Ray that starts them is told otherwise."""
-RAY_ENV = {NICENESS: "0", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5"}
+RAY_ENV = {
+    NICENESS: "0",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    # Serve ends a proxy that is not ready after three times as long, and a busy machine takes longer than 15 s.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+}
 """For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
 a proxy that is merely slow keeps its 10 s per check."""
 POLL_S = 1.0

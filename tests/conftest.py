@@ -22,6 +22,11 @@ if not torch.cuda.is_available():
 # No test asks the Hugging Face hub; huggingface_hub reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Tests share the machine with others of theirs: Serve is not to give up a proxy that is slow to start.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+# Ray's workers yield to all else on their machine unless they are told otherwise.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 ROOT = str(Path(__file__).parents[1])
 MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0

@@ -1,14 +1,16 @@
 """A scripted model that knows tools: a chat template in Hermes' manner, and answers with calls and thoughts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import httpx
 
 from tests.deployments.http_world import FakePool, byte_tokenizer, call
+from tests.deployments.scripted_tokens import Script
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.request import FinishReason, Request
 
 TEMPLATE = """
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif -%}
@@ -52,12 +54,20 @@ ASSISTANT = {
 TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 
 
+class Verbatim(Script):
+    """Says what it is given, whatever the answer's grammar."""
+
+    def tokens(self, request: Request, wanted: Sequence[int]) -> tuple[list[int], FinishReason]:
+        return super().tokens(replace(request, params=replace(request.params, grammar=None)), wanted)
+
+
 class ToolPool(FakePool):
     """A scripted pool with room for tools."""
 
     def __init__(self, answer: Callable[[Request], str] | str = CALL, tokens_per_output: int = 3) -> None:
         super().__init__(answer, tokens_per_output)
         self.info = ModelInfo("demo", max_model_len=8192, vocab_size=257, eos_token_ids=(0,), drafter="fake")
+        self.script = Verbatim(TOKENIZER)
 
     def prompt(self) -> str:
         """The text of the latest request's prompt."""
