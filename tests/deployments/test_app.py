@@ -205,7 +205,7 @@ def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.
     assert not process_exists(engine["drafter_pid"])
 
 
-def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, demo_app: Any):
+def test_a_scrape_shows_the_engine_and_what_its_client_saw(demo_app: Any):
     demo_app.complete(PROMPT)
     text = demo_app.http.get("/metrics").text
     (engine_id,) = demo_app.engines()
@@ -215,7 +215,6 @@ def test_scrapes_show_every_engine_and_what_clients_saw(fake_app: httpx.Client, 
     assert float(values[f"vllm:e2e_request_latency_seconds_count{labels}"]) >= 1
     assert float(values[f"vllm:spec_decode_num_drafts_total{labels}"]) >= 1
     assert values[f"wingbeat_engine_up{labels}"] == "1.0"
-    until(lambda: fake_app.get("/metrics").text.count("vllm:num_requests_running{") == 2)
 
 
 @pytest.mark.slow
