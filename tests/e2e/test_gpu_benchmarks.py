@@ -76,8 +76,13 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
     assert not (tmp_path / "report").exists()
 
 
+SLOW = {"two_processes", "engine_speed"}
+
+
 @without_gpu
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "hop"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SCRIPTS if name != "hop"]
+)
 def test_toy_sizes_give_figures(run_script, name):
     status, out, err = run_script(name, "--quick")
     assert status == 0, err

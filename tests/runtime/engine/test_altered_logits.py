@@ -14,7 +14,7 @@ from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config,
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from wingbeat.runtime.scheduling.request import SamplingParams
 
-pytestmark = pytest.mark.few(2)
+pytestmark = pytest.mark.few(1)
 
 LENGTH = 40
 EOS = 7

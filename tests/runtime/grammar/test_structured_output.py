@@ -18,7 +18,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
 
-LENGTH = 160
+LENGTH = 120
 TOKENIZER = Tokenizer.load(DEMO_PAIR / "verifier")
 
 
@@ -103,7 +103,8 @@ def matches(spec, text):
             assert text == "fixed text"
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("spec", [*SPECS[1:], SPECS[0]], ids=lambda spec: spec.kind)
 def test_answers_match_and_drafts_change_no_token(loaded, grammars, spec):
     prompts = [TOKENIZER.encode(text) for text in ("import json\n", "x = ", "")] * 2
     prompts = [prompt or [5] for prompt in prompts]
