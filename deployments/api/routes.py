@@ -38,7 +38,7 @@ def create_app(
     adds_request_id: bool = True,
     monitor: Monitor | None = None,
 ) -> FastAPI:
-    """The application: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, and `/metrics` of a monitor.
+    """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
     Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`.
     """
