@@ -46,10 +46,11 @@ class TokenMasks:
 
     def draft_forced(self, plan: SchedulerOutput, trees: TokenTree | None, max_depth: int) -> TokenTree | None:
         """Draft what grammars leave no choice about, beside what the drafter drafted."""
-        wanted = plan.with_trees()
-        masked = [row for row, seq in enumerate(plan.decodes) if seq.masker is not None and wanted[row]]
+        masked = [row for row, seq in enumerate(plan.decodes) if seq.masker is not None]
         if trees is None or not masked:
             return trees
+        wanted = plan.with_trees()
+        masked = [row for row in masked if wanted[row]]
         chains = {row: plan.decodes[row].masker.forced(max_depth) for row in masked}
         if not any(chains.values()):
             return trees
