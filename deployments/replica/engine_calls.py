@@ -72,9 +72,9 @@ class EngineCalls:
         Raises:
             Exception: it is unfit.
         """
+        found = self._check_drafter(self._engine)
         from wingbeat.runtime.checks.self_test import SelfTest
 
-        found = self._check_drafter(self._engine)
         return found.as_dict() if isinstance(found, SelfTest) else None
 
     def start_capture(self) -> None:
