@@ -101,7 +101,7 @@ MAY_IMPORT = {
         "runtime.tensor_files",
     },
     "deployments.page": {"deployments.fleet"},
-    "deployments.parsing": set(),
+    "deployments.parsing": {"runtime.grammar"},
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
