@@ -66,18 +66,46 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
     Raises:
         RuntimeError: it does not start; names what it said last.
     """
-    port = free_port()
     command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    command += ["--host", "127.0.0.1", "--log-level", "error", *options]
+    with _served("transformers serve", command, {"OMP_NUM_THREADS": str(threads)}) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def vllm_serve(program: Path, model: Path, max_model_len: int, *options: str) -> Iterator[str]:
+    """Run `vllm serve` for one model in float32 without a prefix cache, on as many cores as it likes.
+
+    Args:
+        program: `vllm` in its own virtual environment.
+
+    Raises:
+        RuntimeError: as `transformers_serve`.
+    """
+    command = [program, "serve", model, "--dtype", "float32", "--max-model-len", str(max_model_len)]
+    command += ["--no-enable-prefix-caching", "--max-num-seqs", "16", "--host", "127.0.0.1", *options]
+    with _served("vllm serve", command, {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _served(name: str, command: list[Any], environment: dict[str, str]) -> Iterator[str]:
+    port = free_port()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
-        server = stack.enter_context(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        server = stack.enter_context(
+            subprocess.Popen(
+                [*command, "--port", str(port)],
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        )
         stack.callback(_stop, server)
         if not _answers(server, f"http://127.0.0.1:{port}/health"):
             log.seek(0)
             said = log.read().strip().splitlines() or ["nothing"]
-            raise RuntimeError(f"transformers serve does not start; it said last: {said[-1]}")
+            raise RuntimeError(f"{name} does not start; it said last: {said[-1]}")
         yield f"http://127.0.0.1:{port}"
 
 
