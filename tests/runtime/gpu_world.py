@@ -123,6 +123,11 @@ class Served:
     launches: list[Counter] = field(default_factory=list)
     """Of each round with nothing but decodes."""
 
+    @property
+    def num_graphs(self) -> int:
+        """Of a whole round: the verifier's, and the drafter's where there is one."""
+        return 1 if self.engine.drafter_state == "none" else 2
+
 
 def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:
     """Prompts come in chunks, beside running sequences."""
