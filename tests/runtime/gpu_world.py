@@ -24,6 +24,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.fused import OPS, fuse
 from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256
@@ -69,6 +70,7 @@ def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
         if "norm" in name:
             parameter.data.normal_(1, 0.3)
     loaded = prepare_model(model, "fake")
+    fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
     place(model)
     return loaded
 

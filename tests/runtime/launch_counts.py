@@ -26,14 +26,14 @@ SERVED = EngineConfig(
 """Whose graphs are counted: large batches of wide trees."""
 
 LIMITS: dict[str, int] = {
-    "layer": 34,
-    "decoding beside its layers, greedy": 42,
-    "decoding beside its layers, sampled": 66,
-    "decoding beside its layers, altered": 100,
-    "verification of a chain beside its layers, greedy": 60,
-    "verification of a tree beside its layers, greedy": 86,
-    "verification of a tree beside its layers, sampled": 110,
-    "verification of a tree beside its layers, altered": 149,
+    "layer": 9,
+    "decoding beside its layers, greedy": 33,
+    "decoding beside its layers, sampled": 57,
+    "decoding beside its layers, altered": 91,
+    "verification of a chain beside its layers, greedy": 51,
+    "verification of a tree beside its layers, greedy": 77,
+    "verification of a tree beside its layers, sampled": 101,
+    "verification of a tree beside its layers, altered": 140,
     "level of a chain": 22,
     "level of a tree": 26,
     "draft of one level, chain": 91,
