@@ -126,6 +126,7 @@ MAY_IMPORT = {
     "deployments.stop_signals": set(),
     "kernels.attention": {"kernels.tree"},
     "kernels.kv": set(),
+    "kernels.layer": {"kernels.kv"},
     "kernels.sampling": set(),
     "kernels.tree": {"kernels.sampling"},
     "runtime.checks": {
@@ -231,6 +232,7 @@ MAY_IMPORT = {
     "runtime.verifier": {
         "kernels.attention",
         "kernels.kv",
+        "kernels.layer",
         "kernels.sampling",
         "kernels.tree",
         "runtime.config",
