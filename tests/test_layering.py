@@ -19,6 +19,7 @@ ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling"}
 MAY_IMPORT = {
     "cluster.autoscaling": set(),
     "cluster.channels": {"runtime.free_memory", "runtime.protocol"},
+    "cluster.child_process": set(),
     "cluster.cores": set(),
     "cluster.placement": set(),
     "cluster.process_tree": {"cluster.channels"},
@@ -105,6 +106,7 @@ MAY_IMPORT = {
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
+        "cluster.child_process",
         "cluster.cores",
         "cluster.placement",
         "deployments.app_config",
