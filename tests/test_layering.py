@@ -102,7 +102,7 @@ MAY_IMPORT = {
         "runtime.tensor_files",
     },
     "deployments.page": {"deployments.fleet"},
-    "deployments.parsing": set(),
+    "deployments.parsing": {"runtime.grammar"},
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
@@ -127,6 +127,7 @@ MAY_IMPORT = {
     "deployments.stop_signals": set(),
     "kernels.attention": {"kernels.tree"},
     "kernels.kv": set(),
+    "kernels.layer": {"kernels.kv"},
     "kernels.sampling": set(),
     "kernels.tree": {"kernels.sampling"},
     "runtime.checks": {
@@ -248,6 +249,7 @@ MAY_IMPORT = {
     "runtime.verifier": {
         "kernels.attention",
         "kernels.kv",
+        "kernels.layer",
         "kernels.sampling",
         "kernels.tree",
         "runtime.config",

@@ -150,10 +150,8 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
     """Within this context the model attends by `graph_attention` and rotates by the graph's operator."""
     ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
     originals = [rope.original for rope in ropes]
-    for module in loaded.model.modules():
-        if type(module) is InputMajorLinear:  # a view of the weights would be exported beside them
-            module.__class__ = nn.Linear
-            module.weight.data = module.weight.data.contiguous()
+    # These multiply by a view of their weights, which would be exported beside them.
+    linears = [module for module in loaded.model.modules() if type(module) is InputMajorLinear]
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
@@ -163,11 +161,15 @@ def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
         for rope in ropes:
             # What `Rope` was found equal to is the rotation of halves; it gives way while something is compiled.
             rope.original = rotate
+        for linear in linears:
+            linear.__class__ = nn.Linear
         yield
     finally:
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         for rope, original in zip(ropes, originals, strict=True):
             rope.original = original
+        for linear in linears:
+            linear.__class__ = InputMajorLinear
 
 
 def _rope_of(module: nn.Module) -> Rope | None:

@@ -52,7 +52,7 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     """Write a verifier's graph, its weights in a file beside it, checked.
 
     Args:
-        loaded: in the dtype of the engine, on the CPU; its linear layers lose the layout that made them fast.
+        loaded: in the dtype of the engine, on the CPU.
         tap_layers: layers whose inputs the graph returns side by side; empty returns none.
 
     Raises:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+
 FUNCTION_NAME = "apply_rotary_pos_emb"
 """What transformers' modeling files call it: (q, k, cos, sin) -> (q, k), found among the module's globals."""
 _ARGUMENTS = ["q", "k", "cos", "sin"]
@@ -60,7 +62,10 @@ class InputMajorLinear(nn.Linear):
         weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
         if laid is None or laid[0] is not weight:
             laid = self.lay()
-        return torch.matmul(input, laid[1])
+        kernels = cpu_kernels()
+        if kernels is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or not input.is_contiguous():
+            return torch.matmul(input, laid[1])
+        return kernels.linear(input, laid[1])
 
     def lay(self) -> tuple[Tensor, Tensor]:
         """Take the weights as they now are."""
