@@ -161,6 +161,7 @@ class FusedLayer(nn.Module):
             attn.scaling,
             sliding_window=self._window,
             workspace=metadata.workspace,
+            packed=metadata.packed,
         )
         mixed = functional.linear(mixed.flatten(1), attn.o_proj.weight, attn.o_proj.bias)
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
