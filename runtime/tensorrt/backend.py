@@ -73,7 +73,7 @@ def open_backend(
 
     Raises:
         EngineDirectoryError: a file is missing or another one.
-        EngineError: nothing here runs it.
+        EngineLoadError: nothing here runs it.
         ValueError: a limit is above the engine's.
     """
     directory = EngineDirectory(folder)
@@ -91,7 +91,7 @@ def engine_drafter(
     """The directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
 
     Raises:
-        EngineDirectoryError: the directory has none, or one of another head; EngineError: nothing here runs it.
+        EngineDirectoryError: the directory has none, or one of another head; EngineLoadError: nothing here runs it.
     """
     if kind_of(drafter, model) != "eagle":
         return None
@@ -113,7 +113,7 @@ def open_drafter(
     """Load a directory's drafter, which it has.
 
     Raises:
-        EngineDirectoryError: a file cannot be read; EngineError: nothing here runs it.
+        EngineDirectoryError: a file cannot be read; EngineLoadError: nothing here runs it.
     """
     session = open_session(directory, DRAFT, DRAFT_STAGES, device, threads)
     graphs = CudaGraphDevice(device) if device.type == "cuda" else None

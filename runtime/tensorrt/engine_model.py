@@ -162,9 +162,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
         longest = min(config.max_model_len, limits.max_kv_cache_capacity, engine.max_position_embeddings)
         config = replace(config, max_model_len=longest)
     for name, value, field, most in (
-        ("max_num_seqs", config.max_num_seqs, "max_batch_size", limits.max_batch_size),
         ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
-        ("max_num_batched_tokens", config.max_num_batched_tokens, "max_input_len", limits.max_input_len),
         ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
     ):
         if value > most:
@@ -175,6 +173,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
         raise ValueError("cuda_graphs is True: the backend tensorrt captures its own stages")
     return replace(
         config,
+        max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),
         block_size=limits.capacity,
         num_kv_blocks=config.max_num_seqs + 1,
         lower_max_model_len=False,

@@ -34,7 +34,7 @@ _FOLDED = "val_"
 _NOISE = ("torch.onnx", "torch._dynamo", "torch.export", "onnxscript", "onnx_ir")
 
 
-class ExportError(RuntimeError):
+class ExportError(ValueError):
     """A graph cannot be exported, or the exported file is not valid; the message says which."""
 
 
