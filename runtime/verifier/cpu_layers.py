@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import CpuKernels, batch_of, layer_of, matrix_of

@@ -101,6 +101,6 @@ def test_norms_of_another_formula_are_left(monkeypatch):
 
 
 def test_devices_without_such_steps_are_left_alone():
-    model = noisy("llama")
+    model = noisy("llama").bfloat16()  # CPUs have theirs in float32 alone
     assert fuse(model, nn.ModuleList(), []) == 0
     assert not any(isinstance(part, FusedLayer | FusedNorm) for part in model.modules())
