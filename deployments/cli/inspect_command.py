@@ -78,9 +78,8 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     if as_json:
         print(json.dumps(found))
         return
-    console = Console()
     for table in _tables(found):
-        console.print(table)
+        Console().print(table)
 
 
 def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dtype) -> Findings:
