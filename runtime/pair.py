@@ -37,6 +37,8 @@ class PairSettings(NamedTuple):
     """Warn about a drafter that does not suit the model instead of refusing it."""
     tests_drafter: bool = True
     """False where the drafter is not Wingbeat's own: how it reads its weights and what it is worth is not asked."""
+    most_threads: int | None = None
+    """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
 
 
 class PairEngine(NamedTuple):
@@ -86,9 +88,12 @@ def engine_of_pair(
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
+    from wingbeat.runtime.verifier.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loader import load_model
 
     loaded = load_model(settings.model, settings.dtype, torch.device(device))
+    if settings.most_threads is not None and loaded.device.type == "cpu":
+        choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:

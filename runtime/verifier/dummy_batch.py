@@ -31,7 +31,15 @@ def dummy_decode_batch(
     positions = context[:, None] + torch.arange(num_nodes, device=device)
     visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
     segment = build_segment(
-        0, positions, context, None if in_place else visible, tables, cache.block_size, windows, dtype, in_place=in_place
+        0,
+        positions,
+        context,
+        None if in_place else visible,
+        tables,
+        cache.block_size,
+        windows,
+        dtype,
+        in_place=in_place,
     )
     positions = positions.flatten()
     nothing = torch.zeros_like(positions)
