@@ -31,7 +31,7 @@ def choose_threads(loaded: LoadedModel, most: int) -> int:
     Args:
         most: cores that the process may have.
     """
-    config = EngineConfig(max_num_seqs=max(_ROWS), max_model_len=256, num_kv_blocks=1 + 256 // 16)
+    config = EngineConfig(max_num_seqs=max(_ROWS), max_model_len=256, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
     in_place = reads_in_place(loaded.dtype, loaded.device)
 
