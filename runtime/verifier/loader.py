@@ -14,6 +14,7 @@ from wingbeat.runtime.verifier.architecture_checks import (
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
+from wingbeat.runtime.verifier.fused import fuse
 from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.speed_up import speed_up
@@ -66,15 +67,17 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
 
 
 def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention) -> LoadedModel:
-    """Let a model attend by our function, and run faster (`speed_up`)."""
+    """Let a model attend by our function, and run faster (`speed_up`, `fuse`)."""
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
     speed_up(model)
+    layers = decoder_layers(model, len(probed.layers))
+    fuse(model, layers, probed.layers)
     return LoadedModel(
         model=model,
         name=name,
         layers=probed.layers,
-        decoder_layers=decoder_layers(model, len(probed.layers)),
+        decoder_layers=layers,
         hidden_size=config.hidden_size,
         vocab_size=model.get_output_embeddings().weight.shape[0],
         max_position_embeddings=probed.max_positions,

@@ -1,4 +1,4 @@
-"""Compile every launch of the sampling and tree kernels for compute capability 9.0; prints one JSON object each.
+"""Compile every launch of the layer, sampling and tree kernels for compute capability 9.0; prints one JSON object each.
 
 A program of its own, without a GPU: the wrappers run on CPU tensors with a driver that only names the target, and each
 launch stops after compilation. What the interpreter accepts and the compiler refuses shows here, and so do arguments
@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from wingbeat.kernels.layer import triton as triton_layer
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
 from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
@@ -86,9 +87,23 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     triton_tree.path_token_ids(nodes, nodes, steps)
 
 
+def launch_layers(num_tokens: int, hidden_size: int, heads: tuple[int, int], dim: int, intermediate_size: int) -> None:
+    bf16 = torch.bfloat16
+    hidden, weight = torch.zeros(num_tokens, hidden_size, dtype=bf16), torch.zeros(hidden_size, dtype=bf16)
+    for residual in (None, hidden):
+        triton_layer.add_rms_norm(hidden, residual, weight, 1e-5)
+    qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
+    turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)
+    for norm in (None, hidden.new_zeros(dim)):
+        triton_layer.rotate_and_store(qkv, turned, turned, cache, cache, ints(num_tokens), norm, norm, 1e-6)
+    triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
+
+
 if __name__ == "__main__":
     driver.set_active(HopperDriver())
     JITFunction.run = compile_only(JITFunction.run)
+    launch_layers(60, 4096, (32, 8), 128, 14336)
+    launch_layers(1, 2880, (40, 8), 80, 9728)
     launch_sampling(1, 151936)
     launch_sampling(300, 32000)
     launch_trees(4, 10, 7, 60, 32000)

@@ -1,4 +1,4 @@
-"""The sampling and tree kernels compile, as they are launched, for the GPUs they are written for."""
+"""The layer, sampling and tree kernels compile, as they are launched, for the GPUs they are written for."""
 
 import json
 import os
@@ -12,6 +12,9 @@ pytest.importorskip("triton")
 
 PROGRAM = Path(__file__).with_name("compile_launches.py")
 KERNELS = {
+    "_add_rms_norm_kernel",
+    "_rotate_and_store_kernel",
+    "_silu_mul_kernel",
     "_noise_kernel",
     "_scale_kernel",
     "_search_kernel",

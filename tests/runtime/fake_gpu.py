@@ -304,6 +304,11 @@ def place(module: nn.Module) -> nn.Module:
         for name, value in list(vars(part).items()):
             if isinstance(value, Tensor):
                 setattr(part, name, torch.empty(value.shape, dtype=value.dtype, device=CUDA))
+            elif isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
+                like = (
+                    None if each is None else torch.empty(each.shape, dtype=each.dtype, device=CUDA) for each in value
+                )
+                part.__dict__[name] = tuple(like)
     return module
 
 

@@ -24,6 +24,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.fused import OPS, fuse
 from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256
@@ -69,6 +70,7 @@ def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
         if "norm" in name:
             parameter.data.normal_(1, 0.3)
     loaded = prepare_model(model, "fake")
+    fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
     place(model)
     return loaded
 
@@ -122,6 +124,11 @@ class Served:
     device: FakeGraphDevice
     launches: list[Counter] = field(default_factory=list)
     """Of each round with nothing but decodes."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Of a whole round: the verifier's, and the drafter's where there is one."""
+        return 1 if self.engine.drafter_state == "none" else 2
 
 
 def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:

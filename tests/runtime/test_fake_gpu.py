@@ -31,26 +31,18 @@ from tests.runtime.gpu_world import (
     serve,
     verifier,
 )
+from tests.runtime.launch_counts import attach
 from wingbeat.kernels.tree.candidates import top_candidates
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import drafter_client as drafting
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.protocol import transfer
-from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.choice import Choosing
 
 pytestmark = pytest.mark.few(2)
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
-PER_LAYER = 34
-"""Of a Llama: 7 products, 16 of the norms, 5 of rope, 2 sums, 2 of the activation, keys stored, attention. A context of
-several splits adds one, which merges them."""
-PER_DRAFT_LEVEL = {"chain": 22, "tree": 26}
-PER_ROUND = {"plain": 4, "chain": 80, "tree": 80}
-"""A graph is one."""
 
 
 @pytest.fixture
@@ -108,40 +100,6 @@ def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, 
     assert served.engine.stats().policy is not None
     assert served.engine.runner.graphs.stats.failed == []
     assert served.engine.drafter_state == "attached"
-
-
-def test_a_layer_launches_no_more_than_it_did(gpu):
-    counts = {}
-    for num_layers in (1, 3):
-        device = FakeGraphDevice(gpu)
-        engine = Engine(verifier(num_layers), engine_config(TREE, 1), DrafterNeeds((0,)), device)
-        engine.runner.prepare_trees()
-        counts[num_layers] = [graph.total() for graph in device.graphs]
-    per_layer = [(more - one) / 2 for one, more in zip(counts[1], counts[3], strict=True)]
-    assert len(per_layer) == 2 * len(Choosing)  # of roots and trees
-    assert max(per_layer) <= PER_LAYER
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_level_of_a_draft_launches_no_more_than_it_did(gpu, shape):
-    device = FakeGraphDevice(gpu)
-    drafter = new_drafter("eagle-3", SHAPES[shape], device)
-    attach(drafter, SHAPES[shape], num_slots=1)
-    captured = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
-    by_depth = [graph.total() for (stage, bucket), graph in sorted(captured.items()) if stage == Stage.DRAFT_PROPOSAL]
-    assert len(by_depth) == SHAPES[shape].draft_steps
-    assert by_depth[-1] - by_depth[-2] <= PER_DRAFT_LEVEL[shape]
-
-
-@pytest.mark.parametrize("shape", ["plain", *SHAPES])
-def test_a_round_launches_no_more_beside_its_graphs_than_it_did(gpu, shape):
-    speculation = SHAPES.get(shape, TREE)
-    drafter = None if shape == "plain" else new_drafter("eagle-3", speculation, FakeGraphDevice(gpu))
-    served = serve(gpu, engine_config(speculation, 1), drafter, [GREEDY])
-    num_graphs = 1 if shape == "plain" else 2
-    rounds = [launches for launches in served.launches if launches["graph"] == num_graphs]
-    assert len(rounds) >= 2
-    assert min(launches.total() for launches in rounds) <= PER_ROUND[shape]
 
 
 def test_kernels_of_a_first_chunk_were_run_before_a_round_waits_for_them(gpu):
@@ -224,22 +182,3 @@ def test_nothing_touches_the_host_in_a_capture(gpu):
         with pytest.raises(MixedDevicesError):
             transfer.upload([1, 2], CUDA)
     assert launches == Counter(add=1)
-
-
-def attach(drafter, speculation: SpeculationConfig, num_slots: int) -> ChannelSpec:
-    """Make room for a verifier of these trees."""
-    config = engine_config(speculation, num_slots)
-    spec = ChannelSpec(
-        num_slots=num_slots,
-        num_nodes=speculation.num_nodes,
-        max_path=speculation.max_path,
-        max_prefill_tokens=16,
-        taps_size=drafter.head.taps_size,
-        max_model_len=config.max_model_len,
-        max_blocks_per_seq=config.max_blocks_per_seq,
-        block_size=config.block_size,
-        num_blocks=64,
-        taps_dtype=torch.bfloat16,
-    )
-    drafter.resize(spec, num_slots, 64)
-    return spec

@@ -1,0 +1,1 @@
+"""What a decoder layer does between its products and its attention."""

@@ -1,0 +1,95 @@
+"""Steps of a decoder layer between its products: the torch reference; on CUDA `triton` does each in one launch.
+
+They round where transformers' modules round, so that a layer made of them gives the same numbers up to the order in
+which a norm sums its squares.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wingbeat.kernels.kv.reference import store_kv
+
+
+def add_rms_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The root-mean-square norm of a sum, and the sum (Zhang and Sennrich, arXiv 1910.07467).
+
+    Args:
+        hidden: [num_tokens, hidden_size], contiguous.
+        residual: what to add first; None norms `hidden` alone.
+        weight: [hidden_size] in the same dtype.
+
+    Returns:
+        [num_tokens, hidden_size] each, of which the second is `hidden` itself where nothing was added.
+    """
+    if hidden.is_cuda:
+        from wingbeat.kernels.layer import triton as triton_layer
+
+        return triton_layer.add_rms_norm(hidden, residual, weight, eps)
+    total = hidden if residual is None else residual + hidden
+    return _rms_norm(total, weight, eps), total
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Norm and rotate queries and keys, and write keys and values into their slots (RoFormer, arXiv 2104.09864).
+
+    Args:
+        qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim], contiguous: queries, keys, values.
+        cos: [num_tokens, dim] in the same dtype, contiguous, both halves alike; `sin` likewise. Only the second
+            halves are read, so that the first one of the sine may carry a sign.
+        key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype; `value_cache` likewise.
+        slot_mapping: int64 [num_tokens], as for `store_kv`.
+        query_norm: [dim], the weight of a norm over each query head, before it is rotated; None has no norm.
+        key_norm: [dim], likewise of the keys; given where the other one is.
+
+    Returns:
+        The queries: [num_tokens, num_heads, dim].
+
+    Raises:
+        ValueError: slots are not contiguous int64; on CUDA, shapes or dtypes do not fit each other.
+    """
+    if qkv.is_cuda:
+        from wingbeat.kernels.layer import triton as triton_layer
+
+        norms = (query_norm, key_norm, eps)
+        return triton_layer.rotate_and_store(qkv, cos, sin, key_cache, value_cache, slot_mapping, *norms)
+    num_kv_heads = key_cache.shape[2]
+    query, key, value = qkv.split([qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+    if query_norm is not None and key_norm is not None:
+        query, key = _rms_norm(query, query_norm, eps), _rms_norm(key, key_norm, eps)
+    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    store_kv(key, value, key_cache, value_cache, slot_mapping)
+    return query
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, of a gated MLP: [num_tokens, 2 * size] -> [num_tokens, size]; contiguous, gates first."""
+    if gate_up.is_cuda:
+        from wingbeat.kernels.layer import triton as triton_layer
+
+        return triton_layer.silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _rms_norm(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = values.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * wide.to(values.dtype)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = heads.chunk(2, dim=-1)
+    half = low.shape[-1]
+    cos, sin = cos[:, None, half:], sin[:, None, half:]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)

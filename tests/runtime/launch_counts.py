@@ -1,0 +1,143 @@
+"""How many kernels a GPU is asked to launch, counted on a fake one: by layer, by stage and by round.
+
+As a program (`python -m tests.runtime.launch_counts`) it prints the table of `docs/benchmarks.md`.
+"""
+
+import sys
+from collections import Counter
+
+import torch
+
+from tests.runtime.fake_gpu import FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.gpu_world import CHAIN, GREEDY, TREE, engine_config, new_drafter, serve, verifier
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import Stage, batch_buckets
+from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.verifier.choice import Choosing
+from wingbeat.runtime.verifier.decode_graphs import num_graphs
+
+SHAPES = {"chain": CHAIN, "tree": TREE}
+SERVED = EngineConfig(
+    max_num_seqs=256, speculation=SpeculationConfig(draft_steps=7, verify_tree_size=60, adaptive=True)
+)
+"""Whose graphs are counted: large batches of wide trees."""
+
+LIMITS: dict[str, int] = {
+    "layer": 9,
+    "decoding beside its layers, greedy": 33,
+    "decoding beside its layers, sampled": 57,
+    "decoding beside its layers, altered": 91,
+    "verification of a chain beside its layers, greedy": 51,
+    "verification of a tree beside its layers, greedy": 77,
+    "verification of a tree beside its layers, sampled": 101,
+    "verification of a tree beside its layers, altered": 140,
+    "level of a chain": 22,
+    "level of a tree": 26,
+    "draft of one level, chain": 91,
+    "draft of one level, tree": 83,
+    "beside the graphs of a round, plain": 3,
+    "beside the graphs of a round, chain": 78,
+    "beside the graphs of a round, tree": 78,
+    "graphs of a verifier": 306,
+    "graphs of a drafter": 184,
+}
+"""The most launches of each kind; what raises one says in its commit why. A context that is long enough to be split
+among programs adds one launch a layer, which merges them."""
+
+
+def counts(gpu: FakeGpu) -> dict[str, int]:
+    """Every row of `LIMITS` as it is."""
+    found: dict[str, int] = {}
+    for name, shape in SHAPES.items():
+        found |= _verifier_counts(gpu, name, shape)
+    for name, shape in SHAPES.items():
+        found |= _drafter_counts(gpu, name, shape)
+    found |= _round_counts(gpu)
+    found["graphs of a verifier"] = num_graphs(SERVED)
+    found["graphs of a drafter"] = len(batch_buckets(SERVED.max_num_seqs)) * SERVED.speculation.max_path
+    return {name: found[name] for name in LIMITS}
+
+
+def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
+    """Of a layer, and of everything beside layers, by the difference between a model of one and of two."""
+    one, two = (_captured(gpu, shape, num_layers) for num_layers in (1, 2))
+    per_layer = max(two[key] - one[key] for key in one)
+    found = {"layer": per_layer}
+    for (stage, choosing), total in one.items():
+        what = "decoding" if stage == Stage.BASE_DECODING else f"verification of a {name}"
+        found[f"{what} beside its layers, {choosing}"] = total - per_layer
+    return found
+
+
+def _captured(gpu: FakeGpu, shape: SpeculationConfig, num_layers: int) -> dict[tuple[Stage, Choosing], int]:
+    """Launches of each stage of a verifier at batch 1."""
+    device = FakeGraphDevice(gpu)
+    engine = Engine(verifier(num_layers), engine_config(shape, 1), DrafterNeeds((0,)), device)
+    engine.runner.prepare_trees()
+    keys = zip([stage for stage, _ in engine.runner.graphs.stats.captured], [*Choosing, *Choosing], strict=True)
+    return {key: graph.total() for key, graph in zip(keys, device.graphs, strict=True)}
+
+
+def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
+    device = FakeGraphDevice(gpu)
+    drafter = new_drafter("eagle-3", shape, device)
+    attach(drafter, shape, num_slots=1)
+    captured = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
+    by_depth = [graph.total() for (stage, _), graph in sorted(captured.items()) if stage == Stage.DRAFT_PROPOSAL]
+    return {f"level of a {name}": by_depth[-1] - by_depth[-2], f"draft of one level, {name}": by_depth[0]}
+
+
+def _round_counts(gpu: FakeGpu) -> dict[str, int]:
+    found = {}
+    for name, shape in {"plain": TREE, **SHAPES}.items():
+        gpu.strict = False
+        drafter = None if name == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
+        served = serve(gpu, engine_config(shape, 1), drafter, [GREEDY])
+        totals = [beside(launches) for launches in served.launches if launches["graph"] == served.num_graphs]
+        found[f"beside the graphs of a round, {name}"] = min(totals)
+    gpu.strict = False
+    return found
+
+
+def beside(launches: Counter[str]) -> int:
+    """Launches of a round that no graph makes."""
+    return launches.total() - launches["graph"]
+
+
+def attach(drafter: EagleDrafter, speculation: SpeculationConfig, num_slots: int) -> ChannelSpec:
+    """Make room for a verifier of these trees."""
+    config = engine_config(speculation, num_slots)
+    spec = ChannelSpec(
+        num_slots=num_slots,
+        num_nodes=speculation.num_nodes,
+        max_path=speculation.max_path,
+        max_prefill_tokens=16,
+        taps_size=drafter.head.taps_size,
+        max_model_len=config.max_model_len,
+        max_blocks_per_seq=config.max_blocks_per_seq,
+        block_size=config.block_size,
+        num_blocks=64,
+        taps_dtype=torch.bfloat16,
+    )
+    drafter.resize(spec, num_slots, 64)
+    return spec
+
+
+def main() -> int:
+    """Print the table."""
+    if (reason := why_not()) is not None:
+        print(f"launch_counts: no fake GPU: {reason}", file=sys.stderr)
+        return 1
+    with fake_gpu() as gpu:
+        found = counts(gpu)
+    print("| launches | count |\n|---|---:|")
+    for name, count in found.items():
+        print(f"| {name} | {count} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

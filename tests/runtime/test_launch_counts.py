@@ -1,0 +1,22 @@
+"""What a GPU is asked to launch changes only with the table, whose rows a commit raises with a reason."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.runtime.fake_gpu import fake_gpu, why_not
+from tests.runtime.launch_counts import LIMITS, counts
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, int]:
+    if (reason := why_not()) is not None:
+        pytest.skip(f"no fake GPU: {reason}")
+    with fake_gpu() as gpu:
+        return counts(gpu)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_launches_are_no_more_than_their_limit_and_no_fewer(counted, name):
+    """A limit above the count would let launches come back unseen."""
+    assert counted[name] == LIMITS[name]
