@@ -18,7 +18,7 @@ from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import pack_request
 from wingbeat.deployments.metrics.client_figures import RouterFigures
-from wingbeat.deployments.replica import engine_life, engine_supervisor
+from wingbeat.deployments.replica import engine_supervisor
 from wingbeat.deployments.replica import verifier_replica as verifier
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.verifier_replica import Verifier
@@ -62,7 +62,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(verifier, "claim_core", lambda: done.append("claimed") or claim)
     monkeypatch.setattr(verifier, "show_log", lambda: None)
     monkeypatch.setattr(verifier.serve, "get_replica_context", lambda: context)
-    monkeypatch.setattr(engine_life, "RayDrafter", FakeRayDrafter)
+    monkeypatch.setattr(verifier, "RayDrafter", FakeRayDrafter)
     monkeypatch.setattr(FakeRayDrafter, "made", [])
     return done
 
@@ -91,7 +91,7 @@ def children() -> list[int]:
     [
         ("build_none", True, "^cannot be built$"),
         pytest.param("build_unfit", False, "cannot attach", marks=pytest.mark.slow),
-        ("build_unfit", True, "^unfit$"),
+        pytest.param("build_unfit", True, "^unfit$", marks=pytest.mark.slow),
     ],
     ids=["engine", "attach", "self-test"],
 )

@@ -24,7 +24,7 @@ def limits(speculation, batch):
 
 @pytest.mark.parametrize("batch", [4, 1])
 @pytest.mark.parametrize("shape", ["tree", "chain", "plain"])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_greedy_text_is_that_of_generate(shape, batch):
     expected = reference("llama")
     speculation = CHAIN if shape == "chain" else TREE
