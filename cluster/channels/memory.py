@@ -44,6 +44,7 @@ DEVICE_FIELDS = frozenset(
         "block_tables",
         "temperatures",
         "seeds",
+        "last_token_ids",
         "token_ids",
         "parents",
         "depths",

@@ -62,4 +62,5 @@ def _pair_settings(config: AppConfig) -> PairSettings:
         getattr(torch, config.resolved_dtype()),
         config.allow_bad_drafter,
         tests_drafter=config.drafter_factory is None,
+        engine_dir=config.engine_dir,
     )

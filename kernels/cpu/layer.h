@@ -41,16 +41,16 @@ static void norm_row(const float* x, const float* weight, float eps, int64_t wid
     }
 }
 
-// Halves turned against each other, as in GPT-NeoX; in place.
+// Halves turned against each other, as in GPT-NeoX; in place. Of the angles the second halves are read, so that the
+// first one of the sine may carry a sign.
 static void rotate(float* head, const float* cos, const float* sin, int64_t dim) {
     int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
         int64_t left = half - i;
         vec low = load_upto(head + i, left), high = load_upto(head + half + i, left);
-        vec turned_low = low * load_upto(cos + i, left) - high * load_upto(sin + i, left);
-        vec turned_high = high * load_upto(cos + half + i, left) + low * load_upto(sin + half + i, left);
-        store_upto(head + i, turned_low, left);
-        store_upto(head + half + i, turned_high, left);
+        vec cosine = load_upto(cos + half + i, left), sine = load_upto(sin + half + i, left);
+        store_upto(head + i, low * cosine - high * sine, left);
+        store_upto(head + half + i, high * cosine + low * sine, left);
     }
 }
 

@@ -12,6 +12,10 @@ void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Ma
     products(x, inputs, num_rows, inputs, matrix, 1, nullptr, nullptr, 0, out, matrix->columns);
 }
 
+void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {
+    for (int64_t row = 0; row < num_rows; row++) norm_row(x + row * width, weight, eps, width, out + row * width);
+}
+
 void wingbeat_attention(const Heads* heads, const Segment* segments, int64_t num_segments, const float* query,
                         const void* key_cache, const void* value_cache, int half, int64_t block_size, float* out) {
     Threads::Turn turn(threads);

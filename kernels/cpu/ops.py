@@ -57,9 +57,15 @@ class CpuKernels:
         """[..., in] times a weight [in, out], both contiguous -> [..., out]."""
         inputs, columns = weight.shape
         out = x.new_empty(*x.shape[:-1], columns)
-        matrix = Matrix(weight.data_ptr(), None, columns)
+        matrix = Matrix(weight.data_ptr(), None, columns, columns)
         rows = x.numel() // inputs
         self._library.wingbeat_product(x.data_ptr(), rows, inputs, ctypes.byref(matrix), out.data_ptr())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm of each row of x [..., size], contiguous, by a weight [size]."""
+        out, size = torch.empty_like(x), len(weight)
+        self._library.wingbeat_norm(x.data_ptr(), x.numel() // size, size, weight.data_ptr(), eps, out.data_ptr())
         return out
 
     def attend(
@@ -194,17 +200,21 @@ def batch_of(
     )
 
 
-def matrix_of(weight: Tensor | None, bias: Tensor | None) -> Matrix:
+def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
     """A linear layer's weight [out, in], which lies input by input, and its bias.
 
     Raises:
         ValueError: it lies otherwise, or is not float32.
     """
-    if weight is None:
-        return Matrix(None, None, 0)
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not weight.t().is_contiguous():
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.stride(0) != 1:
         raise ValueError(f"weight is {weight.dtype} with strides {weight.stride()}: float32, input by input, needed")
-    return Matrix(weight.data_ptr(), None if bias is None else bias.data_ptr(), weight.shape[0])
+    bias_address = None if bias is None else bias.data_ptr()
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1))
+
+
+def part_of(matrix: Matrix, begin: int, end: int) -> Matrix:
+    """Some columns of a matrix without a bias."""
+    return Matrix(matrix.weight + 4 * begin, None, end - begin, matrix.stride)
 
 
 def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:

@@ -8,41 +8,48 @@
 #include "threads.h"
 #include "vectors.h"
 
-constexpr int MOST_ROWS = 12, MOST_COLUMNS = 128;
+constexpr int MOST_ROWS = 12, MOST_COLUMNS = 128, AHEAD = 16;
 
 struct Matrix {
-    const float* weight;  // [inputs, columns]
+    const float* weight;  // [inputs, columns], its rows `stride` apart
     const float* bias;    // [columns], or null
-    int64_t columns;
+    int64_t columns, stride;
 };
 
-// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * 16 columns; the last vector has `last` columns.
+// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * 16 columns; the last vector has `last` columns. What is
+// multiplied next, at `next`, is fetched meanwhile: where these columns were read before, `again`, all of it.
 template <int ROWS, int VECTORS, bool WHOLE>
 __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const float* w, int64_t w_stride,
-                                               int64_t inputs, int64_t last, vec* sums) {
+                                               int64_t inputs, int64_t last, const float* next, bool again,
+                                               vec* sums) {
     vec kept[ROWS][VECTORS] = {};
-    for (int64_t k = 0; k < inputs; k++) {
-        const float* from = w + k * w_stride;
-        vec columns[VECTORS];
+    auto pass = [&](int64_t begin, int64_t end, int64_t ahead) __attribute__((always_inline)) {
+        for (int64_t k = begin; k < end; k++) {
+            const float* from = w + k * w_stride;
+            vec columns[VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
-            __builtin_prefetch(from + 12 * w_stride + v * LANES, 0, 3);
-            columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
-        }
+            for (int v = 0; v < VECTORS; v++) {
+                __builtin_prefetch(from + ahead + v * LANES, 0, 3);
+                columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
+            }
 #pragma GCC unroll 16
-        for (int row = 0; row < ROWS; row++) {
-            vec scale = all(x[row * x_stride + k]);
+            for (int row = 0; row < ROWS; row++) {
+                vec scale = all(x[row * x_stride + k]);
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; v++) kept[row][v] += scale * columns[v];
+                for (int v = 0; v < VECTORS; v++) kept[row][v] += scale * columns[v];
+            }
         }
-    }
+    };
+    int64_t alone = again || inputs < AHEAD ? 0 : inputs - AHEAD;
+    pass(0, alone, AHEAD * w_stride);
+    pass(alone, inputs, next - w - (again ? 0 : alone * w_stride));
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = kept[row][v];
 }
 
-using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, int64_t, vec*);
+using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, int64_t, const float*, bool, vec*);
 
 // By vectors, as wide as registers allow for so many rows; then by rows.
 struct Multiplies {
@@ -74,8 +81,8 @@ struct Tile {
     const Matrix* gated;  // silu(matrix) * gated where given
 };
 
-// Columns [begin, end) of `count` rows from `row`.
-static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end) {
+// Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns.
+static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, bool again) {
     const Multiplies& ways = MULTIPLIES[count];
     const float* x = tile.x + row * tile.x_stride;
     vec sums[MOST_ROWS * 8], others[MOST_ROWS * 8];
@@ -84,16 +91,19 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
         Multiply multiply = left < LANES ? ways.some : ways.one;
         if (left >= ways.most_vectors * LANES) multiply = ways.widest, vectors = ways.most_vectors;
         else if (left >= 2 * LANES) multiply = ways.two, vectors = 2;
-        auto multiplied = [&](const Matrix& matrix, vec* into) {
-            multiply(x, tile.x_stride, matrix.weight + column, matrix.columns, tile.inputs, left, into);
+        auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t skipped) {
+            multiply(x, tile.x_stride, matrix.weight + column, matrix.stride, tile.inputs, left,
+                     then.weight + column + skipped, again, into);
             for (int64_t v = 0; matrix.bias && v < vectors; v++) {
                 vec bias = load_upto(matrix.bias + column + v * LANES, left);
                 for (int64_t r = 0; r < count; r++) into[r * vectors + v] += bias;
             }
         };
-        multiplied(*tile.matrix, sums);
+        int64_t width = vectors * LANES;
+        multiplied(*tile.matrix, sums, tile.gated && !again ? *tile.gated : *tile.matrix,
+                   tile.gated && !again ? 0 : width);
         if (tile.gated) {
-            multiplied(*tile.gated, others);
+            multiplied(*tile.gated, others, again ? *tile.gated : *tile.matrix, width);
             for (int64_t i = 0; i < count * vectors; i++) sums[i] = silu(sums[i]) * others[i];
         }
         for (int64_t r = 0; r < count; r++) {
@@ -141,11 +151,11 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
         Tile tile{x, x_stride, inputs, out + part.offset, out_stride,
                   residual ? residual + part.offset : nullptr, residual_stride, matrices + part.matrix, gated};
         // Strips that stay in the nearest cache while all rows pass.
-        int64_t step = num_blocks > 1 ? 64 : part.end - part.begin;
+        int64_t step = num_blocks > 1 ? 2 * LANES : part.end - part.begin;
         for (int64_t begin = part.begin; begin < part.end; begin += step) {
             for (int64_t block = 0; block < num_blocks; block++) {
                 int64_t first = num_rows * block / num_blocks, last = num_rows * (block + 1) / num_blocks;
-                strip(tile, first, last - first, begin, std::min(begin + step, part.end));
+                strip(tile, first, last - first, begin, std::min(begin + step, part.end), block > 0);
             }
         }
     });

@@ -5,9 +5,9 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
 
 class Matrix(Structure):
-    """Weights [inputs, columns], and a bias or none."""
+    """Weights [inputs, columns] whose rows are `stride` apart, and a bias or none."""
 
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64)]
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64), ("stride", c_int64)]
 
 
 class Segment(Structure):
@@ -90,6 +90,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the types of the library's functions."""
     library.wingbeat_threads.argtypes = [ctypes.c_int, POINTER(ctypes.c_int)]
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), c_void_p]
+    library.wingbeat_norm.argtypes = [c_void_p, c_int64, c_int64, c_void_p, ctypes.c_float, c_void_p]
     library.wingbeat_attention.argtypes = [
         POINTER(Heads),
         POINTER(Segment),
@@ -102,6 +103,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         c_void_p,
     ]
     library.wingbeat_layers.argtypes = [POINTER(Layer), c_int64, POINTER(Batch), c_void_p, c_void_p]
-    for name in ("threads", "product", "attention", "layers"):
+    for name in ("threads", "product", "norm", "attention", "layers"):
         getattr(library, f"wingbeat_{name}").restype = None
     return library

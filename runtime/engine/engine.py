@@ -82,7 +82,7 @@ class Engine:
         if shape.adaptive:
             self.policy = MeasuredSpeculation(self.runner, config)
         self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, on_host=self.runner.on_host
+            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()

@@ -18,10 +18,11 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.engine_model import EngineModel, LoadedEngine, engine_limits, linear_kv
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineSession, EngineStage
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineLoadError, EngineSession, EngineStage
 from wingbeat.runtime.verifier.backend import Backend
 
 logger = logging.getLogger(__name__)
+IN_PLACE_OPSET = 24
 
 
 class TensorRTBackend(Backend):
@@ -73,11 +74,11 @@ def open_backend(
 
     Raises:
         EngineDirectoryError: a file is missing or another one.
-        EngineError: nothing here runs it.
+        EngineLoadError: nothing here runs it.
         ValueError: a limit is above the engine's.
     """
     directory = EngineDirectory(folder)
-    directory.check_files()
+    directory.check_files(BASE)
     check_model(directory, model)
     limits = engine_limits(limits, directory.base)
     session = open_session(directory, BASE, BASE_STAGES, device, threads)
@@ -91,7 +92,7 @@ def engine_drafter(
     """The directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
 
     Raises:
-        EngineDirectoryError: the directory has none, or one of another head; EngineError: nothing here runs it.
+        EngineDirectoryError: the directory has none, or one of another head; EngineLoadError: nothing here runs it.
     """
     if kind_of(drafter, model) != "eagle":
         return None
@@ -104,6 +105,7 @@ def engine_drafter(
             f"{folder / DRAFT_CONFIG}: weights_fingerprint is {expected}, that of {drafter} is {found}: build it "
             "anew with this drafter"
         )
+    directory.check_files(DRAFT)
     return open_drafter(directory, config.speculation, torch.device(device))
 
 
@@ -113,7 +115,7 @@ def open_drafter(
     """Load a directory's drafter, which it has.
 
     Raises:
-        EngineDirectoryError: a file cannot be read; EngineError: nothing here runs it.
+        EngineDirectoryError: a file cannot be read; EngineLoadError: nothing here runs it.
     """
     session = open_session(directory, DRAFT, DRAFT_STAGES, device, threads)
     graphs = CudaGraphDevice(device) if device.type == "cuda" else None
@@ -130,6 +132,8 @@ def open_session(
 
     config = directory.base if name == BASE else directory.draft
     file = directory.graph(name, ".engine")
+    if config.opset < IN_PLACE_OPSET:
+        raise EngineLoadError(f"{file}: opset is {config.opset}: only from {IN_PLACE_OPSET} on is KV written in place")
     return TensorRTSession(file, find_builder(config.builder or "auto"), stages, device)
 
 

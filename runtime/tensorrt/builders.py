@@ -22,7 +22,7 @@ BUILDERS = ("tensorrt", "tensorrt-rtx")
 _RTX_LIBRARIES = ("libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1")
 
 
-class BuildError(RuntimeError):
+class BuildError(ValueError):
     """An engine cannot be built; one line that says what is missing or what the builder answered."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.tensorrt.session import EngineError, EngineStage, TensorSpec, check_tensors
+from wingbeat.runtime.tensorrt.session import EngineError, EngineLoadError, EngineStage, TensorSpec, check_tensors
 
 _DTYPES = {
     "tensor(float)": torch.float32,
@@ -28,7 +28,7 @@ class OnnxSession:
         threads: of ONNX Runtime's own pool.
 
     Raises:
-        EngineError: ONNX Runtime is not installed, or does not take the file.
+        EngineLoadError: ONNX Runtime is not installed, or does not take the file.
     """
 
     device = torch.device("cpu")
@@ -40,7 +40,7 @@ class OnnxSession:
         try:
             self._session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # a family of classes that only the compiled module names
-            raise EngineError(f"{file}: ONNX Runtime {runtime.__version__} refuses it: {_line(error)}") from error
+            raise EngineLoadError(f"{file}: ONNX Runtime {runtime.__version__} refuses it: {_line(error)}") from error
         self.inputs = {part.name: _spec(part) for part in self._session.get_inputs()}
         self.outputs = {part.name: _spec(part) for part in self._session.get_outputs()}
         self._bound: dict[EngineStage, tuple[Any, Mapping[str, Tensor]]] = {}
@@ -71,7 +71,7 @@ def _onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise EngineError("onnxruntime is not installed: pip install 'wingbeat[onnx]'") from error
+        raise EngineLoadError("onnxruntime is not installed: pip install 'wingbeat[onnx]'") from error
     return onnxruntime
 
 

@@ -34,6 +34,10 @@ class EngineError(RuntimeError):
     """An engine could not run; the message says which and why."""
 
 
+class EngineLoadError(ValueError):
+    """An engine or its graph cannot be loaded here; one line that says what to change."""
+
+
 class TensorSpec(NamedTuple):
     """An input or an output of a graph."""
 

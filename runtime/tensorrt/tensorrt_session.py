@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
-from wingbeat.runtime.tensorrt.session import EngineError, EngineStage, TensorSpec, check_tensors
+from wingbeat.runtime.tensorrt.session import EngineError, EngineLoadError, EngineStage, TensorSpec, check_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -22,26 +22,27 @@ class TensorRTSession:
         stages: in the order of the engine's profiles.
 
     Raises:
-        EngineError: there is no CUDA device, or the engine is not for this one.
+        EngineLoadError: there is no CUDA device, or the engine is not for this one.
     """
 
     def __init__(self, file: Path, library: EngineBuilder, stages: Sequence[EngineStage], device: torch.device) -> None:
         # Without a device deserializing ends the process.
         if device.type != "cuda" or not torch.cuda.is_available():
-            raise EngineError(
+            raise EngineLoadError(
                 f"{file}: an engine runs on a CUDA device, and {device} is what there is; use --device cpu"
             )
         trt = library.module
         self.device = device
         self._file = file
         self._trt_logger = trt.Logger(trt.Logger.WARNING)
-        self._engine = trt.Runtime(self._trt_logger).deserialize_cuda_engine(file.read_bytes())
+        self._runtime = trt.Runtime(self._trt_logger)
+        self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if self._engine is None:
-            raise EngineError(
+            raise EngineLoadError(
                 f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: build it anew"
             )
         if self._engine.num_optimization_profiles != len(stages):
-            raise EngineError(
+            raise EngineLoadError(
                 f"{file}: {self._engine.num_optimization_profiles} profiles, {len(stages)} stages expected"
             )
         self.inputs, self.outputs = _specs(trt, self._engine)

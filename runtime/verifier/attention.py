@@ -19,7 +19,7 @@ from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
-from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.packing import Tiles
 
 ATTENTION_NAME = "wingbeat"
@@ -218,6 +218,9 @@ def attend_segments(
     Args:
         packed: `pack_segments`, where the CPU's kernels attend.
     """
+    in_place = segments[0].num_context is not None and query.dtype == key_cache.dtype
+    if packed is None and in_place and reads_in_place(query.dtype, query.device):
+        packed = pack_segments(segments)
     if packed is not None:
         return cpu_kernels().attend(
             query,

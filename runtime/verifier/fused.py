@@ -71,14 +71,22 @@ def fuse(model: nn.Module, layers: nn.ModuleList, attention: list[LayerAttention
         reason = _fuse_layer(layer, kind, swap)
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
-    for module in model.modules() if ops is not None else ():
+    for module in model.modules():
         if "_ops" not in vars(module):
-            _fuse_norm(module, ops)
+            _fuse_norm(module, ops or CPU_NORMS)
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} run as they are: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
     return num_fused
 
+
+def _cpu_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`reference.add_rms_norm` of rows without a residual."""
+    return cpu_kernels().rms_norm(hidden, weight, eps), hidden
+
+
+CPU_NORMS = LayerOps(_cpu_norm, reference.rotate_and_store, reference.silu_mul)
+"""Norms beside the layers that run as one call."""
 
 Swap = Callable[[nn.Module, LayerAttention], None]
 """Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
@@ -194,7 +202,7 @@ class FusedNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)
