@@ -79,6 +79,7 @@ class LLM:
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
+        engine_dir: engines that run in the place of the weights.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
@@ -95,13 +96,15 @@ class LLM:
         device: str = "auto",
         threads: int = 1,
         allow_bad_drafter: bool = False,
+        engine_dir: Path | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
         torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
-        settings = PairSettings(folder, parse_drafter(drafter, folder), engine_config, torch_dtype, allow_bad_drafter)
+        choice = parse_drafter(drafter, folder)
+        settings = PairSettings(folder, choice, engine_config, torch_dtype, allow_bad_drafter, engine_dir=engine_dir)
         built: Drafter | None = None
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:

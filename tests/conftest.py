@@ -13,6 +13,7 @@ import torch
 
 from tests.covering import spread
 from tests.hostile.contract import KEY
+from wingbeat.runtime.disk_cache import cache_dir
 
 # Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
 # module of any folder may be what imports it.
@@ -123,9 +124,15 @@ def single_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements of tiny models stay out of the user's cache, and no test finds those of another run."""
+    """Measurements of tiny models stay out of the user's cache, and no test finds those of another run.
+
+    The CPU's kernels are the user's own: they are named by what they were compiled from.
+    """
+    kernels, own = cache_dir() / "kernels", tmp_path_factory.mktemp("cache")
+    kernels.mkdir(parents=True, exist_ok=True)
+    (own / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("WINGBEAT_CACHE_DIR", str(own))
         yield
 
 

@@ -125,7 +125,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _check_factories(config: AppConfig) -> None:
-    from wingbeat.deployments.replica.build import load_factory
+    from wingbeat.deployments.replica.factories import load_factory
 
     for path in (config.engine_factory, config.drafter_factory):
         if path is not None:

@@ -26,7 +26,8 @@ from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, pack_segments
+from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
@@ -60,9 +61,10 @@ class ModelDrafter(Drafter):
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
-        self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes)
+        in_place = reads_in_place(loaded.dtype, self.device)
+        self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes, in_place=in_place)
         self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
-        self.growth = Growth(speculation, torch.arange(size, device=self.device), self.pool.fixed_shapes)
+        self.growth = Growth(speculation, torch.arange(size, device=self.device), self.pool.in_place)
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
@@ -174,7 +176,7 @@ class ModelDrafter(Drafter):
         wanted: Tensor | None,
     ) -> Tensor:
         """Logits [num_wanted, vocab_size] of a flattened batch."""
-        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
+        metadata = AttentionMetadata(self.pool.caches, mapping, segments, packed=pack_segments(segments))
         # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
         positions = positions.clamp(0, self.max_position)
         logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
+from wingbeat.kernels.cpu.ops import batch_of
+from wingbeat.kernels.cpu.structs import Layer
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.drafters.growth import Level
@@ -17,7 +19,8 @@ from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment
+from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment, pack_segments
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
 
 
 class DraftPool:
@@ -27,6 +30,7 @@ class DraftPool:
         layers: attention shapes of the drafter's layers.
         num_drafted: most rows a sequence drafts in one pass.
         fixed_shapes: make the segments of other devices on the CPU too.
+        in_place: make such segments because the CPU's kernels read them (`reads_in_place`).
         extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
     """
 
@@ -38,12 +42,14 @@ class DraftPool:
         device: torch.device,
         fixed_shapes: bool = False,
         extra_sizes: tuple[int, ...] = (),
+        in_place: bool = False,
     ) -> None:
         self.layers = layers
         self.num_drafted = num_drafted
         self.dtype = dtype
         self.device = device
         self.fixed_shapes = fixed_shapes or device.type != "cpu"
+        self.in_place = in_place or self.fixed_shapes
         self.windows = tuple(sorted({layer.sliding_window or 0 for layer in layers}))
         self.block_size = 0
         self.num_private = 0
@@ -109,7 +115,7 @@ class DraftPool:
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
-        if self.fixed_shapes:
+        if self.in_place or self.fixed_shapes:
             return AttentionSegment(start, *rows.shape, tables, {}, num_context=num_context, positions=rows)
         return build_segment(start, rows, num_context, None, tables, self.block_size, self.windows, self.dtype)
 
@@ -119,10 +125,10 @@ class DraftPool:
         Args:
             rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, as stored.
             visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed, where
-                shapes are fixed.
+                attention is in place.
         """
         num_reqs, num_query = visible.shape[:2]
-        if self.fixed_shapes:
+        if self.in_place or self.fixed_shapes:
             words = pack_mask(visible) if visible.dtype == torch.bool else visible
             return AttentionSegment(
                 0, num_reqs, num_query, tables, {}, num_context=num_context, positions=rows, mask_words=words
@@ -178,13 +184,43 @@ class DraftedRows:
     def attend(self, level: Level, scaling: float) -> Attend:
         """Storage and attention of one level in a pool of one layer."""
         [cache] = self.pool.caches
-        mapping, segment = self.slot_mapping(level), self.segment(level)
+        return PagedAttend(cache, self.slot_mapping(level), self.segment(level), scaling)
 
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            store_kv(key.flatten(0, 1), value.flatten(0, 1), *cache, mapping)
-            return attend_segments(query.flatten(0, 1), *cache, [segment], scaling).unflatten(0, query.shape[:2])
 
-        return attend
+class PagedAttend:
+    """Storage and attention of rows in a pool of one layer: an `Attend` that runs whole layers where kernels do.
+
+    Args:
+        cache: keys and values of the pool.
+        slot_mapping: int64 [num_rows].
+        scaling: of the products of queries and keys.
+    """
+
+    def __init__(
+        self, cache: tuple[Tensor, Tensor], slot_mapping: Tensor, segment: AttentionSegment, scaling: float
+    ) -> None:
+        self.cache, self.slot_mapping, self.segment, self.scaling = cache, slot_mapping, segment, scaling
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `Attend`."""
+        store_kv(key.flatten(0, 1), value.flatten(0, 1), *self.cache, self.slot_mapping)
+        out = attend_segments(query.flatten(0, 1), *self.cache, [self.segment], self.scaling)
+        return out.unflatten(0, query.shape[:2])
+
+    def run_layer(self, layer: Layer, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+        """A head's layer over rows [num_reqs, width, ...], as `DecoderHead` runs it; None where kernels do not."""
+        packed = pack_segments([self.segment]) if self.cache[0].dtype == torch.float32 else None
+        if packed is None:
+            return None
+        key_cache, value_cache = self.cache
+        layer.key_cache, layer.value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+        layer.heads.scale = self.scaling
+        inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))
+        out = torch.empty_like(residual)
+        batch = batch_of(cos, sin, self.slot_mapping, packed, key_cache.shape[1], inputs)
+        layers = (Layer * 1)(layer)
+        cpu_kernels().run_layers(layers, 0, 1, batch, residual, out)
+        return out
 
 
 def grown(old: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -28,6 +28,7 @@ from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import attend_segments
+from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.speed_up import lay_out_linears
 
 
@@ -60,9 +61,10 @@ class EagleDrafter(Drafter):
         layer = LayerAttention(heads, heads, size, size, None)
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         fixed_shapes = fixed_shapes or graph_device is not None
-        self.pool = DraftPool([layer], num_drafted, self.dtype, self.device, fixed_shapes)
+        in_place = reads_in_place(self.dtype, self.device)
+        self.pool = DraftPool([layer], num_drafted, self.dtype, self.device, fixed_shapes, in_place=in_place)
         self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
-        self.growth = Growth(speculation, head.draft_token_ids, packed=self.pool.fixed_shapes)
+        self.growth = Growth(speculation, head.draft_token_ids, packed=self.pool.in_place)
         self._hidden = torch.zeros(0)
         """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair; padding has the last
         row."""
@@ -203,7 +205,7 @@ class EagleDrafter(Drafter):
         num_context, num_levels = roots.positions[:, 0] - 1, roots.positions.shape[1] - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted: DraftedRows | Workspace
-        if self.pool.fixed_shapes:
+        if self.pool.in_place:
             tables = self.pool.tables(tables, num_context)
             drafted = DraftedRows(self.pool, tables, num_context, num_levels, width)
         else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
+from wingbeat.runtime.heads.kernel_layer import HeadNorm
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
 
 
@@ -45,14 +46,14 @@ class EagleHead(DecoderHead):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(self.taps_size, hidden, bias=config.fc_bias)
         self.fc_norm = (
-            nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps) for _ in config.tap_layers)
+            nn.ModuleList(HeadNorm(config.target_hidden_size, eps) for _ in config.tap_layers)
             if config.fc_norm
             else None
         )
-        self.input_norm = nn.RMSNorm(self.taps_size, eps) if config.norm_before_fc else None
-        self.hidden_norm = nn.RMSNorm(hidden, eps)
-        self.input_layernorm = nn.RMSNorm(hidden, eps)
-        self.norm = nn.RMSNorm(hidden, eps)
+        self.input_norm = HeadNorm(self.taps_size, eps) if config.norm_before_fc else None
+        self.hidden_norm = HeadNorm(hidden, eps)
+        self.input_layernorm = HeadNorm(hidden, eps)
+        self.norm = HeadNorm(hidden, eps)
 
     @property
     def convention(self) -> HeadConvention:

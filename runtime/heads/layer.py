@@ -14,7 +14,9 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from wingbeat.kernels.cpu.structs import Layer
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
+from wingbeat.runtime.heads.kernel_layer import HeadNorm, kernel_layer
 
 DEFAULT_ROPE_THETA = 10000.0
 """Base of the rotary frequencies where a config names none."""
@@ -96,10 +98,10 @@ class DecoderHead(DraftHead):
         self._qkv_heads = self._rotated_heads + config.num_key_value_heads
         self.embed_tokens = nn.Embedding(config.vocab_size, hidden)
         self.qkv_proj = nn.Linear(attention_width, self._qkv_heads * config.head_dim, bias=config.attention_bias)
-        self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = HeadNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = nn.Linear(heads * config.head_dim, hidden, bias=config.output_bias)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.post_attention_layernorm = HeadNorm(hidden, config.rms_norm_eps)
         self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
@@ -108,6 +110,7 @@ class DecoderHead(DraftHead):
         self._rope_scale = 1.0
         self._config_theta = config.rope_parameters.get("rope_theta", DEFAULT_ROPE_THETA)
         self._theta_read: float | None = None
+        self._kernel: tuple[tuple[int, ...], Layer | None] | None = None
         self.reset_rope(self.signed_inv_freq.device)
 
     @property
@@ -121,6 +124,12 @@ class DecoderHead(DraftHead):
 
     def _layer(self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None) -> Tensor:
         """Attention over inputs [..., T, attention_width] and the MLP, each added to the residual [..., T, H]."""
+        run_layer = getattr(attend, "run_layer", None)
+        if run_layer is not None and rows is None and not torch.is_grad_enabled():
+            layer = self._kernel_layer()
+            out = None if layer is None else run_layer(layer, inputs, residual, *rotary)
+            if out is not None:
+                return out
         heads = self.config.num_attention_heads
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         query_key = qkv[..., : self._rotated_heads, :]
@@ -136,6 +145,14 @@ class DecoderHead(DraftHead):
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
 
+    def _kernel_layer(self) -> Layer | None:
+        """The layer as the CPU's kernels read it; None where its weights do not lie so."""
+        weights = (self.qkv_proj.weight, self.gate_up_proj.weight, self.down_proj.weight)
+        addresses = tuple(weight.data_ptr() for weight in weights)
+        if self._kernel is None or self._kernel[0] != addresses:
+            self._kernel = (addresses, kernel_layer(self))
+        return self._kernel[1]
+
     def _set_rope_theta(self, theta: float | None) -> None:
         """Turn by another base than the config's, or by that again for None; heads that share weights keep theirs."""
         self._theta_read = theta
@@ -149,6 +166,10 @@ class DecoderHead(DraftHead):
         # A change of dtype must not round the frequencies: at position 10,000 bfloat16 is off by whole turns.
         self.reset_rope(self.signed_inv_freq.device)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Addresses are of this process, and of these weights.
+        return super().__getstate__() | {"_kernel": None}
 
     def reset_rope(self, device: str | torch.device) -> None:
         """Compute the rotary frequencies anew, in float32 on `device`; needed after building on the meta device."""

@@ -15,8 +15,11 @@ from wingbeat.kernels.attention.reference import (
     tree_attention,
     untile,
 )
+from wingbeat.kernels.cpu.ops import Segments
+from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.packing import Tiles
 
 ATTENTION_NAME = "wingbeat"
@@ -28,7 +31,7 @@ WINDOW_ATTRIBUTE = "wingbeat_window"
 class AttentionSegment(NamedTuple):
     """Rows of the flattened batch that share a shape: all decodes and trees of a round, or one prompt chunk.
 
-    On the CPU it carries dense masks; on CUDA what the kernel makes them from.
+    Where kernels read blocks in place, it carries what they make masks from; elsewhere dense masks.
     """
 
     start: int
@@ -43,11 +46,14 @@ class AttentionSegment(NamedTuple):
     tiles: Tiles | None = None
     """CPU: where trees of unequal sizes lie without padding."""
     num_context: Tensor | None = None
-    """CUDA: int64 [num_reqs], tokens before the first new row."""
+    """In place: int64 [num_reqs], tokens before the first new row."""
     positions: Tensor | None = None
-    """CUDA: int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
+    """In place: int64 [num_reqs, num_new], logical positions of the new rows, of which the queries are the last."""
     mask_words: Tensor | None = None
-    """CUDA: int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.reference.pack_mask`; None is causal."""
+    """In place: int64 [num_reqs, num_query, ceil(num_new / 64)], as `kernels.tree.reference.pack_mask`; None is
+    causal."""
+    row_starts: Tensor | None = None
+    """In place on the CPU: int64 [num_reqs + 1], rows of each request behind `start`, where they are not num_query."""
     tile_masks: dict[tuple[int, int], Tensor] | None = None
     """CPU: `masks` as tiles have them, by window and heads in a group, made by the first layer that needs one."""
 
@@ -73,6 +79,30 @@ class AttentionMetadata(NamedTuple):
     """CUDA: float32 scratch of `kernels.attention.reference.tree_attention`; allocated by each launch where None."""
     captured: dict[int, Tensor] | None = None
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
+    packed: Segments | None = None
+    """The segments as the CPU's kernels read them (`pack_segments`); None where masks are dense."""
+
+
+def pack_segments(segments: list[AttentionSegment]) -> Segments | None:
+    """Segments for the CPU's kernels; None where they are not of the kind that is read in place."""
+    kernels = cpu_kernels()
+    if kernels is None or any(segment.num_context is None or segment.block_tables.is_cuda for segment in segments):
+        return None
+    kernels.use_threads(torch.get_num_threads())
+    return Segments.of(
+        [
+            packed_segment(
+                segment.start,
+                segment.num_query,
+                segment.block_tables,
+                segment.num_context,
+                segment.positions,
+                segment.mask_words,
+                segment.row_starts,
+            )
+            for segment in segments
+        ]
+    )
 
 
 def build_segment(
@@ -85,6 +115,7 @@ def build_segment(
     windows: tuple[int, ...],
     dtype: torch.dtype,
     mask_words: Tensor | None = None,
+    in_place: bool = False,
 ) -> AttentionSegment:
     """One segment for the device of its positions: masks for every window the model uses, or the words behind them.
 
@@ -97,10 +128,11 @@ def build_segment(
         block_tables: int64 [num_reqs, num_table_blocks].
         windows: sliding windows; 0 stands for none.
         dtype: of the masks.
-        mask_words: `visible`, packed, where a CUDA caller has the words already.
+        mask_words: `visible`, packed, where the caller has the words already.
+        in_place: the CPU's kernels read blocks where they lie, as those of CUDA do.
     """
     num_reqs, num_query = query_positions.shape
-    if query_positions.is_cuda:
+    if query_positions.is_cuda or in_place:
         # A single row sees the context and itself, which is what causal means.
         if mask_words is None and visible is not None and num_query > 1:
             mask_words = pack_mask(visible)
@@ -162,6 +194,7 @@ def wingbeat_attention(
         softcap=softcap,
         sinks=s_aux,
         workspace=metadata.workspace,
+        packed=metadata.packed,
     )
     # Some models view what they get, as transformers' own functions return it.
     return out[None].contiguous(), None
@@ -178,8 +211,26 @@ def attend_segments(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     workspace: Tensor | None = None,
+    packed: Segments | None = None,
 ) -> Tensor:
-    """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out."""
+    """Attention of a flattened batch whose KV is stored: [num_tokens, num_heads, dim] in and out.
+
+    Args:
+        packed: `pack_segments`, where the CPU's kernels attend.
+    """
+    if packed is None and query.dtype == key_cache.dtype and reads_in_place(query.dtype, query.device):
+        packed = pack_segments(segments)
+    if packed is not None:
+        return cpu_kernels().attend(
+            query,
+            key_cache,
+            value_cache,
+            packed,
+            scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+        )
     if query.is_cuda or segments[0].num_context is not None:
         return attend_in_blocks(
             query,

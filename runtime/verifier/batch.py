@@ -16,10 +16,11 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, build_segment
+from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, build_segment, pack_segments
+from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch
-from wingbeat.runtime.verifier.packing import Group, Packing, pack, packed, rows_of
+from wingbeat.runtime.verifier.packing import Group, Packing, pack, pack_rows, packed, rows_of
 from wingbeat.runtime.verifier.slots import SlotState
 
 
@@ -75,6 +76,8 @@ class BatchBuilder:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.on_host = on_host
+        # A compiled graph holds torch's own attention.
+        self.in_place = reads_in_place(loaded.dtype, self.device) and not config.compile
         self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
 
@@ -96,7 +99,9 @@ class BatchBuilder:
         # Nodes past the last position are never accepted, but a table of positions has no row for them.
         positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
         mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
-        packing = pack(real) if self.on_host and not self.config.compile else None
+        packing = None
+        if self.on_host and not self.config.compile:
+            packing = pack_rows(real) if self.in_place else pack(real)
         return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
@@ -134,7 +139,8 @@ class BatchBuilder:
             if chunk.samples:
                 rows.append(torch.full((1,), num_rows - 1, device=self.device))
         rows += reported
-        metadata = AttentionMetadata(self.cache.layers, torch.cat(mapping), segments)
+        packed_segments = pack_segments(segments) if self.in_place else None
+        metadata = AttentionMetadata(self.cache.layers, torch.cat(mapping), segments, packed=packed_segments)
         logits_rows = torch.cat(rows) if plan.chunks and rows else None
         if not rows:
             logits_rows = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -143,7 +149,9 @@ class BatchBuilder:
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
         segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
-        metadata = AttentionMetadata(self.cache.layers, decodes.slot_mapping.flatten(), [segment])
+        packed_segments = pack_segments([segment]) if self.in_place else None
+        mapping = decodes.slot_mapping.flatten()
+        metadata = AttentionMetadata(self.cache.layers, mapping, [segment], packed=packed_segments)
         return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
 
     def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
@@ -151,6 +159,9 @@ class BatchBuilder:
         longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
         num_blocks = -(-longest // self.config.block_size)
         tables = self.slots.block_tables[decodes.slots, :num_blocks]
+        if self.in_place:
+            segment = self._masked_segment(decodes, tables)
+            return [segment if decodes.packing is None else segment._replace(row_starts=decodes.packing.starts)]
         # A compiled graph would be specialised on the place, and a captured one on the address.
         run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
         if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
@@ -172,7 +183,7 @@ class BatchBuilder:
         visible = words = None
         if not chains:
             depth = min(self._max_depth, num_nodes - 1)
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" or self.in_place:
                 words = ancestor_words(decodes.tree.parents, depth)
             else:
                 visible = ancestor_mask(decodes.tree.parents, depth)
@@ -186,6 +197,7 @@ class BatchBuilder:
             self.windows,
             self.dtype,
             words,
+            self.in_place,
         )
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
@@ -193,7 +205,15 @@ class BatchBuilder:
         tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
         context = torch.full((1,), chunk.start, device=self.device)
         return build_segment(
-            start, positions[None], context, None, tables, self.config.block_size, self.windows, self.dtype
+            start,
+            positions[None],
+            context,
+            None,
+            tables,
+            self.config.block_size,
+            self.windows,
+            self.dtype,
+            in_place=self.in_place,
         )
 
 

@@ -7,7 +7,7 @@ q, k and v, and those of gate and up, are joined, and what the model has under t
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,15 @@ from torch.nn import functional
 
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.attention import METADATA_KEYWORD, AttentionMetadata, attend_segments, build_segment
+from wingbeat.runtime.verifier.attention import (
+    METADATA_KEYWORD,
+    AttentionMetadata,
+    attend_segments,
+    build_segment,
+    pack_segments,
+)
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.cpu_layers import CpuLayer, LayerStack, join_stack
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +40,7 @@ class LayerOps(NamedTuple):
 OPS: dict[str, LayerOps] = {
     "cuda": LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul),
 }
-"""By type of device; layers on others are left alone."""
+"""By type of device. On CPUs whole layers are kernels (`cpu_layers`); those on other devices are left alone."""
 
 KNOWN_LAYERS = frozenset(
     f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
@@ -55,23 +63,50 @@ def fuse(model: nn.Module, layers: nn.ModuleList, attention: list[LayerAttention
     """
     parameter = next(model.parameters())
     ops = ops or OPS.get(parameter.device.type)
-    if ops is None or parameter.dtype not in _TOLERANCE:
+    swap = _swap(parameter, ops)
+    if swap is None:
         return 0
     left: dict[str, int] = {}
     for layer, kind in zip(layers, attention, strict=True):
-        reason = _fuse_layer(layer, kind, ops)
+        reason = _fuse_layer(layer, kind, swap)
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
     for module in model.modules():
         if "_ops" not in vars(module):
-            _fuse_norm(module, ops)
+            _fuse_norm(module, ops or CPU_NORMS)
     num_fused = len(layers) - sum(left.values())
     reasons = "; ".join(f"{count} run as they are: {reason}" for reason, count in left.items())
     logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
     return num_fused
 
 
-def _fuse_layer(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> str | None:
+def _cpu_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`reference.add_rms_norm` of rows without a residual."""
+    return cpu_kernels().rms_norm(hidden, weight, eps), hidden
+
+
+CPU_NORMS = LayerOps(_cpu_norm, reference.rotate_and_store, reference.silu_mul)
+"""Norms beside the layers that run as one call."""
+
+Swap = Callable[[nn.Module, LayerAttention], None]
+"""Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
+
+
+def _swap(parameter: Tensor, ops: LayerOps | None) -> Swap | None:
+    """How layers like this parameter are swapped; None where they are left alone."""
+    if ops is not None:
+        return partial(_use_ops, ops=ops) if parameter.dtype in _TOLERANCE else None
+    kernels = cpu_kernels() if parameter.device.type == "cpu" and parameter.dtype == torch.float32 else None
+    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
+
+
+def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None:
+    layer.__class__ = _fused_class(type(layer), FusedLayer)
+    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0)
+    layer.join()
+
+
+def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str | None:
     """Swap one layer; the reason where it is left as it is."""
     kind = type(layer)
     if f"{kind.__module__}.{kind.__qualname__}" not in KNOWN_LAYERS:
@@ -82,12 +117,15 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> s
     if type(act).__name__ not in ("SiLU", "SiLUActivation"):
         return f"{type(act).__name__} in their MLPs"
     expected = _trial(layer, attention)
-    layer.__class__ = _fused_class(kind, FusedLayer)
-    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0)
-    layer.join()
-    found = _trial(layer, attention)
+    try:
+        swap(layer, attention)
+    except ValueError as error:
+        return str(error)
+    found = _trial(layer, attention, in_place=layer.self_attn.q_proj.weight.device.type == "cpu")
     if all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
         return None
+    if isinstance(layer, CpuLayer):
+        layer.leave_stack()
     layer.__class__ = kind
     return "a trial gives other numbers"
 
@@ -131,6 +169,7 @@ class FusedLayer(nn.Module):
             attn.scaling,
             sliding_window=self._window,
             workspace=metadata.workspace,
+            packed=metadata.packed,
         )
         mixed = functional.linear(mixed.flatten(1), attn.o_proj.weight, attn.o_proj.bias)
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
@@ -163,7 +202,7 @@ class FusedNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)
@@ -214,8 +253,12 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention) -> tuple[Tensor, ...]:
-    """A layer over the first rows of one sequence: its output, and the keys and values that it stored."""
+def _trial(layer: nn.Module, attention: LayerAttention, in_place: bool = False) -> tuple[Tensor, ...]:
+    """A layer over the first rows of one sequence: its output, and the keys and values that it stored.
+
+    Args:
+        in_place: on CPUs, by our kernels.
+    """
     weight = layer.self_attn.q_proj.weight
     rows = _rows(weight.shape[1], weight)
     positions = torch.arange(_NUM_ROWS, device=weight.device)
@@ -226,9 +269,19 @@ def _trial(layer: nn.Module, attention: LayerAttention) -> tuple[Tensor, ...]:
     window = attention.sliding_window or 0
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
     segment = build_segment(
-        0, positions[None], torch.zeros_like(positions[:1]), None, tables, _BLOCK_SIZE, (window,), weight.dtype
+        0,
+        positions[None],
+        torch.zeros_like(positions[:1]),
+        None,
+        tables,
+        _BLOCK_SIZE,
+        (window,),
+        weight.dtype,
+        in_place=in_place,
     )
-    metadata = AttentionMetadata({layer.self_attn.layer_idx: cache}, _BLOCK_SIZE + positions, [segment])
+    caches = {layer.self_attn.layer_idx: cache}
+    packed = pack_segments([segment]) if in_place else None
+    metadata = AttentionMetadata(caches, _BLOCK_SIZE + positions, [segment], packed=packed)
     out = layer(rows[None], position_ids=positions[None], position_embeddings=turned, **{METADATA_KEYWORD: metadata})
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
 

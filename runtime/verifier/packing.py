@@ -79,6 +79,18 @@ class Packing(NamedTuple):
     nodes: Tensor
     """int64 [num_rows]: index of each row among the padded nodes."""
     groups: tuple[Group, ...]
+    starts: Tensor | None = None
+    """int64 [num_reqs + 1]: first row of each tree, where they follow one another as they are."""
+
+
+def pack_rows(real: Tensor) -> Packing | None:
+    """`pack` for attention that needs no padding: trees follow one another in their order, in no groups."""
+    if bool(real.all()):
+        return None
+    flat = real.flatten()
+    rows = (flat.cumsum(0) - 1).clamp_min(0).view(real.shape)
+    starts = torch.nn.functional.pad(real.sum(dim=1).cumsum(0), (1, 0))
+    return Packing(rows, flat.nonzero()[:, 0], (), starts)
 
 
 def pack(real: Tensor) -> Packing | None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wingbeat.kernels.kv.reference import move_kv
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
@@ -310,7 +309,7 @@ class ModelRunner:
         start = decodes.roots[:, None]
         source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
-        move_kv(self.cache.layers, source, target, self.cache.table)
+        self.cache.move(source, target)
 
 
 def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.cpu.ops import CpuKernels
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+
 FUNCTION_NAME = "apply_rotary_pos_emb"
 """What transformers' modeling files call it: (q, k, cos, sin) -> (q, k), found among the module's globals."""
 _ARGUMENTS = ["q", "k", "cos", "sin"]
@@ -50,22 +53,29 @@ def lay_out_linears(module: nn.Module) -> int:
 
 
 class InputMajorLinear(nn.Linear):
-    """A frozen linear layer without bias whose weights are multiplied as they lie; else as its base class."""
+    """A frozen linear layer without bias whose weights are multiplied as they lie; else as its base class.
 
-    _laid: tuple[Tensor, Tensor] | None = None
-    """The weight, and a view of it [in, out]."""
+    By our kernels, where there are some, a row's product does not depend on the rows beside it.
+    """
+
+    _laid: tuple[Tensor, Tensor, CpuKernels | None] | None = None
+    """The weight, a view of it [in, out], and what multiplies by it where that is not torch."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
         if laid is None or laid[0] is not weight:
             laid = self.lay()
-        return torch.matmul(input, laid[1])
+        _, laid_weight, kernels = laid
+        if kernels is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or not input.is_contiguous():
+            return torch.matmul(input, laid_weight)
+        return kernels.linear(input, laid_weight)
 
-    def lay(self) -> tuple[Tensor, Tensor]:
+    def lay(self) -> tuple[Tensor, Tensor, CpuKernels | None]:
         """Take the weights as they now are."""
         weight = self._parameters["weight"]
-        self._laid = (weight, weight.t())
+        ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
+        self._laid = (weight, weight.t(), cpu_kernels() if ours else None)
         return self._laid
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wro
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.maskers import GrammarMasker
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -148,6 +149,27 @@ def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, gram
         tokens, run = generate(loaded, grammars, [prompt], [params], wrong, shape)
         assert tokens == plain
         assert run.last[0].metrics.acceptance_length > 1.5
+
+
+@pytest.mark.parametrize("answers_as_told", [True, False])
+def test_a_long_constant_is_read_once_and_drafted_to_its_end(grammars, answers_as_told):
+    """Its end is certain only once it is there, and the model may write the same text in other tokens."""
+    constant = " ".join(f"word{number}" for number in range(600))
+    tokens = TOKENIZER.encode(constant, add_special_tokens=False)
+    seen = []
+    grammar = grammars.compile(GrammarSpec("json", json.dumps({"const": constant})))
+    masker = GrammarMasker(grammar._replace(encode=lambda text: seen.append(len(text)) or grammar.encode(text)))
+    if not answers_as_told:
+        for character in '"word0':
+            masker.accept(*TOKENIZER.encode(character, add_special_tokens=False))
+    num_drafted = 0
+    while certain := masker.forced(6):
+        assert len(certain) <= 6
+        masker.accept(certain[0])
+        num_drafted += 1
+    assert num_drafted > 0.9 * len(tokens)
+    assert max(seen) <= 2048
+    assert len(seen) < num_drafted / 100
 
 
 def test_masks_that_come_too_late_cost_speed_alone(loaded, grammars, monkeypatch):

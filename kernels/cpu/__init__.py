@@ -1,0 +1,1 @@
+"""Operations on CPUs, in C++ that is compiled on the machine it runs on; torch references beside them."""

@@ -1,0 +1,111 @@
+// A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
+#pragma once
+
+#include "attention.h"
+#include "products.h"
+
+// Weights lie input by input, [inputs, outputs].
+struct Layer {
+    int64_t hidden, inputs, intermediate;  // width of the residual, of what q, k and v read, of the MLP
+    Heads heads;
+    const float* input_norm;  // [hidden]; null where `Batch::inputs` are given, normed
+    float input_eps, query_eps, output_eps;
+    const float *query_norm, *key_norm;  // [key_dim] by head, or null
+    Matrix query_key_value[3];
+    Matrix output;
+    const float* output_norm;
+    Matrix gate, up, down;
+    float *key_cache, *value_cache;
+};
+
+struct Batch {
+    int64_t num_rows, block_size;
+    const float *cos, *sin;       // [num_rows, key_dim]
+    const int64_t* slot_mapping;  // [num_rows]
+    const Segment* segments;
+    int64_t num_segments;
+    const float* inputs;          // [num_rows, inputs], or null: the normed residual
+};
+
+// out[row] = x[row] / rms(x[row]) * weight
+static void norm_row(const float* x, const float* weight, float eps, int64_t width, float* out) {
+    vec squares = {};
+    for (int64_t i = 0; i < width; i += LANES) {
+        vec some = load_upto(x + i, width - i);
+        squares += some * some;
+    }
+    float scale = 1.0f / std::sqrt(sum(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += LANES) {
+        vec normed = load_upto(x + i, width - i) * scale * load_upto(weight + i, width - i);
+        store_upto(out + i, normed, width - i);
+    }
+}
+
+// Halves turned against each other, as in GPT-NeoX; in place. Of the angles the second halves are read, so that the
+// first one of the sine may carry a sign.
+static void rotate(float* head, const float* cos, const float* sin, int64_t dim) {
+    int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i += LANES) {
+        int64_t left = half - i;
+        vec low = load_upto(head + i, left), high = load_upto(head + half + i, left);
+        vec cosine = load_upto(cos + half + i, left), sine = load_upto(sin + half + i, left);
+        store_upto(head + i, low * cosine - high * sine, left);
+        store_upto(head + half + i, high * cosine + low * sine, left);
+    }
+}
+
+// Rows in a few parts: a small batch is done before another thread has heard of it.
+template <class Run>
+static void by_row(int64_t num_rows, int64_t width, const Run& run) {
+    int64_t num_tiles = std::clamp<int64_t>(num_rows * width / 32768, 1, std::min<int64_t>(num_rows, 64));
+    threads.share(num_tiles, [&](int64_t tile) {
+        for (int64_t row = num_rows * tile / num_tiles; row < num_rows * (tile + 1) / num_tiles; row++) run(row);
+    });
+}
+
+static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv, int64_t stride) {
+    const Heads& heads = layer.heads;
+    int64_t dim = heads.key_dim, value_width = heads.num_kv_heads * heads.value_dim;
+    by_row(batch.num_rows, stride, [&](int64_t row) {
+        float* own = qkv + row * stride;
+        for (int64_t head = 0; head < heads.num_heads + heads.num_kv_heads; head++) {
+            const float* norm = head < heads.num_heads ? layer.query_norm : layer.key_norm;
+            if (norm) norm_row(own + head * dim, norm, layer.query_eps, dim, own + head * dim);
+            rotate(own + head * dim, batch.cos + row * dim, batch.sin + row * dim, dim);
+        }
+        float* key = own + heads.num_heads * dim;
+        int64_t width = heads.num_kv_heads * dim, slot = batch.slot_mapping[row];
+        memcpy(layer.key_cache + slot * width, key, width * sizeof(float));
+        memcpy(layer.value_cache + slot * value_width, key + width, value_width * sizeof(float));
+    });
+}
+
+static void run_layer(const Layer& layer, const Batch& batch, const float* inputs, const float* x, float* out) {
+    const Heads& heads = layer.heads;
+    int64_t num_rows = batch.num_rows, hidden = layer.hidden;
+    int64_t attended_width = heads.num_heads * heads.value_dim;
+    int64_t qkv_width = heads.num_heads * heads.key_dim + heads.num_kv_heads * (heads.key_dim + heads.value_dim);
+    static thread_local std::vector<float> scratch;
+    size_t needed = num_rows * (2 * hidden + qkv_width + attended_width + layer.intermediate);
+    if (scratch.size() < needed) scratch.resize(needed);
+    float *normed = scratch.data(), *middle = normed + num_rows * hidden, *qkv = middle + num_rows * hidden;
+    float *attended = qkv + num_rows * qkv_width, *active = attended + num_rows * attended_width;
+    if (!inputs) {
+        by_row(num_rows, hidden, [&](int64_t row) {
+            norm_row(x + row * hidden, layer.input_norm, layer.input_eps, hidden, normed + row * hidden);
+        });
+        inputs = normed;
+    }
+    products(inputs, layer.inputs, num_rows, layer.inputs, layer.query_key_value, 3, nullptr, nullptr, 0, qkv,
+             qkv_width);
+    rotate_and_store(layer, batch, qkv, qkv_width);
+    attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const float*)layer.key_cache,
+           (const float*)layer.value_cache, batch.block_size, attended, attended_width);
+    products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, x, hidden, middle, hidden);
+    by_row(num_rows, hidden, [&](int64_t row) {
+        norm_row(middle + row * hidden, layer.output_norm, layer.output_eps, hidden, normed + row * hidden);
+    });
+    products(normed, hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active, layer.intermediate);
+    products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr, middle, hidden, out,
+             hidden);
+}

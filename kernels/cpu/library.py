@@ -1,0 +1,84 @@
+"""The C++ of this folder as a shared library: compiled once for a machine, kept in a folder, opened by ctypes.
+
+It includes nothing of torch or Python, so that compiling takes seconds.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+MAIN = "native.cpp"
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
+TIMEOUT_S = 300
+
+
+class NoLibraryError(RuntimeError):
+    """The library is not to be had; one line that says why."""
+
+
+def open_library(folder: Path) -> ctypes.CDLL:
+    """The library of these sources for this machine, compiled into `folder` unless it is there.
+
+    Raises:
+        NoLibraryError: there is no compiler, it fails, or the folder cannot be written.
+    """
+    try:
+        path = folder / f"{_fingerprint()}.so"
+        if not path.is_file():
+            _compile(path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoLibraryError(f"{type(error).__name__}: {error}") from error
+
+
+def compiler() -> str | None:
+    """$CXX, or the first of the usual compilers; None where there is none."""
+    named = os.environ.get("CXX")
+    return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
+
+
+def _compile(path: Path) -> None:
+    command = compiler()
+    if command is None:
+        raise NoLibraryError(f"no C++ compiler ({', '.join(COMPILERS)}, or $CXX)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may start at once: whoever is last to finish replaces a file by an equal one.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        arguments = [command, *FLAGS, _native_flag(), "-o", str(made), str(SOURCES / MAIN)]
+        try:
+            result = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise NoLibraryError(f"{command} took more than {TIMEOUT_S} s") from error
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if "error" in line] or [f"exit {result.returncode}"]
+            raise NoLibraryError(f"{command}: {lines[0]}")
+        made.replace(path)
+
+
+def _native_flag() -> str:
+    return "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+
+
+def _fingerprint() -> str:
+    """Of the sources, the flags and the processor: a home folder may be shared by machines."""
+    parts = [file.read_bytes() for file in sorted(SOURCES.glob("*.h"))] + [(SOURCES / MAIN).read_bytes()]
+    parts += [" ".join(FLAGS).encode(), platform.machine().encode(), _processor().encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What the processor is, and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(names)}))

@@ -1,0 +1,39 @@
+// What Python calls: plain functions of pointers, one decoder layer among them.
+#include "attention.h"
+#include "layer.h"
+#include "products.h"
+
+extern "C" {
+
+void wingbeat_threads(int count, const int* cores) { threads.resize(count - 1, cores); }
+
+void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Matrix* matrix, float* out) {
+    Threads::Turn turn(threads);
+    products(x, inputs, num_rows, inputs, matrix, 1, nullptr, nullptr, 0, out, matrix->columns);
+}
+
+void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {
+    for (int64_t row = 0; row < num_rows; row++) norm_row(x + row * width, weight, eps, width, out + row * width);
+}
+
+void wingbeat_attention(const Heads* heads, const Segment* segments, int64_t num_segments, const float* query,
+                        const void* key_cache, const void* value_cache, int half, int64_t block_size, float* out) {
+    Threads::Turn turn(threads);
+    int64_t query_stride = heads->num_heads * heads->key_dim, out_stride = heads->num_heads * heads->value_dim;
+    if (half)
+        attend(*heads, segments, num_segments, query, query_stride, (const bfloat*)key_cache,
+               (const bfloat*)value_cache, block_size, out, out_stride);
+    else
+        attend(*heads, segments, num_segments, query, query_stride, (const float*)key_cache,
+               (const float*)value_cache, block_size, out, out_stride);
+}
+
+void wingbeat_layers(const Layer* layers, int64_t num_layers, const Batch* batch, const float* x, float* out) {
+    Threads::Turn turn(threads);
+    for (int64_t index = 0; index < num_layers; index++) {
+        run_layer(layers[index], *batch, batch->inputs, x, out);
+        x = out;
+        out += batch->num_rows * layers[index].hidden;
+    }
+}
+}

@@ -1,0 +1,228 @@
+"""Python's side of the C++: tensors in, pointers out. Tensors are float32 on the CPU unless it says otherwise."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.cpu.library import open_library
+from wingbeat.kernels.cpu.structs import Batch, Heads, Layer, Matrix, Segment, declare
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Segments(NamedTuple):
+    """Segments of a batch as C++ reads them, and the tensors that they point into."""
+
+    array: ctypes.Array
+    held: list[Tensor | None]
+
+    @classmethod
+    def of(cls, made: "list[tuple[Segment, list[Tensor | None]]]") -> "Segments":
+        """Of what `segment` made."""
+        array = (Segment * len(made))(*(one for one, _ in made))
+        return cls(array, [tensor for _, held in made for tensor in held])
+
+
+class CpuKernels:
+    """The functions of the library.
+
+    Args:
+        folder: where it is kept.
+
+    Raises:
+        NoLibraryError: it is not to be had.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._library = declare(open_library(folder))
+        self.num_threads = 1
+
+    def use_threads(self, count: int, cores: Sequence[int] | None = None) -> None:
+        """Let so many threads work, the caller's included.
+
+        Args:
+            cores: one for each thread but the caller's, which it stays on; None binds none.
+        """
+        if count != self.num_threads or cores is not None:
+            helpers = max(count - 1, 0)
+            places = [-1] * helpers if cores is None else list(cores)
+            self._library.wingbeat_threads(count, (ctypes.c_int * max(helpers, 1))(*places))
+            self.num_threads = count
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[..., in] times a weight [in, out], both contiguous -> [..., out]."""
+        inputs, columns = weight.shape
+        out = x.new_empty(*x.shape[:-1], columns)
+        matrix = Matrix(weight.data_ptr(), None, columns, columns)
+        rows = x.numel() // inputs
+        self._library.wingbeat_product(x.data_ptr(), rows, inputs, ctypes.byref(matrix), out.data_ptr())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root-mean-square norm of each row of x [..., size], contiguous, by a weight [size]."""
+        out, size = torch.empty_like(x), len(weight)
+        self._library.wingbeat_norm(x.data_ptr(), x.numel() // size, size, weight.data_ptr(), eps, out.data_ptr())
+        return out
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        segments: Segments,
+        scaling: float,
+        *,
+        sliding_window: int = 0,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of rows whose keys and values are stored.
+
+        Args:
+            query: [num_tokens, num_heads, key_dim] in the dtype of the caches.
+            key_cache: [num_blocks, block_size, num_kv_heads, key_dim], contiguous, one of `CACHE_DTYPES`;
+                `value_cache` likewise with value_dim.
+            sliding_window: keys at this distance and beyond are hidden; 0 hides none.
+            softcap: as for `wingbeat.kernels.attention.reference.tree_attention`; `sinks` likewise.
+
+        Returns:
+            [num_tokens, num_heads, value_dim] in the dtype of the query.
+        """
+        num_tokens, num_heads, key_dim = query.shape
+        value_dim = value_cache.shape[3]
+        wide = query.float().contiguous()
+        sinks = None if sinks is None else sinks.float().contiguous()
+        out = wide.new_empty(num_tokens, num_heads, value_dim)
+        heads = Heads(
+            num_heads,
+            key_cache.shape[2],
+            key_dim,
+            value_dim,
+            scaling,
+            softcap or 0.0,
+            sliding_window,
+            None if sinks is None else sinks.data_ptr(),
+        )
+        self._library.wingbeat_attention(
+            ctypes.byref(heads),
+            segments.array,
+            len(segments.array),
+            wide.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_cache.dtype == torch.bfloat16,
+            key_cache.shape[1],
+            out.data_ptr(),
+        )
+        return out.to(query.dtype)
+
+    def run_layers(self, layers: ctypes.Array, first: int, count: int, batch: Batch, x: Tensor, out: Tensor) -> None:
+        """Run layers one after another.
+
+        Args:
+            layers: of `Layer`.
+            x: [num_tokens, hidden_size], contiguous: what enters the first one.
+            out: [count, num_tokens, hidden_size], contiguous: what each one leaves.
+        """
+        self._library.wingbeat_layers(
+            ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
+        )
+
+
+def segment(
+    start: int,
+    num_query: int,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    row_starts: Tensor | None = None,
+) -> tuple[Segment, list[Tensor | None]]:
+    """Rows of a batch that share a shape, and the tensors that it points into.
+
+    Args:
+        start: row of the batch.
+        num_query: rows of a request, at most.
+        block_tables: as for `wingbeat.kernels.attention.reference.tree_attention`; so are `num_context`, `positions`
+            and `mask_words`, which is contiguous.
+        row_starts: int64 [num_reqs + 1], where rows of requests begin behind `start`; None gives each num_query.
+    """
+    num_context = num_context.contiguous()
+    if mask_words is not None:
+        mask_words = mask_words.contiguous()
+    made = Segment(
+        start,
+        block_tables.shape[0],
+        num_query,
+        num_query if positions is None else positions.shape[1],
+        block_tables.data_ptr(),
+        block_tables.stride(0),
+        block_tables.shape[1],
+        num_context.data_ptr(),
+        None if positions is None else positions.data_ptr(),
+        0 if positions is None else positions.stride(0),
+        None if mask_words is None else mask_words.data_ptr(),
+        0 if mask_words is None else mask_words.stride(0),
+        0 if mask_words is None else mask_words.shape[2],
+        None if row_starts is None else row_starts.data_ptr(),
+    )
+    return made, [block_tables, num_context, positions, mask_words, row_starts]
+
+
+def batch_of(
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    segments: Segments,
+    block_size: int,
+    inputs: Tensor | None = None,
+) -> Batch:
+    """Rows of a forward pass; whoever holds it holds the tensors.
+
+    Args:
+        cos: [num_tokens, dim], contiguous; `sin` likewise.
+        slot_mapping: int64 [num_tokens], contiguous.
+        inputs: what q, k and v read, where that is not the normed residual.
+    """
+    return Batch(
+        len(slot_mapping),
+        block_size,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slot_mapping.data_ptr(),
+        segments.array,
+        len(segments.array),
+        None if inputs is None else inputs.data_ptr(),
+    )
+
+
+def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
+    """A linear layer's weight [out, in], which lies input by input, and its bias.
+
+    Raises:
+        ValueError: it lies otherwise, or is not float32.
+    """
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.stride(0) != 1:
+        raise ValueError(f"weight is {weight.dtype} with strides {weight.stride()}: float32, input by input, needed")
+    bias_address = None if bias is None else bias.data_ptr()
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1))
+
+
+def part_of(matrix: Matrix, begin: int, end: int) -> Matrix:
+    """Some columns of a matrix without a bias."""
+    return Matrix(matrix.weight + 4 * begin, None, end - begin, matrix.stride)
+
+
+def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:
+    """A `Layer` by the names of its fields; `inputs` is `hidden` unless given."""
+    layer = Layer(hidden=hidden, inputs=hidden, intermediate=intermediate, heads=heads)
+    for name, value in fields.items():
+        if name == "query_key_value":
+            layer.query_key_value = (Matrix * 3)(*value)
+        else:
+            setattr(layer, name, value)
+    return layer

@@ -1,0 +1,162 @@
+// Products of rows with matrices that lie input by input. A row's result does not depend on the rows beside it: every
+// element is one sum, taken in the order of the inputs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "threads.h"
+#include "vectors.h"
+
+constexpr int MOST_ROWS = 12, MOST_COLUMNS = 128, AHEAD = 16;
+
+struct Matrix {
+    const float* weight;  // [inputs, columns], its rows `stride` apart
+    const float* bias;    // [columns], or null
+    int64_t columns, stride;
+};
+
+// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * 16 columns; the last vector has `last` columns. What is
+// multiplied next, at `next`, is fetched meanwhile: where these columns were read before, `again`, all of it.
+template <int ROWS, int VECTORS, bool WHOLE>
+__attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const float* w, int64_t w_stride,
+                                               int64_t inputs, int64_t last, const float* next, bool again,
+                                               vec* sums) {
+    vec kept[ROWS][VECTORS] = {};
+    auto pass = [&](int64_t begin, int64_t end, int64_t ahead) __attribute__((always_inline)) {
+        for (int64_t k = begin; k < end; k++) {
+            const float* from = w + k * w_stride;
+            vec columns[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                __builtin_prefetch(from + ahead + v * LANES, 0, 3);
+                columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
+            }
+#pragma GCC unroll 16
+            for (int row = 0; row < ROWS; row++) {
+                vec scale = all(x[row * x_stride + k]);
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; v++) kept[row][v] += scale * columns[v];
+            }
+        }
+    };
+    int64_t alone = again || inputs < AHEAD ? 0 : inputs - AHEAD;
+    pass(0, alone, AHEAD * w_stride);
+    pass(alone, inputs, next - w - (again ? 0 : alone * w_stride));
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = kept[row][v];
+}
+
+using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, int64_t, const float*, bool, vec*);
+
+// By vectors, as wide as registers allow for so many rows; then by rows.
+struct Multiplies {
+    Multiply widest, two, one, some;
+    int most_vectors;
+};
+
+template <int ROWS>
+static constexpr Multiplies of_rows() {
+    constexpr int WIDEST = ROWS <= 2 ? 8 : ROWS <= 6 ? 4 : 2;
+    return {multiply<ROWS, WIDEST, true>, multiply<ROWS, 2, true>, multiply<ROWS, 1, true>, multiply<ROWS, 1, false>,
+            WIDEST};
+}
+
+static const Multiplies MULTIPLIES[MOST_ROWS + 1] = {
+    {},           of_rows<1>(), of_rows<2>(), of_rows<3>(), of_rows<4>(),  of_rows<5>(),  of_rows<6>(),
+    of_rows<7>(), of_rows<8>(), of_rows<9>(), of_rows<10>(), of_rows<11>(), of_rows<12>(),
+};
+
+// One product, as its tiles see it.
+struct Tile {
+    const float* x;
+    int64_t x_stride, inputs;
+    float* out;
+    int64_t out_stride;
+    const float* residual;
+    int64_t residual_stride;
+    const Matrix* matrix;
+    const Matrix* gated;  // silu(matrix) * gated where given
+};
+
+// Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns.
+static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, bool again) {
+    const Multiplies& ways = MULTIPLIES[count];
+    const float* x = tile.x + row * tile.x_stride;
+    vec sums[MOST_ROWS * 8], others[MOST_ROWS * 8];
+    for (int64_t column = begin; column < end;) {
+        int64_t left = end - column, vectors = 1;
+        Multiply multiply = left < LANES ? ways.some : ways.one;
+        if (left >= ways.most_vectors * LANES) multiply = ways.widest, vectors = ways.most_vectors;
+        else if (left >= 2 * LANES) multiply = ways.two, vectors = 2;
+        auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t skipped) {
+            multiply(x, tile.x_stride, matrix.weight + column, matrix.stride, tile.inputs, left,
+                     then.weight + column + skipped, again, into);
+            for (int64_t v = 0; matrix.bias && v < vectors; v++) {
+                vec bias = load_upto(matrix.bias + column + v * LANES, left);
+                for (int64_t r = 0; r < count; r++) into[r * vectors + v] += bias;
+            }
+        };
+        int64_t width = vectors * LANES;
+        multiplied(*tile.matrix, sums, tile.gated && !again ? *tile.gated : *tile.matrix,
+                   tile.gated && !again ? 0 : width);
+        if (tile.gated) {
+            multiplied(*tile.gated, others, again ? *tile.gated : *tile.matrix, width);
+            for (int64_t i = 0; i < count * vectors; i++) sums[i] = silu(sums[i]) * others[i];
+        }
+        for (int64_t r = 0; r < count; r++) {
+            for (int64_t v = 0; v < vectors; v++) {
+                vec sum = sums[r * vectors + v];
+                int64_t at = column + v * LANES;
+                if (tile.residual) sum += load_upto(tile.residual + (row + r) * tile.residual_stride + at, left);
+                store_upto(tile.out + (row + r) * tile.out_stride + at, sum, left);
+            }
+        }
+        column += vectors * LANES;
+    }
+}
+
+// out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
+// one matrix, silu(x * matrix) * (x * gated).
+static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
+                     int num_matrices, const Matrix* gated, const float* residual, int64_t residual_stride, float* out,
+                     int64_t out_stride) {
+    struct Part {
+        int matrix;
+        int64_t begin, end, offset;
+    };
+    int64_t total = 0;
+    for (int m = 0; m < num_matrices; m++) total += matrices[m].columns;
+    // A tile worth taking: some ten thousand multiplications a row or more, and a few tiles for each thread.
+    int64_t most = num_rows * inputs * total * (gated ? 2 : 1);
+    int64_t wanted = std::clamp<int64_t>(most / 30000, 1, threads.count() == 1 ? 1 : 4 * threads.count());
+    int64_t width = std::max<int64_t>((total / wanted + MOST_COLUMNS / 2) / 32 * 32, 32);
+    if (num_rows > MOST_ROWS) width = std::min<int64_t>(width, 1024);
+    static thread_local std::vector<Part> parts;
+    parts.clear();
+    int64_t offset = 0;
+    for (int m = 0; m < num_matrices; m++) {
+        int64_t columns = matrices[m].columns;
+        int64_t own = std::max<int64_t>(width, (columns + 8191) / 8192 * 32);
+        for (int64_t begin = 0; begin < columns; begin += own)
+            parts.push_back({m, begin, std::min(begin + own, columns), offset});
+        offset += columns;
+    }
+    int64_t num_blocks = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+    const Part* all_parts = parts.data();
+    threads.share((int64_t)parts.size(), [&](int64_t index) {
+        Part part = all_parts[index];
+        Tile tile{x, x_stride, inputs, out + part.offset, out_stride,
+                  residual ? residual + part.offset : nullptr, residual_stride, matrices + part.matrix, gated};
+        // Strips that stay in the nearest cache while all rows pass.
+        int64_t step = num_blocks > 1 ? 2 * LANES : part.end - part.begin;
+        for (int64_t begin = part.begin; begin < part.end; begin += step) {
+            for (int64_t block = 0; block < num_blocks; block++) {
+                int64_t first = num_rows * block / num_blocks, last = num_rows * (block + 1) / num_blocks;
+                strip(tile, first, last - first, begin, std::min(begin + step, part.end), block > 0);
+            }
+        }
+    });
+}

@@ -1,0 +1,108 @@
+"""The structures of the C++ sources, field for field."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+
+
+class Matrix(Structure):
+    """Weights [inputs, columns] whose rows are `stride` apart, and a bias or none."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64), ("stride", c_int64)]
+
+
+class Segment(Structure):
+    """Rows of a batch that share a shape."""
+
+    _fields_ = [
+        ("start", c_int64),
+        ("num_reqs", c_int64),
+        ("num_query", c_int64),
+        ("num_new", c_int64),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("width", c_int64),
+        ("context", c_void_p),
+        ("positions", c_void_p),
+        ("position_stride", c_int64),
+        ("mask", c_void_p),
+        ("mask_stride", c_int64),
+        ("mask_words", c_int64),
+        ("row_starts", c_void_p),
+    ]
+
+
+class Heads(Structure):
+    """Shapes and numbers of an attention."""
+
+    _fields_ = [
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+    ]
+
+
+class Layer(Structure):
+    """A decoder layer."""
+
+    _fields_ = [
+        ("hidden", c_int64),
+        ("inputs", c_int64),
+        ("intermediate", c_int64),
+        ("heads", Heads),
+        ("input_norm", c_void_p),
+        ("input_eps", c_float),
+        ("query_eps", c_float),
+        ("output_eps", c_float),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("query_key_value", Matrix * 3),
+        ("output", Matrix),
+        ("output_norm", c_void_p),
+        ("gate", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+    ]
+
+
+class Batch(Structure):
+    """Rows of a forward pass."""
+
+    _fields_ = [
+        ("num_rows", c_int64),
+        ("block_size", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("segments", POINTER(Segment)),
+        ("num_segments", c_int64),
+        ("inputs", c_void_p),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Tell ctypes the types of the library's functions."""
+    library.wingbeat_threads.argtypes = [ctypes.c_int, POINTER(ctypes.c_int)]
+    library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), c_void_p]
+    library.wingbeat_norm.argtypes = [c_void_p, c_int64, c_int64, c_void_p, ctypes.c_float, c_void_p]
+    library.wingbeat_attention.argtypes = [
+        POINTER(Heads),
+        POINTER(Segment),
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        ctypes.c_int,
+        c_int64,
+        c_void_p,
+    ]
+    library.wingbeat_layers.argtypes = [POINTER(Layer), c_int64, POINTER(Batch), c_void_p, c_void_p]
+    for name in ("threads", "product", "norm", "attention", "layers"):
+        getattr(library, f"wingbeat_{name}").restype = None
+    return library

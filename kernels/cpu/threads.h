@@ -1,0 +1,150 @@
+// A few threads that share the tiles of one job after another. Whoever is awake takes the next tile: nobody waits for a
+// thread that sleeps or was suspended, unless it has a tile in hand.
+#pragma once
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+class Threads {
+  public:
+    // Threads beside the caller's; cores[i] is the core of the i-th of them, -1 for any.
+    void resize(int count, const int* cores) {
+        std::lock_guard<std::mutex> guard(busy_);
+        forget_after_fork();
+        if (!helpers_.empty()) {
+            ending_.store(true);
+            wake();
+            for (auto& helper : helpers_) helper.join();
+            helpers_.clear();
+            ending_.store(false);
+        }
+        for (int i = 0; i < count; i++) helpers_.emplace_back([this, core = cores[i]] { help(core); });
+        process_ = getpid();
+    }
+
+    int count() const { return 1 + (int)helpers_.size(); }
+
+    // Call run(tile) for each of num_tiles, at most 65535 of them, in any order and on any thread.
+    template <class Run>
+    void share(int64_t num_tiles, const Run& run) {
+        if (num_tiles <= 1 || !shared_) {
+            for (int64_t tile = 0; tile < num_tiles; tile++) run(tile);
+            return;
+        }
+        work_ = [](const void* context, int64_t tile) { (*(const Run*)context)(tile); };
+        context_ = &run;
+        done_.store(0, std::memory_order_relaxed);
+        uint64_t job = ((next_.load(std::memory_order_relaxed) >> 32) + 1) << 32;
+        next_.store(job | (uint64_t)num_tiles << 16, std::memory_order_seq_cst);
+        if (asleep_.load(std::memory_order_seq_cst) > 0) wake();
+        take_tiles();
+        for (int spins = 0; done_.load(std::memory_order_acquire) < num_tiles; spins++) {
+            if (spins < MOST_SPINS) pause();
+            else sched_yield();
+        }
+    }
+
+    // While one of these lives, its thread may share; a second one of another thread makes that thread work alone.
+    class Turn {
+      public:
+        explicit Turn(Threads& threads) : threads_(threads), held_(threads.busy_.try_lock()) {
+            if (!held_) return;
+            threads_.forget_after_fork();
+            previous_ = shared_;
+            shared_ = !threads_.helpers_.empty();
+        }
+        ~Turn() {
+            if (!held_) return;
+            shared_ = previous_;
+            threads_.busy_.unlock();
+        }
+
+      private:
+        Threads& threads_;
+        bool held_, previous_ = false;
+    };
+
+  private:
+    static constexpr int MOST_SPINS = 20000;
+
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+
+    // A forked child has none of its parent's threads.
+    void forget_after_fork() {
+        if (helpers_.empty() || process_ == getpid()) return;
+        for (auto& helper : helpers_) helper.detach();
+        helpers_.clear();
+        asleep_.store(0);
+    }
+
+    bool take_tiles() {
+        bool any = false;
+        uint64_t seen = next_.load(std::memory_order_acquire);
+        while ((seen & 0xffff) < (seen >> 16 & 0xffff)) {
+            if (!next_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) continue;
+            // The job cannot end before this tile is done: what describes it stands.
+            work_(context_, (int64_t)(seen & 0xffff));
+            done_.fetch_add(1, std::memory_order_release);
+            any = true;
+            seen = next_.load(std::memory_order_acquire);
+        }
+        return any;
+    }
+
+    void help(int core) {
+        if (core >= 0) {
+            cpu_set_t set;
+            CPU_ZERO(&set);
+            CPU_SET(core, &set);
+            sched_setaffinity(0, sizeof(set), &set);
+        }
+        int spins = 0;
+        while (!ending_.load(std::memory_order_relaxed)) {
+            if (take_tiles()) spins = 0;
+            else if (++spins < MOST_SPINS) pause();
+            else {
+                uint32_t before = wakes_.load();
+                asleep_.fetch_add(1, std::memory_order_seq_cst);
+                uint64_t seen = next_.load(std::memory_order_seq_cst);
+                if ((seen & 0xffff) >= (seen >> 16 & 0xffff) && !ending_.load())
+                    syscall(SYS_futex, &wakes_, FUTEX_WAIT_PRIVATE, before, nullptr, nullptr, 0);
+                asleep_.fetch_sub(1);
+                spins = 0;
+            }
+        }
+    }
+
+    void wake() {
+        wakes_.fetch_add(1);
+        syscall(SYS_futex, &wakes_, FUTEX_WAKE_PRIVATE, 1 << 20, nullptr, nullptr, 0);
+    }
+
+    static inline thread_local bool shared_ = false;
+    std::vector<std::thread> helpers_;
+    std::mutex busy_;
+    pid_t process_ = 0;
+    void (*work_)(const void*, int64_t) = nullptr;
+    const void* context_ = nullptr;
+    // Number of the job, its tiles, and the next of them: 32, 16 and 16 bits.
+    alignas(64) std::atomic<uint64_t> next_{0};
+    alignas(64) std::atomic<int64_t> done_{0};
+    alignas(64) std::atomic<uint32_t> wakes_{0};
+    std::atomic<int> asleep_{0};
+    std::atomic<bool> ending_{false};
+};
+
+// Never destroyed: its threads may outlive the end of the main one.
+static Threads& threads = *new Threads;

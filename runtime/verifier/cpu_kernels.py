@@ -1,0 +1,33 @@
+"""The CPU's own kernels, opened once for a process; where they are not to be had, torch's operations do their work."""
+
+import logging
+import os
+from functools import cache
+
+import torch
+
+from wingbeat.kernels.cpu.library import NoLibraryError
+from wingbeat.kernels.cpu.ops import CACHE_DTYPES, CpuKernels
+from wingbeat.runtime.disk_cache import cache_dir
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "WINGBEAT_CPU_KERNELS"
+"""Environment variable; 0 leaves the kernels out."""
+
+
+@cache
+def cpu_kernels() -> CpuKernels | None:
+    """The kernels; None, which is said once, where there is no C++ compiler."""
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        return CpuKernels(cache_dir() / "kernels")
+    except NoLibraryError as error:
+        logger.warning("CPU kernels are left out, torch's operations run in their place: %s", error)
+        return None
+
+
+def reads_in_place(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention over a KV pool of this dtype reads blocks where they lie, by our kernel."""
+    return device.type == "cpu" and dtype in CACHE_DTYPES and cpu_kernels() is not None

@@ -1,0 +1,70 @@
+"""Attention of the CPU's kernels is the softmax formula, for every row the same whatever lies beside it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.attention_cases import CAUSAL, TREES, Case, assert_close, build, by_formula
+from wingbeat.kernels.cpu.ops import CACHE_DTYPES, Segments, segment
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+
+pytestmark = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+
+CASES = [case for case in TREES + CAUSAL if case.dtype in CACHE_DTYPES and not case.fp8]
+CASES += [
+    Case((300, 700), 6, heads=(5, 1), dims=(32, 32), block_size=16),
+    Case((270, 20), 8, heads=(32, 2), dims=(64, 64), block_size=16, window=100),
+    Case((530,), 40, mask="causal", heads=(8, 4), dims=(80, 80), block_size=16, softcap=3.0),
+]
+CASES += [replace(case, dtype=torch.bfloat16) for case in CASES[::3]]
+
+
+def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
+    """[num_reqs, num_query, num_heads, value_dim], or the packed rows of a packed query."""
+    own, key_cache, value_cache, tables, contexts, positions, words, scaling = inputs.arguments
+    rows = own.flatten(0, 1) if query is None else query
+    causal = words is None
+    made = segment(0, own.shape[1], tables, contexts, None if causal else positions, words, row_starts)
+    options = {name: inputs.options[name] for name in ("softcap", "sinks")}
+    window = inputs.options["sliding_window"] or 0
+    out = cpu_kernels().attend(
+        rows, key_cache, value_cache, Segments.of([made]), scaling, sliding_window=window, **options
+    )
+    return out.unflatten(0, own.shape[:2]) if query is None else out
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_the_formula_and_reads_nothing_else(case):
+    inputs = build(case, poison=float("nan"))
+    assert_close(attend(inputs), by_formula(inputs))
+
+
+@pytest.mark.parametrize("case", [Case((9, 300), 7, block_size=16), Case((9, 31), 7, mask="causal")], ids=str)
+def test_trees_of_unequal_sizes_need_no_padding(case):
+    inputs = build(case, poison=0.0)
+    padded = attend(inputs)
+    query = inputs.arguments[0]
+    packed = torch.cat([query[0, :3], query[1, :6]])
+    out = attend(inputs, torch.tensor([0, 3, 9]), packed)
+    assert torch.equal(out, torch.cat([padded[0, :3], padded[1, :6]]))
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_chunk():
+    inputs = build(Case((290,), 23, mask="causal", heads=(5, 1), dims=(32, 32), block_size=16), poison=0.0)
+    chunk = attend(inputs)
+    for row in (0, 11, 22):
+        alone = build(Case((290,), 23, mask="causal", heads=(5, 1), dims=(32, 32), block_size=16), poison=0.0)
+        alone.arguments[0] = alone.arguments[0][:, row : row + 1].contiguous()
+        alone.arguments[4] = alone.arguments[4] + row
+        assert torch.equal(attend(alone)[:, 0], chunk[:, row])
+
+
+def test_threads_change_no_bit():
+    inputs = build(Case((300, 17, 45), 6, heads=(8, 4), block_size=16), poison=0.0)
+    alone, kernels = attend(inputs), cpu_kernels()
+    kernels.use_threads(2)
+    try:
+        assert all(torch.equal(attend(inputs), alone) for _ in range(20))
+    finally:
+        kernels.use_threads(1)

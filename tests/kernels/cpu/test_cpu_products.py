@@ -1,0 +1,87 @@
+"""Products of the CPU's kernels, and how their library is made."""
+
+import os
+
+import pytest
+import torch
+
+from wingbeat.kernels.cpu.library import NoLibraryError, open_library
+from wingbeat.kernels.cpu.ops import matrix_of
+from wingbeat.runtime.verifier import cpu_kernels as opened
+from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+
+needs_compiler = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def draw():
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(160, 224), (33, 97), (7, 5), (64, 16), (300, 1000)], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 12, 13, 40])
+def test_it_is_the_product_and_a_row_does_not_depend_on_others(draw, shape, num_rows):
+    weight, x = draw(*shape), draw(num_rows, shape[0])
+    out = cpu_kernels().linear(x, weight)
+    torch.testing.assert_close(out, (x.double() @ weight.double()).float(), rtol=1e-5, atol=1e-4)
+    for row in {0, num_rows // 2, num_rows - 1}:
+        assert torch.equal(cpu_kernels().linear(x[row : row + 1], weight)[0], out[row])
+
+
+@needs_compiler
+def test_threads_change_no_bit(draw):
+    weight, x, kernels = draw(320, 640), draw(16, 320), cpu_kernels()
+    alone = kernels.linear(x, weight)
+    kernels.use_threads(3)
+    try:
+        assert all(torch.equal(kernels.linear(x, weight), alone) for _ in range(50))
+    finally:
+        kernels.use_threads(1)
+
+
+@needs_compiler
+def test_a_forked_process_works_alone(draw):
+    weight, x, kernels = draw(320, 640), draw(16, 320), cpu_kernels()
+    kernels.use_threads(2)
+    try:
+        expected = kernels.linear(x, weight)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(kernels.linear(x, weight), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        kernels.use_threads(1)
+
+
+def test_weights_that_lie_otherwise_are_refused(draw):
+    with pytest.raises(ValueError, match=r"weight is torch.float32 with strides \(4, 1\)"):
+        matrix_of(draw(3, 4), None)
+    with pytest.raises(ValueError, match="torch.float16"):
+        matrix_of(draw(3, 4).half().t().contiguous().t(), None)
+
+
+@needs_compiler
+def test_a_library_is_compiled_once(tmp_path, monkeypatch):
+    open_library(tmp_path)
+    [made] = tmp_path.iterdir()
+    assert made.suffix == ".so"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    open_library(tmp_path)
+
+
+@pytest.mark.parametrize(("command", "said"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "exit 1")])
+def test_a_compiler_that_is_missing_or_fails_is_named(tmp_path, monkeypatch, command, said):
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(NoLibraryError, match=said):
+        open_library(tmp_path)
+
+
+def test_without_a_compiler_torch_does_the_work_and_one_line_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv(opened.SWITCH, raising=False)
+    assert opened.cpu_kernels.__wrapped__() is None
+    [record] = caplog.records
+    assert "no C++ compiler" in record.getMessage()
