@@ -1,5 +1,6 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -78,6 +79,7 @@ class LLM:
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's on CUDA and float32 elsewhere.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
+        threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
         engine_dir: engines that run in the place of the weights.
 
@@ -98,13 +100,21 @@ class LLM:
         allow_bad_drafter: bool = False,
         engine_dir: Path | None = None,
     ) -> None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads or 1)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
         torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
         choice = parse_drafter(drafter, folder)
-        settings = PairSettings(folder, choice, engine_config, torch_dtype, allow_bad_drafter, engine_dir=engine_dir)
+        settings = PairSettings(
+            folder,
+            choice,
+            engine_config,
+            torch_dtype,
+            allow_bad_drafter,
+            engine_dir=engine_dir,
+            most_threads=None if threads else len(os.sched_getaffinity(0)),
+        )
         built: Drafter | None = None
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:

@@ -39,6 +39,8 @@ class PairSettings(NamedTuple):
     """False where the drafter is not Wingbeat's own: how it reads its weights and what it is worth is not asked."""
     engine_dir: Path | None = None
     """Engines that run in the place of the verifier's weights, and of an EAGLE head's; None runs torch."""
+    most_threads: int | None = None
+    """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
 
 
 class PairEngine(NamedTuple):
@@ -95,6 +97,7 @@ def engine_of_pair(
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import TORCH
+    from wingbeat.runtime.verifier.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loader import load_model
 
     backend, limits = TORCH, settings.engine
@@ -104,6 +107,8 @@ def engine_of_pair(
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
     else:
         loaded = load_model(settings.model, settings.dtype, torch.device(device))
+        if settings.most_threads is not None and loaded.device.type == "cpu":
+            choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:

@@ -2,17 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.child_process import ChildProcess
-from wingbeat.cluster.placement import assigned_devices
-from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_messages import EngineStart
-from wingbeat.deployments.replica.ray_drafter import RayDrafter
-from wingbeat.deployments.replica.supervisor import DrafterSupervisor
+from wingbeat.deployments.replica.supervisor import DrafterHandle, DrafterSupervisor
 
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine_process"
@@ -20,25 +18,29 @@ STOP_S = 10.0
 """For the round that runs, and what is being written; then the process is killed."""
 
 
+LaunchDrafter = Callable[[bytes | None], DrafterHandle]
+"""From how it shall read its head, pickled, or None where that is not settled, to a drafter that starts."""
+
+
 class EngineLife:
     """Starts once and ends once; make it on the event loop it is used on.
 
     Args:
-        core: core of the pair's threads; None leaves them free.
+        start: what the engine's process is to run.
+        launch_drafter: None where there is none.
     """
 
-    def __init__(self, config: AppConfig, engine_id: str, core: int | None) -> None:
+    def __init__(self, start: EngineStart, launch_drafter: LaunchDrafter | None) -> None:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
         self.supervisor: DrafterSupervisor | None = None
-        self._config = config
-        self._engine_id = engine_id
-        self._core = core
+        self._start = start
+        self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
-        self._drafter = RayDrafter(config, core) if config.has_drafter() else None
+        self._drafter = None if launch_drafter is None else launch_drafter(None)
         link = Link.create()
         # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(config.threads)})
+        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads)})
         self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._supervising: asyncio.Task[None] | None = None
@@ -49,11 +51,10 @@ class EngineLife:
         Raises:
             Exception: what kept one of them from starting; one line that says what to change.
         """
-        config = self._config
-        gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
+        config = self._start.config
         dtype, device = config.resolved_dtype(), config.resolved_device()
         logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
-        started = await self.client.start(EngineStart(config, self._engine_id, self._core, gpus))
+        started = await self.client.start(self._start)
         self.info = started.info
         if self._drafter is not None and started.channel_name is not None:
             await self._start_drafter(started.channel_name, started.checks_drafter)
@@ -82,12 +83,9 @@ class EngineLife:
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
     async def _start_drafter(self, channel_name: str, checks: bool) -> None:
-        config, core, convention = self._config, self._core, self._drafter.convention
+        launch, convention = self._launch_drafter, self._drafter.convention
         self.supervisor = DrafterSupervisor(
-            self.client.call,
-            channel_name,
-            lambda: RayDrafter(config, core, convention),
-            config.drafter_back_off_s,
+            self.client.call, channel_name, lambda: launch(convention), self._start.config.drafter_back_off_s
         )
         await self.supervisor.start(self._drafter)
         if checks:

@@ -25,6 +25,13 @@ STABLE_S = 60.0
 class DrafterHandle(Protocol):
     """One drafter process."""
 
+    convention: bytes | None
+    """How it was told to read its head, pickled; None before that is settled."""
+
+    async def needs(self, convention: bytes) -> bytes:
+        """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start."""
+        ...
+
     async def pid(self) -> int:
         """Its process id, once it is ready. Raises if it could not start."""
         ...

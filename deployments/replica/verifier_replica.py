@@ -6,12 +6,14 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from ray import serve
 
 from wingbeat.cluster.autoscaling import LOAD_METRIC
 from wingbeat.cluster.cores import CoreClaim, claim_core
+from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
@@ -22,7 +24,9 @@ from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
+from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
+from wingbeat.deployments.replica.ray_drafter import RayDrafter
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
@@ -48,7 +52,10 @@ class Verifier:
         self._config = config
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         core = None if self._core is None else self._core.core
-        self._engines = EngineSupervisor(lambda: EngineLife(config, self._engine_id, core))
+        gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
+        start = EngineStart(config, self._engine_id, core, gpus)
+        launch = partial(RayDrafter, config, core) if config.has_drafter() else None
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch))
         try:
             await self._engines.start()
         except BaseException:

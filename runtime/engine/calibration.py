@@ -26,6 +26,7 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.speculation.costs import CostTables
 from wingbeat.runtime.verifier.compiled import replay_ms
+from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -151,8 +152,10 @@ def _measure_verifier(
     shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
     shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
 
+    in_place = _in_place(loaded, config)
+
     def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
-        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width)
+        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width, in_place=in_place)
         return lambda: model(batch)
 
     if graphs is not None:
@@ -164,6 +167,11 @@ def _measure_verifier(
     added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
     slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
     return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
+
+
+def _in_place(loaded: LoadedModel, config: EngineConfig) -> bool:
+    """Whether the engine's rounds are those of the CPU's kernels."""
+    return reads_in_place(loaded.dtype, loaded.device) and not config.compile
 
 
 def _long_width(config: EngineConfig) -> int:
@@ -211,6 +219,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         transformers.__version__,
         captured,
         config.compile,
+        _in_place(loaded, config),
         str(loaded.dtype),
         loaded.description,
         config.max_num_seqs,

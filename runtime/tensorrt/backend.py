@@ -18,10 +18,11 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.engine_model import EngineModel, LoadedEngine, engine_limits, linear_kv
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineSession, EngineStage
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineLoadError, EngineSession, EngineStage
 from wingbeat.runtime.verifier.backend import Backend
 
 logger = logging.getLogger(__name__)
+IN_PLACE_OPSET = 24
 
 
 class TensorRTBackend(Backend):
@@ -77,7 +78,7 @@ def open_backend(
         ValueError: a limit is above the engine's.
     """
     directory = EngineDirectory(folder)
-    directory.check_files()
+    directory.check_files(BASE)
     check_model(directory, model)
     limits = engine_limits(limits, directory.base)
     session = open_session(directory, BASE, BASE_STAGES, device, threads)
@@ -104,6 +105,7 @@ def engine_drafter(
             f"{folder / DRAFT_CONFIG}: weights_fingerprint is {expected}, that of {drafter} is {found}: build it "
             "anew with this drafter"
         )
+    directory.check_files(DRAFT)
     return open_drafter(directory, config.speculation, torch.device(device))
 
 
@@ -130,6 +132,8 @@ def open_session(
 
     config = directory.base if name == BASE else directory.draft
     file = directory.graph(name, ".engine")
+    if config.opset < IN_PLACE_OPSET:
+        raise EngineLoadError(f"{file}: opset is {config.opset}: only from {IN_PLACE_OPSET} on is KV written in place")
     return TensorRTSession(file, find_builder(config.builder or "auto"), stages, device)
 
 

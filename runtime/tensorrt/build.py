@@ -60,6 +60,7 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) != "eagle":
         raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE heads")
     plan.out.mkdir(parents=True, exist_ok=True)
+    layout.clear(plan.out)
     progress("loading the verifier")
     loaded = load_model(plan.model, plan.dtype, torch.device("cpu"))
     head = None if plan.drafter is None else _load_head(plan, loaded)

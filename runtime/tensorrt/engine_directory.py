@@ -68,14 +68,18 @@ class EngineDirectory:
             raise EngineDirectoryError(f"{file} is not there: build it by wingbeat build-engine")
         return file
 
-    def check_files(self) -> None:
-        """Compare every file with what was noted of it.
+    def check_files(self, *names: str) -> None:
+        """Compare files with what was noted of them.
+
+        Args:
+            names: BASE or DRAFT; none is both.
 
         Raises:
             EngineDirectoryError: one is missing or is another one.
         """
-        for config_name, config in ((BASE_CONFIG, self.base), (DRAFT_CONFIG, self.draft)):
-            for name, digest in ({} if config is None else config.files).items():
+        for graph, config_name, config in ((BASE, BASE_CONFIG, self.base), (DRAFT, DRAFT_CONFIG, self.draft)):
+            wanted = config is not None and (not names or graph in names)
+            for name, digest in config.files.items() if wanted else ():
                 file = self.folder / name
                 if not file.is_file():
                     raise EngineDirectoryError(f"{file} is not there: {config_name} has it in files")
@@ -148,6 +152,13 @@ def file_digest(file: Path) -> str:
         while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def clear(folder: Path) -> None:
+    """Take away what an earlier build left: an engine must not outlive the graph it was built of."""
+    kept = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET)
+    for name in (*graph_files(folder, BASE), *graph_files(folder, DRAFT), *kept):
+        (folder / name).unlink(missing_ok=True)
 
 
 def graph_files(folder: Path, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.tensorrt.base_runner import BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, EngineDirectoryError
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 from wingbeat.runtime.verifier.attention import AttentionSegment
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput
@@ -95,8 +96,10 @@ class EngineModel:
             masks = {window: self._mask(segment, window) for window in config.windows}
             # The first row of a chunk or a tree is stored at its own position.
             ids = batch.token_ids[0, segment.start : end].view(shape)
-            passed = BasePass(ids, positions, positions[:, 0].contiguous(), picked.selected, masks)
-            output = self.runner.run(segment.block_tables[:, 0].tolist(), passed)
+            rows, starts = segment.block_tables[:, 0].tolist(), positions[:, 0].contiguous()
+            if not any(rows):
+                rows, positions, starts = self._nobodys(positions)
+            output = self.runner.run(rows, BasePass(ids, positions, starts, picked.selected, masks))
             if logits is None:
                 logits = output.logits.new_empty(num_logits, config.vocab_size)
                 if self.taps_size:
@@ -110,10 +113,17 @@ class EngineModel:
     def remove_taps(self) -> None:
         """See `VerifierModel.remove_taps`; there are no hooks."""
 
+    def _nobodys(self, positions: Tensor) -> tuple[list[int], Tensor, Tensor]:
+        """Rows for a pass of nobody's, which is measured: behind what any sequence keeps in them."""
+        num_reqs, num_query = positions.shape
+        capacity, most = self.runner.kv.block_size, self.runner.config.max_position_embeddings
+        starts = torch.full_like(positions[:, 0], capacity - num_query)
+        return list(range(FIRST_ROW, FIRST_ROW + num_reqs)), positions.clamp_max(most - 1), starts
+
     def _mask(self, segment: AttentionSegment, window: int) -> Tensor:
         """bool [num_reqs, num_query, capacity]: what each row sees."""
         if segment.masks:
-            return segment.masks[window] == 0
+            return segment.masks[window][..., : self.runner.kv.block_size] == 0
         num_query, positions = segment.num_query, segment.positions
         if segment.mask_words is None:
             visible = torch.ones(num_query, num_query, dtype=torch.bool, device=positions.device).tril()

@@ -168,7 +168,8 @@ def _export(graph: _Graph, opset: int, file: Path) -> None:
     options: dict[str, Any] = {"opset_version": opset, "dynamo": True, "verbose": False}
     options |= {"input_names": graph.input_names, "output_names": graph.output_names}
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        # With gradients on, nothing takes the CPU's own kernels, which no graph can hold.
+        with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(graph.module, graph.args, dynamic_shapes=graph.dynamic_shapes, **options)
             _name_weights(program.model.graph)
@@ -186,24 +187,20 @@ def _name_weights(graph: Any) -> None:
 
     What a linear layer multiplies by is stored [in, out] and has lost its name on the way; its module is known.
     """
+    names: dict[str, str] = {}
     for node in graph:
         scopes = node.metadata_props.get(_SCOPES)
-        if node.op_type == "MatMul" and scopes:
-            weight = node.inputs[1]
-            module = ast.literal_eval(scopes)[-2 if "." not in ast.literal_eval(scopes)[-1] else -1]
-            if weight.is_initializer() and weight.name.startswith(_FOLDED):
-                _rename(graph, weight, f"{module}.weight")
+        weight = node.inputs[1] if node.op_type == "MatMul" and scopes else None
+        if weight is not None and weight.is_initializer() and weight.name.startswith(_FOLDED):
+            modules = [scope for scope in ast.literal_eval(scopes) if scope.startswith(_MODULE_PREFIXES)]
+            names[weight.name] = f"{modules[-1]}.weight"
     for value in list(graph.initializers.values()):
-        _rename(graph, value, value.name)
-
-
-def _rename(graph: Any, value: Any, name: str) -> None:
-    name = next((name.removeprefix(prefix) for prefix in _MODULE_PREFIXES if name.startswith(prefix)), name)
-    if name in graph.initializers:
-        return
-    graph.initializers.pop(value.name)
-    value.name = name
-    graph.initializers[name] = value
+        name = names.get(value.name, value.name)
+        prefix = next((one for one in _MODULE_PREFIXES if name.startswith(one)), "")
+        if prefix and name.removeprefix(prefix) not in graph.initializers:
+            graph.initializers.pop(value.name)
+            value.name = name.removeprefix(prefix)
+            graph.initializers[value.name] = value
 
 
 def _cause(error: BaseException) -> str:

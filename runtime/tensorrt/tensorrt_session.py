@@ -35,7 +35,8 @@ class TensorRTSession:
         self.device = device
         self._file = file
         self._trt_logger = trt.Logger(trt.Logger.WARNING)
-        self._engine = trt.Runtime(self._trt_logger).deserialize_cuda_engine(file.read_bytes())
+        self._runtime = trt.Runtime(self._trt_logger)
+        self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if self._engine is None:
             raise EngineLoadError(
                 f"{file}: {library} cannot read it on {torch.cuda.get_device_name(device)}: build it anew"

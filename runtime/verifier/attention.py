@@ -218,7 +218,8 @@ def attend_segments(
     Args:
         packed: `pack_segments`, where the CPU's kernels attend.
     """
-    if packed is None and query.dtype == key_cache.dtype and reads_in_place(query.dtype, query.device):
+    in_place = segments[0].num_context is not None and query.dtype == key_cache.dtype
+    if packed is None and in_place and reads_in_place(query.dtype, query.device):
         packed = pack_segments(segments)
     if packed is not None:
         return cpu_kernels().attend(

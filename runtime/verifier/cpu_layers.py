@@ -156,7 +156,7 @@ class CpuLayer(nn.Module):
     ) -> Tensor:
         """As the layer's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
         metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
-        stack = self.__dict__.get("_stack")
+        stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
         ours = stack is not None and metadata is not None and metadata.packed is not None
         if not ours or (metadata.captured and self.self_attn.layer_idx in metadata.captured):
             return super().forward(

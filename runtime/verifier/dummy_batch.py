@@ -3,7 +3,7 @@
 import torch
 
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment, pack_segments
 from wingbeat.runtime.verifier.model import ForwardBatch
 
 
@@ -14,12 +14,14 @@ def dummy_decode_batch(
     num_nodes: int,
     width: int,
     table_width: int | None = None,
+    in_place: bool = False,
 ) -> ForwardBatch:
     """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
 
     Args:
         windows: sliding windows of the model's layers; 0 stands for none.
         width: blocks of context per sequence.
+        in_place: the CPU's kernels attend, as in an engine's own rounds.
         table_width: blocks of the table that `width` is cut from; the strides are those of an engine's own.
     """
     key_cache = cache.layers[0][0]
@@ -28,8 +30,19 @@ def dummy_decode_batch(
     context = torch.full((num_reqs,), max(width * cache.block_size - num_nodes, 0), dtype=torch.int64, device=device)
     positions = context[:, None] + torch.arange(num_nodes, device=device)
     visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
-    segment = build_segment(0, positions, context, visible, tables, cache.block_size, windows, dtype)
+    segment = build_segment(
+        0,
+        positions,
+        context,
+        None if in_place else visible,
+        tables,
+        cache.block_size,
+        windows,
+        dtype,
+        in_place=in_place,
+    )
     positions = positions.flatten()
     nothing = torch.zeros_like(positions)
-    metadata = AttentionMetadata(cache.layers, nothing, [segment])
+    packed = pack_segments([segment]) if in_place else None
+    metadata = AttentionMetadata(cache.layers, nothing, [segment], packed=packed)
     return ForwardBatch(nothing[None], positions[None], None, metadata)

@@ -33,7 +33,8 @@ from wingbeat.runtime.verifier.loader import LoadedModel, load_model, prepare_mo
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64
-NUM_TOKENS = 128
+NUM_TOKENS = 80
+"""That a reference holds behind each prompt: several windows, and a whole number of paths of 6 between two tokens."""
 WINDOW = 16
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 DEMO_PAIR = Path(__file__).parents[2] / "examples" / "demo_pair"

@@ -104,7 +104,7 @@ def matches(spec, text):
             assert text == "fixed text"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("spec", [*SPECS[1:], SPECS[0]], ids=lambda spec: spec.kind)
 def test_answers_match_and_drafts_change_no_token(loaded, grammars, spec):
     prompts = [TOKENIZER.encode(text) for text in ("import json\n", "x = ", "")] * 2
@@ -122,7 +122,8 @@ def test_answers_match_and_drafts_change_no_token(loaded, grammars, spec):
         assert tokens == plain
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("overlap", [True, False])
 def test_fixed_shapes_and_rounds_in_flight_change_no_token(loaded, grammars, overlap):
     prompts = [TOKENIZER.encode("value = ")] * len(SPECS)
     params = [params_of(spec, seed) for seed, spec in enumerate(SPECS)]
@@ -220,11 +221,13 @@ def test_what_is_no_grammar_is_named(grammars, kind, text):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_two_hundred_random_schemas(loaded, grammars):
+@pytest.mark.parametrize(
+    ("seed", "count"), [pytest.param(7, 32, marks=pytest.mark.slow), pytest.param(8, 168, marks=pytest.mark.soak)]
+)
+def test_random_schemas(loaded, grammars, seed, count):
     """Sampled at T = 1 by a model that writes code: every complete answer validates, drafts change nothing."""
-    chance = random.Random(7)
-    schemas = [random_schema(chance) for _ in range(200)]
+    chance = random.Random(seed)
+    schemas = [random_schema(chance) for _ in range(count)]
     num_complete = 0
     for start in range(0, len(schemas), 8):
         some = schemas[start : start + 8]
@@ -238,4 +241,4 @@ def test_two_hundred_random_schemas(loaded, grammars):
             if run.last[index].finish_reason == "stop":
                 num_complete += 1
                 jsonschema.validate(json.loads(text_of(row)), schema)
-    assert num_complete > 120
+    assert num_complete > 0.6 * count

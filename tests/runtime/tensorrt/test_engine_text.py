@@ -1,6 +1,7 @@
 """The whole engine on the backend tensorrt: its text is transformers' own, whatever shape, batch and drafter."""
 
 import pytest
+import torch
 
 from tests.runtime.models import (
     CHAIN,
@@ -14,6 +15,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.tensorrt.engine_world import torch_pair
 from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 
 NUM_TOKENS = 64
 
@@ -24,7 +26,7 @@ def limits(speculation, batch):
 
 @pytest.mark.parametrize("batch", [4, 1])
 @pytest.mark.parametrize("shape", ["tree", "chain", "plain"])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_greedy_text_is_that_of_generate(shape, batch):
     expected = reference("llama")
     speculation = CHAIN if shape == "chain" else TREE
@@ -44,6 +46,20 @@ def test_sampled_text_is_that_of_the_torch_backend():
     theirs = Run(torch_engine, prompts, params).finish()
     torch_engine.model.remove_taps()
     assert ours == theirs
+
+
+def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
+    expected = reference("llama")
+    engine, session, _ = torch_pair(expected.loaded, TREE, limits(TREE, 3), with_drafter=False)
+    started = Run(engine, expected.prompts[:3], greedy_params(16))
+    for _ in range(6):
+        started.step()
+    batch = dummy_decode_batch(engine.cache, expected.loaded.windows, 3, 4, 2)
+    session.ran.clear()
+    with torch.inference_mode():
+        assert engine.model(batch).logits.shape == (12, engine.loaded.vocab_size)
+    assert session.bound[session.ran[0]]["input_ids"].shape == (3, 4)
+    assert started.finish() == [more[:16] for more in expected.continuations[:3]]
 
 
 def test_without_a_drafter_nothing_of_trees_is_run():
