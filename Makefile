@@ -20,7 +20,7 @@ serve: $(STAMP)
 test: $(STAMP)
 	$(MAKE) $(SIDE_BY_SIDE) TIER='not slow and not soak and not gpu'
 
-# What `make test` runs, then the rest of every table and what takes a while.
+# What `make test` runs, then what takes a while and, of every table, the rows in which two values meet.
 test-all: test
 	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu'
 
@@ -30,7 +30,7 @@ with-ray:
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
 
-# 20,000 hostile requests to the whole application, and the benchmarks that serve.
+# 20,000 hostile requests to the whole application, whole grids, and the benchmarks that serve.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 

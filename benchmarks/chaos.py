@@ -1,6 +1,6 @@
-"""Two replicas under a steady load, whose drafters and verifiers are killed: what clients notice, and for how long.
+"""Two replicas under a steady load, whose drafters and engines are killed, and they themselves: what clients notice.
 
-    python benchmarks/chaos.py [--drafter-kills 200] [--verifier-kills 20] [--budget-s 1500]
+    python benchmarks/chaos.py [--drafter-kills 200] [--engine-kills 20] [--verifier-kills 20] [--budget-s 1500]
 
 Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a channel's
 file is left over.
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-import chaos_engine
 import ray
 from engine_watch import FULL_SHARE, EngineWatch, acceptance
 from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait_s, met, recoveries, schedule
@@ -215,8 +214,8 @@ def run(args: argparse.Namespace) -> Report:
     settings = {"model": pair.model, "drafter": str(pair.drafter), "adaptive": False, **LIMITS}
     settings["served_model_name"] = MODEL_NAME
     shipped = AppConfig(num_replicas=1, **settings)
-    hurried = AppConfig(num_replicas=NUM_REPLICAS, engine_factory=chaos_engine.PATH, **settings)
-    kinds = schedule(args.drafter_kills, args.verifier_kills, random.Random(args.seed))
+    hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings)
+    kinds = schedule(args.drafter_kills, args.engine_kills, args.verifier_kills, random.Random(args.seed))
     many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
     runs = {"kills": many}
     tables = [cost_table(many)]
@@ -256,13 +255,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--drafter-kills", type=int, help="200 by default; a fifth of them hang in place of dying")
-    parser.add_argument("--verifier-kills", type=int, help="20 by default")
+    parser.add_argument("--engine-kills", type=int, help="20 by default; their replicas live on")
+    parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
     parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")
     args = parser.parse_args()
-    defaults = {"drafter_kills": (200, 4), "verifier_kills": (20, 1), "series": (6, 0)}
+    defaults = {"drafter_kills": (200, 4), "engine_kills": (20, 1), "verifier_kills": (20, 1), "series": (6, 0)}
     for name, (full, quick_one) in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, quick_one if args.quick else full)

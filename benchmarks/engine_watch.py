@@ -28,6 +28,8 @@ class Sample(NamedTuple):
 
     at_s: float
     pid: int
+    """Of the replica."""
+    engine_pid: int
     drafter_pid: int
     incarnation: int
     attached: bool
@@ -41,6 +43,7 @@ def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
     return Sample(
         at_s,
         stats["pid"],
+        stats["engine_pid"],
         stats["drafter_pid"],
         stats["drafter_incarnation"],
         stats["drafter_state"] == "attached",

@@ -1,4 +1,4 @@
-"""Kills drafters and verifiers of a working application, one after the other, and says what came of each."""
+"""Kills drafters, engines and replicas of a working application, one after the other, and says what came of each."""
 
 import asyncio
 import os
@@ -12,8 +12,10 @@ from typing import NamedTuple
 from engine_watch import POLL_S, EngineWatch, Sample, first_at, full_acceptance_at
 from steady_load import FLOWING_S, SteadyLoad
 
-KILLED, HUNG, VERIFIER = "drafter killed", "drafter hangs", "verifier killed"
-KINDS = (KILLED, HUNG, VERIFIER)
+KILLED, HUNG, ENGINE, VERIFIER = "drafter killed", "drafter hangs", "engine killed", "replica killed"
+KINDS = (KILLED, HUNG, ENGINE, VERIFIER)
+COSTLY = (ENGINE, VERIFIER)
+"""What they run goes on elsewhere."""
 HANGING_SHARE = 0.2
 """Of the drafters that are stopped in place of killed."""
 LONGEST_PAUSE_S = 0.5
@@ -32,6 +34,7 @@ class Kill(NamedTuple):
     at_s: float
     incarnation: int
     """Of the drafter that was attached."""
+    engine_pid: int
     known: frozenset[str]
     """Engines that had answered before."""
 
@@ -44,7 +47,7 @@ class Recovery(NamedTuple):
     noticed_s: float | None
     """Until the engine counts its drafter as lost."""
     engine_s: float | None
-    """Until a verifier's successor answers."""
+    """Until the successor of an engine answers."""
     attached_s: float | None
     """Until a drafter is attached again."""
     full_s: float | None
@@ -55,10 +58,10 @@ class NoVictim(RuntimeError):
     """The application did not come back to a state in which the next kill may be made."""
 
 
-def schedule(drafter_kills: int, verifier_kills: int, rng: random.Random) -> list[str]:
+def schedule(drafter_kills: int, engine_kills: int, verifier_kills: int, rng: random.Random) -> list[str]:
     """Kinds of the kills to come, mixed."""
     hangs = round(HANGING_SHARE * drafter_kills)
-    kinds = [HUNG] * hangs + [KILLED] * (drafter_kills - hangs) + [VERIFIER] * verifier_kills
+    kinds = [HUNG] * hangs + [KILLED] * (drafter_kills - hangs) + [ENGINE] * engine_kills + [VERIFIER] * verifier_kills
     rng.shuffle(kinds)
     return kinds
 
@@ -95,7 +98,7 @@ class Killer:
             await asyncio.sleep(self._rng.uniform(0.0, LONGEST_PAUSE_S))
             await self._until(lambda kind=kind: self._kill(kind), kind)
             # Streams that go on elsewhere may queue there: the next kill must not be held responsible for that.
-            await asyncio.sleep(2 * FLOWING_S if kind == VERIFIER else 0.0)
+            await asyncio.sleep(2 * FLOWING_S if kind in COSTLY else 0.0)
         await self._until(self._all_back, "end")
 
     def _kill(self, kind: str) -> bool:
@@ -103,13 +106,13 @@ class Killer:
         if (victim := self._victim(kind)) is None:
             return False
         engine_id, sample = victim
-        pid = sample.pid if kind == VERIFIER else sample.drafter_pid
+        pid = {VERIFIER: sample.pid, ENGINE: sample.engine_pid}.get(kind, sample.drafter_pid)
         now, known = time.perf_counter(), frozenset(self._watch.samples)
         try:
             os.kill(pid, signal.SIGSTOP if kind == HUNG else signal.SIGKILL)
         except ProcessLookupError:  # it has ended by itself: the next figures will say so
             return False
-        self.kills.append(Kill(kind, engine_id, now, sample.incarnation, known))
+        self.kills.append(Kill(kind, engine_id, now, sample.incarnation, sample.engine_pid, known))
         return True
 
     async def _until(self, condition: Callable[[], bool], waiting_for: str) -> None:
@@ -122,25 +125,26 @@ class Killer:
     def _victim(self, kind: str) -> tuple[str, Sample] | None:
         """The engine that was left alone for longest, of those that may be disturbed now."""
         ready = {engine_id: sample for engine_id, sample in self._watch.latest().items() if self._is_back(engine_id)}
-        if kind == VERIFIER and not self._may_lose_a_verifier(ready):
+        if kind in COSTLY and not self._may_lose_an_engine(ready):
             return None
         last = {kill.engine_id: kill.at_s for kill in self.kills}
         return min(ready.items(), key=lambda item: last.get(item[0], 0.0), default=None)
 
-    def _may_lose_a_verifier(self, ready: dict[str, Sample]) -> bool:
+    def _may_lose_an_engine(self, ready: dict[str, Sample]) -> bool:
         """All must be at work, and no request may have met an earlier death: one that meets two of them is ended."""
-        lost_at_s = max((kill.at_s for kill in self.kills if kill.kind == VERIFIER), default=0.0)
+        lost_at_s = max((kill.at_s for kill in self.kills if kill.kind in COSTLY), default=0.0)
         at_work = [sample for sample in ready.values() if sample.num_running > 0]
         return len(at_work) == self._num_engines and self._load.oldest_start_s > lost_at_s
 
     def _is_back(self, engine_id: str) -> bool:
         """Whether a live engine is over its last failure."""
         samples = self._watch.samples[engine_id]
-        appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, frozenset())
+        appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, 0, frozenset())
         last = next((kill for kill in reversed(self.kills) if kill.engine_id == engine_id), None)
         if not samples[-1].attached or (last is not None and last.kind == VERIFIER):
             return False
-        recovered = drafter_recovery(last or appeared, samples, self._undisturbed)
+        recover = engine_recovery if last is not None and last.kind == ENGINE else drafter_recovery
+        recovered = recover(last or appeared, samples, self._undisturbed)
         if recovered.attached_s is None:
             return False
         waited_s = samples[-1].at_s - (last or appeared).at_s - recovered.attached_s
@@ -162,6 +166,14 @@ def drafter_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> R
     return Recovery(None, noticed_s, None, attached_s, full_s)
 
 
+def engine_recovery(kill: Kill, samples: list[Sample], undisturbed: float) -> Recovery:
+    """From the samples of the replica whose engine it was."""
+    later = [sample for sample in samples if sample.at_s >= kill.at_s and sample.engine_pid != kill.engine_pid]
+    engine_s = first_at(later, kill.at_s, lambda one: True)
+    attached_s = first_at(later, kill.at_s, lambda one: one.attached)
+    return Recovery(None, None, engine_s, attached_s, full_acceptance_at(later, kill.at_s, undisturbed))
+
+
 def recovery(
     kill: Kill, watched: dict[str, list[Sample]], load: SteadyLoad, undisturbed: float, until_s: float
 ) -> Recovery:
@@ -173,7 +185,8 @@ def recovery(
     pause_s = longest_wait_s(load, kill.at_s)
     if kill.kind != VERIFIER:
         samples = [sample for sample in watched[kill.engine_id] if sample.at_s < until_s]
-        return drafter_recovery(kill, samples, undisturbed)._replace(pause_s=pause_s)
+        recover = engine_recovery if kill.kind == ENGINE else drafter_recovery
+        return recover(kill, samples, undisturbed)._replace(pause_s=pause_s)
     new = [samples for engine_id, samples in watched.items() if engine_id not in kill.known]
     successor = min(new, key=lambda samples: samples[0].at_s, default=[])
     engine_s = first_at(successor, kill.at_s, lambda one: True)

@@ -12,14 +12,14 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from contest import Contestant, Outcome, compete, figures, http_contestant, versus_table
 from http_load import LoadClient
 from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, generate, greedy, open_llm, quiet
-from report import RESULTS, Report, Table, machine_facts, middle, model_facts, spread
+from report import RESULTS, Report, machine_facts, model_facts
 from servers import transformers_serve, wingbeat_apps
 from serving import request_body
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -30,29 +30,6 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 PEER_THREADS = (1, 2)
 NO_TOKEN = -1
-
-
-class Outcome(NamedTuple):
-    """One turn of one contestant."""
-
-    tokens_per_s: float
-    answers: list[Any]
-    """By prompt, in a form that can be compared within one table."""
-
-
-@dataclass
-class Contestant:
-    """One way to generate, and its turns so far under each size of load."""
-
-    name: str
-    threads: str
-    run: Callable[[list[Prompt], int, int], Outcome]
-    """(prompts, how many at once, tokens per prompt)"""
-    turns: dict[int, list[Outcome]] = field(default_factory=dict)
-
-    def tokens_per_s(self, size: int) -> float:
-        """Median over the turns."""
-        return middle([turn.tokens_per_s for turn in self.turns[size]])
 
 
 def transformers_contestant(model: PreTrainedModel, threads: int) -> Contestant:
@@ -106,21 +83,6 @@ def load_peer(pair: Pair) -> PreTrainedModel:
     return model
 
 
-def http_contestant(
-    client: LoadClient, name: str, threads: str, url: str, body_of: Callable[[Prompt, int], dict[str, Any]]
-) -> Contestant:
-    """Streams from a server, as many at once as asked."""
-
-    def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
-        block = client.run_block(url, [body_of(prompt, max_tokens) for prompt in prompts], size)
-        short = [trace.num_tokens for trace in block.traces if trace.num_tokens != max_tokens]
-        if short:
-            raise RuntimeError(f"{name} answered with {short[0]} tokens, {max_tokens} were asked for")
-        return Outcome(block.tokens_per_s, [trace.text for trace in block.traces])
-
-    return Contestant(name, threads, run)
-
-
 def peer_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
     """The same completion in the peer's words: its schema has no ignore_eos, its generation config does it."""
     config = {"max_new_tokens": max_tokens, "do_sample": False, "eos_token_id": NO_TOKEN, "pad_token_id": 0}
@@ -161,55 +123,6 @@ def http_contestants(pair: Pair, compiled: bool) -> Iterator[list[Contestant]]:
                 )
             )
         yield contestants
-
-
-def compete(contestants: list[Contestant], args: argparse.Namespace, prompts: list[Prompt]) -> None:
-    """Every size of load, every repeat, every contestant in turn; a first turn of each is not counted."""
-    for size in args.sizes:
-        chosen = prompts[: max(args.prompts, size)]
-        for repeat in range(args.repeats + 1):
-            for contestant in contestants:
-                turn = contestant.run(chosen, size, args.max_tokens)
-                if repeat:
-                    contestant.turns.setdefault(size, []).append(turn)
-
-
-def versus_table(contestants: list[Contestant], sizes: list[int], title: str, repeats: int) -> Table:
-    """One row per load and contestant; the first contestant is what the others are compared with."""
-    rows = []
-    base = contestants[0]
-    for size in sizes:
-        expected = base.turns[size][0].answers
-        for contestant in contestants:
-            turns = contestant.turns[size]
-            same = sum(answer == want for answer, want in zip(turns[0].answers, expected, strict=True))
-            rows.append(
-                (
-                    str(size),
-                    contestant.name,
-                    contestant.threads,
-                    spread([turn.tokens_per_s for turn in turns]),
-                    f"{contestant.tokens_per_s(size) / base.tokens_per_s(size):.2f}",
-                    f"{same}/{len(expected)}",
-                )
-            )
-    columns = ("at once", "", "threads", "tokens/s", f"ratio to {base.name}", "same answers")
-    return Table(title, columns, rows, f"Medians of {repeats} repeats with their range; the ratio is of medians.")
-
-
-def figures(contestants: list[Contestant]) -> list[dict[str, Any]]:
-    """For the JSON file."""
-    return [
-        {
-            "name": one.name,
-            "threads": one.threads,
-            "at_once": size,
-            "tokens_per_s": one.tokens_per_s(size),
-            "tokens_per_s_of_repeats": [turn.tokens_per_s for turn in turns],
-        }
-        for one in contestants
-        for size, turns in one.turns.items()
-    ]
 
 
 def run(args: argparse.Namespace) -> Report:

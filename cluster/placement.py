@@ -137,8 +137,15 @@ def own_devices_first(assigned: Sequence[int | str], visible: str | None, num_de
     return ",".join(own + [gpu for gpu in everyone if gpu not in own])
 
 
-def claim_devices() -> None:
-    """Make the GPU that Ray assigned to this actor its device 0; does nothing in an actor without one.
+def assigned_devices() -> tuple[int | str, ...]:
+    """The GPUs that Ray assigned to this actor; none in one without a share."""
+    import ray
+
+    return tuple(ray.get_gpu_ids())
+
+
+def claim_devices(assigned: Sequence[int | str]) -> None:
+    """Make an assigned GPU device 0 of this process, the actor's own or one of its child; does nothing without one.
 
     Call before anything touches CUDA: the driver reads the order of devices once.
 
@@ -146,10 +153,8 @@ def claim_devices() -> None:
         RuntimeError: CUDA is initialised already.
         ValueError: the assigned GPU is hidden from this process.
     """
-    import ray
     import torch
 
-    assigned = ray.get_gpu_ids()
     if not assigned:
         return
     if torch.cuda.is_initialized():

@@ -112,6 +112,11 @@ class AppConfig(ModelOptions):
     )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
+    drafter_back_off_s: float = Field(
+        1.0,
+        ge=0,
+        description="Pause before a drafter that failed again is replaced; doubles with each failure, up to 30 s.",
+    )
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )

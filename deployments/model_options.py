@@ -13,8 +13,8 @@ from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 
-class LoadOptions(BaseModel):
-    """A model's folder, and where and how its weights are held."""
+class ModelFolder(BaseModel):
+    """A model's folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -23,14 +23,6 @@ class LoadOptions(BaseModel):
         description="Folder of a Hugging Face checkpoint, or its name on the hub, org/name[@revision]; none takes the "
         "demo pair.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV; 'auto' is the checkpoint's on GPUs, float32 on CPUs."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description="'auto' is cuda where there is one; of a server, where num_gpus_per_verifier is above 0.",
-    )
-    threads: int = Field(1, ge=1, description="Torch CPU threads; of a server, the verifier's and the drafter's each.")
 
     @field_validator("model", mode="before")
     @classmethod
@@ -60,6 +52,19 @@ class LoadOptions(BaseModel):
             HubError: it has a name of the hub and is not to be had.
         """
         return demo_pair().verifier if self.model is None else checkpoint_folder(self.model, with_weights)
+
+
+class LoadOptions(ModelFolder):
+    """A model's folder, and where and how its weights are held."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; 'auto' is the checkpoint's on GPUs, float32 on CPUs."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="'auto' is cuda where there is one; of a server, where num_gpus_per_verifier is above 0.",
+    )
+    threads: int = Field(1, ge=1, description="Torch CPU threads; of a server, the verifier's and the drafter's each.")
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`; imports torch to know whether there is one."""
@@ -117,6 +122,28 @@ class ModelOptions(LoadOptions):
     compile: bool = Field(
         False, description="Run the verifier's decode rounds through torch.compile; longer start, faster rounds."
     )
+
+    backend: Literal["torch", "tensorrt"] = Field(
+        "torch",
+        description="What runs the model: its weights by torch, or the engines of engine_dir, which a CPU runs by "
+        "ONNX Runtime.",
+    )
+    engine_dir: Path | None = Field(
+        None, description="Of backend tensorrt: what wingbeat build-engine made of the model and its drafter."
+    )
+
+    @field_validator("engine_dir", mode="before")
+    @classmethod
+    def _no_engines_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        if (self.backend == "tensorrt") != (self.engine_dir is not None):
+            raise ValueError(f"backend is {self.backend} and engine_dir is {self.engine_dir}: tensorrt needs both")
+        if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
+            raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: no base_config.json there")
+        return self
 
     @model_validator(mode="after")
     def _check_drafter(self) -> Self:

@@ -81,6 +81,7 @@ class LLM:
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
+        engine_dir: engines that run in the place of the weights.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
@@ -97,18 +98,21 @@ class LLM:
         device: str = "auto",
         threads: int = 1,
         allow_bad_drafter: bool = False,
+        engine_dir: Path | None = None,
     ) -> None:
         torch.set_num_threads(threads or 1)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
         torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
+        choice = parse_drafter(drafter, folder)
         settings = PairSettings(
             folder,
-            parse_drafter(drafter, folder),
+            choice,
             engine_config,
             torch_dtype,
             allow_bad_drafter,
+            engine_dir=engine_dir,
             most_threads=None if threads else len(os.sched_getaffinity(0)),
         )
         built: Drafter | None = None

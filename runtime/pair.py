@@ -37,6 +37,8 @@ class PairSettings(NamedTuple):
     """Warn about a drafter that does not suit the model instead of refusing it."""
     tests_drafter: bool = True
     """False where the drafter is not Wingbeat's own: how it reads its weights and what it is worth is not asked."""
+    engine_dir: Path | None = None
+    """Engines that run in the place of the verifier's weights, and of an EAGLE head's; None runs torch."""
     most_threads: int | None = None
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
 
@@ -59,6 +61,12 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Draft
     Raises:
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
     """
+    if settings.engine_dir is not None and settings.drafter.has_weights:
+        from wingbeat.runtime.tensorrt.backend import engine_drafter
+
+        drafter = engine_drafter(settings.engine_dir, settings.drafter.source, settings.model, settings.engine, device)
+        if drafter is not None:
+            return drafter
     target, config = TargetDescription.from_checkpoint(settings.model), settings.engine
     options = DrafterOptions(settings.dtype, device, cuda_graphs=config.cuda_graphs is not False)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
@@ -88,22 +96,30 @@ def engine_of_pair(
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
+    from wingbeat.runtime.verifier.backend import TORCH
     from wingbeat.runtime.verifier.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loader import load_model
 
-    loaded = load_model(settings.model, settings.dtype, torch.device(device))
-    if settings.most_threads is not None and loaded.device.type == "cpu":
-        choose_threads(loaded, settings.most_threads)
+    backend, limits = TORCH, settings.engine
+    if settings.engine_dir is not None:
+        from wingbeat.runtime.tensorrt.backend import open_backend
+
+        loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
+    else:
+        loaded = load_model(settings.model, settings.dtype, torch.device(device))
+        if settings.most_threads is not None and loaded.device.type == "cpu":
+            choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        choice = choose_convention(drafter.source, target, loaded, tokenizer)
+        if backend is TORCH:  # an engine was read when it was exported
+            choice = choose_convention(drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             check = partial(
                 check_drafter, tokenizer=tokenizer, name=drafter.label, allow_bad=settings.allow_bad_drafter
             )
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
-    limits = fit_to_memory(loaded, settings.engine, needs)
+    limits = fit_to_memory(loaded, limits, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    return PairEngine(Engine(loaded, limits, needs, grammars=grammars), tokenizer, choice, check)
+    return PairEngine(Engine(loaded, limits, needs, grammars=grammars, backend=backend), tokenizer, choice, check)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.covering import spread
+from tests.covering import meeting, spread
 from tests.hostile.contract import KEY
 from wingbeat.runtime.disk_cache import cache_dir
 
@@ -35,15 +35,21 @@ STATS_TIMEOUT_S = 60.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Apply `few`: of a parametrized test, so many cases stay in the default run."""
+    """Apply `few`: of a parametrized test, so many cases stay in the default run, and of the others those in the slow
+    one in which two values meet that have not met before."""
     cases: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("few") and hasattr(item, "callspec"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in cases.values():
         (count,) = table[0].get_closest_marker("few").args
-        for index in set(range(len(table))) - set(spread([item.callspec.indices.items() for item in table], count)):
+        # A value is itself wherever it stands in a table; its index may be that of the whole case.
+        rows = [{(name, id(value)) for name, value in item.callspec.params.items()} for item in table]
+        by_default, by_pairs = set(spread(rows, count)), set(meeting(rows))
+        for index in set(range(len(table))) - by_default:
             table[index].add_marker(pytest.mark.slow)
+            if index not in by_pairs:
+                table[index].add_marker(pytest.mark.soak)
 
 
 class App:

@@ -12,12 +12,19 @@ def pairwise(axes: Mapping[str, Sequence[str]], allowed: Callable[[Row], bool] =
     The row that brings the most new pairs comes first, so that the first few rows are worth the most.
     """
     rows = [row for values in product(*axes.values()) if allowed(row := dict(zip(axes, values, strict=True)))]
-    bits: dict[object, int] = {}
-    pairs = [sum(1 << bits.setdefault(pair, len(bits)) for pair in combinations(row.items(), 2)) for row in rows]
+    return [rows[index] for index in meeting([row.items() for row in rows])]
+
+
+def meeting(rows: Sequence[Collection[Hashable]]) -> list[int]:
+    """Indices of rows in which any two values meet that meet in some row; the one with the most new pairs first."""
+    bits: dict[Hashable, int] = {}
+    # A row of one value is worth that value.
+    values = [combinations(sorted(row), min(2, len(row))) for row in rows]
+    pairs = [sum(1 << bits.setdefault(pair, len(bits)) for pair in row) for row in values]
     chosen, left = [], (1 << len(bits)) - 1
     while left:
         best = max(range(len(rows)), key=lambda index: (pairs[index] & left).bit_count())
-        chosen.append(rows[best])
+        chosen.append(best)
         left &= ~pairs[best]
     return chosen
 

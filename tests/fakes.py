@@ -3,15 +3,17 @@
 import hashlib
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.replica.build import EngineSetup
-from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.deployments.replica.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
-from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.protocol.ends import VerifierEnd
 
 VOCAB_SIZE = 50
 ANY_VOCAB_SIZE = 10**6
@@ -107,14 +109,14 @@ class FakeEngine:
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
 
-    def attach_drafter(self, end: VerifierEnd) -> None:
+    def attach_drafter(self, end: "VerifierEnd") -> None:
         self.drafter_state = "attached"
 
     def detach_drafter(self) -> None:
         self.drafter_state = "none"
 
 
-def build_fake_engine(config: AppConfig, ask_needs: Callable[[], DrafterNeeds]) -> EngineSetup:
+def build_fake_engine(config: AppConfig, ask_needs: "Callable[[], DrafterNeeds]") -> EngineSetup:
     """Engine factory for `AppConfig.engine_factory`: slow enough that a test can act in mid-stream."""
     # Its requests may hold any token id: those of whatever tokenizer the checkpoint has.
     info = ModelInfo(config.model_name(), config.max_model_len, ANY_VOCAB_SIZE, (), "none")

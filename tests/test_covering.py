@@ -2,7 +2,7 @@
 
 from itertools import combinations, product
 
-from tests.covering import pairwise, spread
+from tests.covering import meeting, pairwise, spread
 
 AXES = {"a": ["1", "2", "3"], "b": ["1", "2"], "c": ["1", "2", "3", "4"], "d": ["1", "2"]}
 
@@ -36,3 +36,9 @@ def test_as_few_rows_as_an_axis_has_values_have_each_value():
     assert len(chosen) == 4
     assert set.union(*chosen) == set.union(*rows)
     assert spread(rows[:2], 4) == [0, 1]
+
+
+def test_a_table_of_one_or_two_axes_is_kept_whole():
+    assert sorted(meeting([{("a", value)} for value in range(3)])) == [0, 1, 2]
+    rows = [set(zip("ab", values, strict=True)) for values in product(range(4), range(3))]
+    assert sorted(meeting(rows)) == list(range(12))

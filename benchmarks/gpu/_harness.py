@@ -9,12 +9,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+PEER = "--peer"
+FAILED = "failed"
+"""Of a result's details: by case, what it raised."""
 NO_GPU = 2
 """Exit status of a script that found no GPU."""
 
@@ -90,10 +94,33 @@ class Bench(NamedTuple):
         return 2 * size / (self.median_ms(lambda: target.copy_(source)) / 1e3)
 
 
+class Cases:
+    """The cases of a script, each reported when it is measured; one that fails costs itself alone.
+
+    Args:
+        facts: of all of them.
+    """
+
+    def __init__(self, bench: Bench, facts: dict[str, str], details: dict[str, Any] | None = None) -> None:
+        self.bench = bench
+        self.result = Result(facts, [], {**(details or {}), FAILED: {}})
+
+    def run(self, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
+        """Measure one case; an error is noted under its name."""
+        try:
+            self.result.figures.extend(measure())
+        except Exception as error:
+            # What another case meets need not be what this one met: the figures of both are wanted.
+            self.result.details[FAILED][name] = f"{type(error).__name__}: {error}"[:1000]
+            traceback.print_exc()
+        self.bench.report(self.result)
+
+
 def run(doc: str, measure: Callable[[Bench], Result]) -> None:
     """Parse the options, measure, print one line of JSON."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="toy sizes on any device: shows that it runs")
+    parser.add_argument(PEER, action="store_true", help="beside other programs too, where the script has any")
     args = parser.parse_args()
     name = Path(sys.argv[0]).stem
     if not torch.cuda.is_available() and not args.quick:
@@ -104,4 +131,7 @@ def run(doc: str, measure: Callable[[Bench], Result]) -> None:
     # Not inference mode: transformers compiles its own generate() on the same weights.
     with torch.no_grad():
         bench = Bench(name, device, args.quick)
-        bench.report(measure(bench))
+        result = measure(bench)
+        bench.report(result)
+    if result.details.get(FAILED):
+        raise SystemExit(1)

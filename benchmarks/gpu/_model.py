@@ -65,6 +65,9 @@ def random_model(bench: Bench, config: LlamaConfig, dtype: torch.dtype | None = 
     """A verifier with random weights, drawn on the device."""
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype or bench.dtype)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones hide where a norm rounds: no checkpoint has them
+            parameter.data.normal_(1, 0.1)
     return prepare_model(model, "random")
 
 

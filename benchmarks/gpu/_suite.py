@@ -1,4 +1,4 @@
-"""Runs the GPU tests and every script beside it, and merges what they print into one report.
+"""Runs a session: GPU tests and scripts beside it, into one report, with every log beside it.
 
 Exit status: 0 when all parts ran, 1 when one failed, was cut off or found no time, 2 without a GPU. Missed targets are
 marked in the report and do not fail it.
@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -21,13 +22,15 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TESTS = "tests"
 BUDGET_S = 570
-MOST_S = {"tests": 240, "plain_decode": 240, "two_processes": 150, "engine_speed": 420}
-"""Seconds of a part, 120 where it is not named; the budget holds as well."""
+MOST_S = 120
+"""Seconds of a part that names none; the budget holds as well."""
 TAIL = 2000
-"""Characters of output kept of a part that failed."""
+"""Characters of the end of a part's log that the report shows; the whole log lies beside it."""
 NO_GPU, NO_TESTS = 2, 5
+TEST_TIMEOUT_S = 60
+WORKERS = 8
+"""Processes that tests run in, where pytest-xdist is installed."""
 
 
 @dataclass
@@ -36,35 +39,36 @@ class Part:
 
     name: str
     command: list[str]
-    most_s: float = 120
+    most_s: float = MOST_S
+    is_tests: bool = False
     status: str = "not run"
     """ok, failed, timed out, or "no time" where the budget was spent before it began."""
     wall_s: float = 0.0
     output: str = ""
-    """The end of it, where it failed; of the tests always."""
+    """The end of its log, where it failed; of tests always."""
     result: dict[str, Any] = field(default_factory=dict)
+    """What a script printed last; of one that was cut off or that failed in one case, what it had measured."""
 
 
-def run_part(part: Part, left_s: float) -> None:
-    """Run one part within what is left of the budget; never raises for what the part does."""
+def run_part(part: Part, left_s: float, out: Path) -> None:
+    """Run one part within what is left of the budget, its log in `out`; never raises for what the part does."""
     if left_s < 5:
         part.status = "no time"
         return
-    started = time.monotonic()
-    try:
-        done = subprocess.run(
-            part.command, cwd=ROOT, capture_output=True, text=True, timeout=min(part.most_s, left_s), check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        part.status = "timed out"
-        output = _text(error.stdout)
-        part.result, part.output = last_object(output), (output + _text(error.stderr))[-TAIL:]
-    else:
-        is_tests = part.name == TESTS
-        part.result = {} if is_tests else last_object(done.stdout)
-        good = done.returncode in ((0, NO_TESTS) if is_tests else (0,)) and (is_tests or bool(part.result))
-        part.status = "ok" if good else "failed"
-        part.output = (done.stdout + done.stderr)[-TAIL:] if is_tests or not good else ""
+    started, log = time.monotonic(), out / f"{part.name}.log"
+    with log.open("w", encoding="utf-8") as file:
+        try:
+            code = subprocess.run(
+                part.command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=min(part.most_s, left_s),
+                check=False,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            code = None
+    text = log.read_text(encoding="utf-8", errors="replace")
+    part.result = {} if part.is_tests else last_object(text)
+    good = code in ((0, NO_TESTS) if part.is_tests else (0,)) and (part.is_tests or bool(part.result))
+    part.status = "timed out" if code is None else "ok" if good else "failed"
+    part.output = text[-TAIL:] if part.is_tests or not good else ""
     part.wall_s = round(time.monotonic() - started, 1)
 
 
@@ -80,28 +84,66 @@ def last_object(text: str) -> dict[str, Any]:
     return {}
 
 
-def _text(stream: str | bytes | None) -> str:
-    return stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
+def pytest_part(name: str, paths: Sequence[str], most_s: float, *, only: str = "", workers: int = WORKERS) -> Part:
+    """Tests of some folders or files, each with a time of its own, so that one that hangs costs itself alone.
+
+    Args:
+        only: options that choose among them.
+        workers: processes; 1 for tests that have the GPU to themselves.
+    """
+    options = ["-o", "addopts=", "--import-mode=importlib", "-ra", "--tb=short", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("pytest_timeout"):
+        options.append(f"--timeout={TEST_TIMEOUT_S}")
+    if workers > 1 and importlib.util.find_spec("xdist"):
+        options += ["-n", str(workers)]
+    command = [sys.executable, "-m", "pytest", *options, *shlex.split(only), *paths]
+    return Part(name, command, most_s, is_tests=True)
 
 
-def test_part() -> Part:
-    """The GPU tests of the layers that need no Ray."""
-    folders = [ROOT / "tests" / layer for layer in ("kernels", "runtime", "cluster")]
-    paths = [path for folder in folders for path in sorted(folder.rglob("test_*.py"))]
-    files = [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text()]
-    options = ["-m", "gpu and not ray", "-q", "-p", "no:cacheprovider"]
-    return Part(TESTS, [sys.executable, "-m", "pytest", *options, *files], MOST_S[TESTS])
+def gpu_files(folder: str) -> list[str]:
+    """Files of a folder with tests that need a GPU."""
+    paths = sorted((ROOT / folder).rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths if "mark.gpu" in path.read_text()]
+
+
+def script(name: str, most_s: float = MOST_S, *options: str) -> Part:
+    """A script of this folder."""
+    return Part(name, [sys.executable, str(HERE / f"{name}.py"), *options], most_s)
+
+
+def sessions() -> dict[str, list[Part]]:
+    """By name, the parts of a session, what is wanted most first; each session fits the budget."""
+    ipc = gpu_files("tests/cluster")
+    return {
+        "first": [
+            pytest_part("tests_graphs", ["tests/runtime/graphs"], 60, only="-m gpu", workers=1),
+            # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
+            pytest_part("tests_kernels", ["tests/kernels"], 150, only="-m 'not slow'"),
+            script("kernel_profile", 90),
+            script("losslessness", 60),
+            script("verify", 90),
+            script("draft_round", 60),
+            pytest_part("tests_runtime", gpu_files("tests/runtime"), 90, only="-m 'gpu and not ray'", workers=6),
+            pytest_part("tests_channel", ipc, 80, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
+            # Last, and alone: a stream that hangs would take the others with it.
+            pytest_part("tests_killed", ipc, 60, only="-m gpu -k behind_its_doorbell", workers=1),
+        ],
+        "speed": [
+            script("engine_speed", 390),
+            script("plain_decode", 120),
+            script("draft_level", 60),
+            script("attention", 60),
+            script("bandwidth", 30),
+        ],
+        "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
+    }
 
 
 def script_parts(folder: Path, quick: bool) -> list[Part]:
-    """Every script of a folder, those that may take longest last; names that begin with an underscore are none."""
+    """Every script of a folder; names that begin with an underscore are none."""
     options = ["--quick"] if quick else []
-    parts = [
-        Part(path.stem, [sys.executable, str(path), *options], MOST_S.get(path.stem, Part.most_s))
-        for path in sorted(folder.glob("*.py"))
-        if not path.name.startswith("_")
-    ]
-    return sorted(parts, key=lambda part: part.most_s)
+    paths = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+    return [Part(path.stem, [sys.executable, str(path), *options]) for path in paths]
 
 
 def machine() -> dict[str, str]:
@@ -156,7 +198,7 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
     facts, deadline = machine(), time.monotonic() + budget_s
     out.mkdir(parents=True, exist_ok=True)
     for part in parts:
-        run_part(part, deadline - time.monotonic())
+        run_part(part, deadline - time.monotonic(), out)
         print(f"{part.name}: {part.status}, {part.wall_s} s", flush=True)
         # Written every time: what was measured survives whatever ends the suite.
         report = {"machine": facts, "quick": quick, "parts": [asdict(part) for part in parts]}
@@ -170,8 +212,9 @@ def run_suite(parts: Sequence[Part], out: Path, budget_s: float, quick: bool = F
 def main() -> int:
     """Parse the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="PART", help="parts to run: tests, or the names of scripts")
-    parser.add_argument("--quick", action="store_true", help="toy sizes on any device, without the tests")
+    parser.add_argument("session", nargs="?", default="first", choices=("first", "speed", "peers"))
+    parser.add_argument("--only", nargs="+", metavar="PART", help="parts of the session to run")
+    parser.add_argument("--quick", action="store_true", help="every script at toy sizes on any device, no tests")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no part begins")
     args = parser.parse_args()
     import torch
@@ -179,7 +222,7 @@ def main() -> int:
     if not torch.cuda.is_available() and not args.quick:
         print("run.sh: no CUDA GPU found, nothing measured (--quick runs toy sizes anywhere)", file=sys.stderr)
         return NO_GPU
-    parts = [*([] if args.quick else [test_part()]), *script_parts(HERE, args.quick)]
+    parts = script_parts(HERE, quick=True) if args.quick else sessions()[args.session]
     unknown = set(args.only or ()) - {part.name for part in parts}
     if unknown:
         parser.error(f"--only {' '.join(sorted(unknown))}: known parts are {', '.join(part.name for part in parts)}")

@@ -1,9 +1,10 @@
 """Tree attention alone against copy bandwidth: what it must read, over the time it takes."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from _harness import Bench, Figure, Result, run
+from _harness import Bench, Cases, Figure, Result, run
 from _model import BLOCK_SIZE, llama_config
 
 from wingbeat.kernels.attention.reference import tree_attention
@@ -58,20 +59,23 @@ def measure_case(bench: Bench, case: Case) -> tuple[float, int]:
 
 def measure(bench: Bench) -> Result:
     """Batches and contexts of CASES; keys and values in scattered blocks."""
-    bandwidth, figures = bench.copy_bytes_per_s(), []
-    for full in CASES:
-        case = full._replace(context=full.context // 64) if bench.quick else full
-        ms, moved = measure_case(bench, case)
-        name = f"batch {case.batch}, context {case.context}, {case.nodes} nodes"
-        figures.append(Figure(f"{name}", ms, "ms"))
-        share = moved / (ms / 1e3) / bandwidth
-        figures.append(Figure(f"{name}: of copy bandwidth", share, "x", at_least=case.at_least))
-    config = llama_config(bench)
+    bandwidth, config = bench.copy_bytes_per_s(), llama_config(bench)
     facts = {
         "attention": f"{config.num_attention_heads}/{config.num_key_value_heads} heads of {config.head_dim}, "
         f"{str(bench.dtype).removeprefix('torch.')}, blocks of {BLOCK_SIZE} tokens",
     }
-    return Result(facts, figures, {"copy_bytes_per_s": bandwidth})
+    cases = Cases(bench, facts, {"copy_bytes_per_s": bandwidth})
+
+    def one(case: Case, name: str) -> list[Figure]:
+        ms, moved = measure_case(bench, case)
+        share = moved / (ms / 1e3) / bandwidth
+        return [Figure(name, ms, "ms"), Figure(f"{name}: of copy bandwidth", share, "x", at_least=case.at_least)]
+
+    for full in CASES:
+        case = full._replace(context=full.context // 64) if bench.quick else full
+        name = f"batch {case.batch}, context {case.context}, {case.nodes} nodes"
+        cases.run(name, partial(one, case, name))
+    return cases.result
 
 
 if __name__ == "__main__":

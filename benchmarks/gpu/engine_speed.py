@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter, speed, too_large
-from _harness import Bench, Figure, Result, run
+from _harness import Bench, Cases, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -80,16 +80,20 @@ def measure(bench: Bench) -> Result:
     """Every case; what is measured is reported as it comes."""
     config = llama_config(bench, max_position_embeddings=131072)
     loaded = random_model(bench, config)
-    result = Result(shape_facts(config, bench.dtype) | facts(bench), [], {"forced_acceptance": True})
-    for case in cases(bench):
+    measured = Cases(bench, shape_facts(config, bench.dtype) | facts(bench), {"forced_acceptance": True})
+
+    def one(case: Case) -> list[Figure]:
         why_not = too_large(bench, loaded, case)
         figures, details = measure_case(bench, loaded, case) if why_not is None else ([], {case.label: why_not})
-        result = Result(result.facts, result.figures + figures, result.details | details)
-        bench.report(result)
+        measured.result.details.update(details)
+        return figures
+
+    for case in cases(bench):
+        measured.run(case.label, partial(one, case))
         gc.collect()
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
-    return result
+    return measured.result
 
 
 if __name__ == "__main__":

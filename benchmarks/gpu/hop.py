@@ -14,9 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
-from _harness import Bench, Figure, Result, run
+from _harness import Bench, Cases, Figure, Result, run
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
@@ -113,9 +114,15 @@ def measure(bench: Bench) -> Result:
     """Medians of 2000 round trips."""
     torch.set_num_threads(1)
     rounds = 50 if bench.quick else NUM_ROUNDS
-    figures: list[Figure] = []
-    details = {}
-    for kind in ("cuda_ipc", "shm") if bench.device.type == "cuda" else ("shm",):
+    facts = {
+        "workload": f"{rounds} rounds after {WARM_UP_ROUNDS}, one small kernel per side; a hop is half a round trip",
+        "buffers": f"{buffer_bytes(SPEC, DEVICE_FIELDS) / 2**20:.0f} MiB in GPU memory",
+        "mps": "on" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else "off: two processes take turns on the GPU",
+    }
+    cases = Cases(bench, facts)
+
+    def one(kind: str) -> list[Figure]:
+        figures: list[Figure] = []
         by_host, by_device = measure_kind(kind, rounds)
         for end, times in (("host", by_host), ("device", by_device)):
             if kind == "cuda_ipc" or end == "host":
@@ -123,12 +130,12 @@ def measure(bench: Bench) -> Result:
                 name = f"hop by {kind}, to the {end}"
                 figures.append(Figure(name, statistics.median(times) / 2, "us", at_most=target))
                 figures.append(Figure(f"round trip by {kind}, to the {end}", statistics.median(times), "us"))
-                details[f"{kind}, {end}"] = quantiles(times)
-    facts = {
-        "workload": f"{rounds} rounds after {WARM_UP_ROUNDS}, one small kernel per side; a hop is half a round trip",
-        "buffers": f"{buffer_bytes(SPEC, DEVICE_FIELDS) / 2**20:.0f} MiB in GPU memory",
-    }
-    return Result(facts, figures, details)
+                cases.result.details[f"{kind}, {end}"] = quantiles(times)
+        return figures
+
+    for kind in ("cuda_ipc", "shm") if bench.device.type == "cuda" else ("shm",):
+        cases.run(kind, partial(one, kind))
+    return cases.result
 
 
 if __name__ == "__main__":

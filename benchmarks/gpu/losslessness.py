@@ -4,10 +4,11 @@ In float32 they must be equal; in bfloat16 differently shaped matrix products ro
 sequences is reported, and how far apart the two tokens' logits were where sequences first differ.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from _harness import Bench, Figure, Result, run
+from _harness import Bench, Cases, Figure, Result, run
 from _model import MAX_DEPTH, Steps, llama_config, random_model, shape_facts
 from torch import Tensor
 
@@ -130,9 +131,14 @@ def measure(bench: Bench) -> Result:
     # Weights large enough for decisive logits: rounding then decides nothing in float32.
     config = llama_config(bench, **shape, **heads, initializer_range=1.6 * hidden**-0.5)
     prompts = [torch.randint(0, 997, (length,)).tolist() for length in PROMPT_LENS]
-    figures, details = [], {}
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
+    facts = shape_facts(config, torch.float32) | {
+        "workload": f"{len(prompts)} prompts, greedy; trees of {SPECULATION.num_nodes} nodes, right but for every "
+        f"third; at most {MAX_DEPTH} levels in the graph stages",
+    }
+    cases = Cases(bench, facts)
+
+    def one(dtype: torch.dtype, name: str) -> list[Figure]:
+        figures = []
         torch.manual_seed(0)
         loaded = random_model(bench, config, dtype)
         plain = generate(bench, loaded, prompts, None)
@@ -144,14 +150,15 @@ def measure(bench: Bench) -> Result:
         share = equal_share(graphs_on_and_off(bench, loaded, 4 if bench.quick else 64))
         figures.append(Figure(f"{name}: equal outputs, graphs on and off", share, "x", None, 1.0))
         gaps = [first_gap(loaded, one, other) for one, other in pairs if one != other]
-        details[f"{name}_logit_gaps"] = gaps
+        cases.result.details[f"{name}_logit_gaps"] = gaps
         if dtype == torch.bfloat16:
             figures.append(Figure(f"{name}: largest logit gap at a first difference", max(gaps, default=0.0), "logits"))
-    facts = shape_facts(config, torch.float32) | {
-        "workload": f"{len(prompts)} prompts, greedy; trees of {SPECULATION.num_nodes} nodes, right but for every "
-        f"third; at most {MAX_DEPTH} levels in the graph stages",
-    }
-    return Result(facts, figures, details)
+        return figures
+
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        cases.run(name, partial(one, dtype, name))
+    return cases.result
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The GPU tests and every measurement of this folder, into one report: needs torch, triton, transformers and pytest.
+# run.sh [first|speed|peers]: GPU tests and measurements of this folder, into one report, each session within ten minutes.
+# Needs torch, triton, transformers and pytest (pytest-timeout and pytest-xdist where they are installed).
 # Options go to _suite.py (--help lists them). PYTHON names the interpreter, OUT the folder of the report.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from _engine import CHAIN, CHAIN_LENGTH, Case, engine_config, facts, new_drafter, speed
-from _harness import Bench, Figure, Result, run
+from _harness import Bench, Cases, Figure, Result, run
 from _model import llama_config, random_model, shape_facts
 from engine_speed import engine_of
 
@@ -82,8 +83,11 @@ def measure(bench: Bench) -> Result:
     torch.set_num_threads(1)
     config = llama_config(bench, max_position_embeddings=131072)
     loaded = random_model(bench, config)
-    result = Result(shape_facts(config, bench.dtype) | facts(bench), [], {"forced_acceptance": True})
-    for batch in BATCHES:
+    mps = "on" if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") else "off: two processes take turns on the GPU"
+    told = shape_facts(config, bench.dtype) | facts(bench) | {"mps": mps}
+    cases = Cases(bench, told, {"forced_acceptance": True})
+
+    def one(batch: int) -> list[Figure]:
         case = Case(f"chain of 7, forced {CHAIN_LENGTH}", batch, CHAIN, ForcedAcceptance.length(CHAIN_LENGTH))
         engine = engine_of(bench, loaded, case)
         together = speed(bench, engine, speculation=True)
@@ -94,16 +98,17 @@ def measure(bench: Bench) -> Result:
             apart = speed(bench, engine, speculation=True)
         del engine
         gc.collect()
-        figures = [
+        return [
             Figure(f"{case.label}: one process", together.tokens_per_s, "tokens/s"),
             Figure(f"{case.label}: two processes", apart.tokens_per_s, "tokens/s"),
             Figure(f"{case.label}: two processes over one", apart.tokens_per_s / together.tokens_per_s, "x"),
             Figure(f"{case.label}: round of one process", together.round_ms, "ms"),
             Figure(f"{case.label}: round of two processes", apart.round_ms, "ms"),
         ]
-        result = result._replace(figures=result.figures + figures)
-        bench.report(result)
-    return result
+
+    for batch in BATCHES:
+        cases.run(f"batch {batch}", partial(one, batch))
+    return cases.result
 
 
 if __name__ == "__main__":

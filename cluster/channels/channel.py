@@ -18,6 +18,7 @@ from wingbeat.cluster.channels.doorbell import (
     PeerProcess,
     PumpDoorbell,
     fence,
+    poll,
     process_start,
 )
 from wingbeat.cluster.channels.memory import (
@@ -72,12 +73,13 @@ class VerifierSide:
         """Buffers of the next round, or None while a live drafter still uses them after `timeout_s`, or once closed."""
         if self._words[Word.CLOSED]:
             return None
-        round_number = self._published + 1
-        self._acquired = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
-        if self._acquired and self._is_answered(round_number - 2):
-            # False for a drafter that died since: its device reads nothing any more.
-            self._reply_ready.wait(round_number % 2, self.peer_alive())
-        return self._outcomes[round_number % 2] if self._acquired else None
+        round_number, deadline = self._published + 1, time.monotonic() + timeout_s
+        # The device of a drafter that died reads nothing any more.
+        free = self._await_answer(round_number - 2, timeout_s) or not self.peer_alive()
+        if free and self._is_answered(round_number - 2):
+            free = self._is_finished(round_number - 2, deadline - time.monotonic()) or not self.peer_alive()
+        self._acquired = free
+        return self._outcomes[round_number % 2] if free else None
 
     def publish_outcome(self) -> int:
         """Hand the acquired buffers to the drafter; returns the round's number. RuntimeError if none are acquired."""
@@ -95,14 +97,14 @@ class VerifierSide:
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
         """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile.
 
-        Its tensors hold until round `round_number + 2` is published. Those on a device may be read by what this
-        thread's current stream is given from now on. Of a drafter that died only finished work is taken.
+        Its tensors hold until round `round_number + 2` is published. Those on a device are there: the drafter's work is
+        waited for here, where its death is seen.
         """
-        incarnation = self.incarnation
+        incarnation, deadline = self.incarnation, time.monotonic() + timeout_s
         if not incarnation or not self._await_answer(round_number, timeout_s):
             return None
         answers = incarnation == self.incarnation and self._is_answered(round_number)
-        if not answers or not self._reply_ready.wait(round_number % 2, self.peer_alive()):
+        if not answers or not self._is_finished(round_number, deadline - time.monotonic()):
             return None
         return self._replies[round_number % 2]
 
@@ -124,6 +126,16 @@ class VerifierSide:
             return False
         fence()
         return ReplyHeader.read(self._reply_headers[round_number % 2]) == (round_number, incarnation)
+
+    def _is_finished(self, round_number: int, timeout_s: float) -> bool:
+        """Whether the drafter's device has done what its host answered; False once it is dead, replaced or too late."""
+        words, attached, events = self._words, self._words[Word.ATTACHED], self._reply_ready
+
+        def decided() -> bool:
+            return events.finished(round_number % 2) or words[Word.ATTACHED] != attached
+
+        done = poll(decided, timeout_s, gone=lambda: not self._peer_process().alive())
+        return done and words[Word.ATTACHED] == attached
 
     def _await_answer(self, round_number: int, timeout_s: float) -> bool:
         """True once the present drafter answered the round, or is not the present one any more."""

@@ -15,7 +15,8 @@ Where a field lies follows from who writes and who reads it:
 | decode_positions, decode_num_tokens, decode_token_ids | device, by acceptance | device | GPU memory |
 | decode_taps, chunk_taps | device, by the forward pass | device | GPU memory |
 | chunk_next_token_ids | device: a prompt's last one is sampled there | device | GPU memory |
-| epochs, committed_lens, block_tables, temperatures, seeds | device, from its slot state | device | GPU memory |
+| epochs, committed_lens, block_tables, last_token_ids | device, from its slot state | device | GPU memory |
+| temperatures, seeds | device, from its slot state | device | GPU memory |
 | token_ids, the history | device | device | GPU memory |
 
 The header of a reply (round, incarnation) goes from host to host, its other fields from device to device.
@@ -62,13 +63,14 @@ PAIR = (0, 1)
 
 
 class DeviceEvents:
-    """`ReadyEvents` by two interprocess CUDA events; only enqueues.
+    """`ReadyEvents` by two interprocess CUDA events.
 
     CUDA makes a wait for an event that was never recorded do nothing, and one for an event of an earlier round end
     early: both would let a stream read what is not there yet. And the record of a process that was killed before its
-    device got there may never complete, so that the waiting stream would hang. Hence the channel waits only for events
-    of a round whose doorbell rang, and of a recorder that is dead only a query is asked. What remains: a recorder that
-    is killed after the wait was enqueued and before its device reached the record.
+    device got there may never complete, so that a waiting stream would hang. Hence the channel looks only at events of
+    a round whose doorbell rang. A verifier's stream never waits: its host asks, and looks meanwhile whether the drafter
+    lives, because a drafter may be killed at any time and must cost speed alone. A drafter's stream waits, so that its
+    pass is enqueued by the time the verifier's device is done; one whose verifier is gone has nobody to work for.
     """
 
     def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[IpcEvent]) -> None:
@@ -90,6 +92,10 @@ class DeviceEvents:
         self.last_stream = self._runtime.current_stream(self._device)
         self._events[parity].wait(self.last_stream)
         return True
+
+    def finished(self, parity: int) -> bool:
+        """Whether the device of the writer has reached the mark."""
+        return self._events[parity].query()
 
     def release(self) -> None:
         """Destroy the events, or this process's hold on them."""

@@ -44,6 +44,7 @@ DEVICE_FIELDS = frozenset(
         "block_tables",
         "temperatures",
         "seeds",
+        "last_token_ids",
         "token_ids",
         "parents",
         "depths",
@@ -89,8 +90,8 @@ MAX_INCARNATION = 2**22
 class ReadyEvents(Protocol):
     """Orders the reader's device after the writer's: one event per parity, for one direction.
 
-    The writer records after it enqueued its writes and before it rings the doorbell; the reader waits after the
-    doorbell rang and before it enqueues its reads. Neither call waits for a device.
+    The writer records after it enqueued its writes and before it rings the doorbell; the reader waits, or asks, after
+    the doorbell rang and before it enqueues its reads. No call waits for a device.
     """
 
     def record(self, parity: int) -> None:
@@ -98,6 +99,9 @@ class ReadyEvents(Protocol):
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
         """Make the calling thread's current stream wait for the mark; False where it must not be waited for."""
+
+    def finished(self, parity: int) -> bool:
+        """Whether the writer's device has reached the mark."""
 
 
 class HostReady:
@@ -108,6 +112,10 @@ class HostReady:
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
         """Always true: the doorbell rang after the writes."""
+        return True
+
+    def finished(self, parity: int) -> bool:
+        """As `wait`."""
         return True
 
 

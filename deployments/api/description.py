@@ -1,7 +1,8 @@
 """`/openapi.json` and `/docs`: the endpoints and the fields of their bodies, from the classes that read them."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
@@ -49,11 +50,10 @@ class Endpoint(NamedTuple):
 
 def add_description(app: FastAPI, version: str) -> None:
     """Add both endpoints; what was added to the application before is described."""
-    document = describe(endpoints(app), version)
-    page = as_page(document)
+    document, page = _described(tuple(endpoints(app)), version)
 
     @app.get("/openapi.json")
-    async def openapi() -> dict[str, Any]:
+    async def openapi() -> Mapping[str, Any]:
         return document
 
     @app.get("/docs")
@@ -62,12 +62,19 @@ def add_description(app: FastAPI, version: str) -> None:
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
 
+@cache
+def _described(served: tuple[Endpoint, ...], version: str) -> tuple[Mapping[str, Any], str]:
+    """The document and its page: of equal applications in one process, made once."""
+    document = describe(served, version)
+    return document, as_page(document)
+
+
 def endpoints(app: FastAPI) -> list[Endpoint]:
     """In the order in which they were added."""
     return [Endpoint(method.lower(), route.path) for route in app.routes for method in sorted(route.methods)]
 
 
-def describe(served: list[Endpoint], version: str) -> dict[str, Any]:
+def describe(served: Iterable[Endpoint], version: str) -> dict[str, Any]:
     """The OpenAPI document."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, dict[str, Any]] = {}

@@ -1,20 +1,18 @@
 """The HTTP surface as a FastAPI application; knows the OpenAI API and a completion service, but not Ray."""
 
-from typing import Any
-
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
-from wingbeat.deployments.api.errors import unknown_model
 from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.load import add_load
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
+from wingbeat.deployments.api.model_routes import add_model_routes
 from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.requests import CompletionBody
@@ -57,6 +55,7 @@ def create_app(
 
     add_token_routes(app, service)
     add_server_routes(app, service)
+    add_model_routes(app, service.pool.info)
     add_responses_route(app, service)
     add_messages_routes(app, service)
 
@@ -72,22 +71,6 @@ def create_app(
         generation = await service.plan_chat(body)
         return await _answer(request, service, generation, ParsedChatShape(generation), bool(body.stream))
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model_card(service)]}
-
-    @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> dict[str, Any]:
-        if model != service.pool.info.model_name:
-            raise unknown_model(model, service.pool.info.model_name)
-        return _model_card(service)
-
-    @app.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> Response:
-        if service.pool.healthy():
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable"}, status_code=503, headers={"Retry-After": "1"})
-
     add_page(app, service.pool)
     add_load(app, service.pool)
     add_description(app, version_of_package())
@@ -101,15 +84,3 @@ async def _answer(
     if not stream:
         return await whole_answer(request, whole_response(generation, deltas, shape))
     return await streamed_answer(request, event_stream(generation, deltas, shape, request.state.request_id))
-
-
-def _model_card(service: CompletionService) -> dict[str, Any]:
-    info = service.pool.info
-    return {
-        "id": info.model_name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "wingbeat",
-        "max_model_len": info.max_model_len,
-        "drafter": info.drafter,
-    }

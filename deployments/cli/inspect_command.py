@@ -1,4 +1,4 @@
-"""`wingbeat inspect`: what a checkpoint folder holds, and how it drafts for a verifier.
+"""`wingbeat inspect`: what a checkpoint folder or an engine directory holds, and how it drafts for a verifier.
 
 Reads configs and the shapes of tensors; weights are loaded only to probe a model and to try a drafter.
 """
@@ -16,6 +16,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.model_options import LoadOptions
@@ -56,11 +57,13 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     Raises:
         UserError: it is no checkpoint, is not supported, or does not fit the verifier.
     """
-    if not (folder / "config.json").is_file():
+    if not is_engine_directory(folder) and not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no config.json there; give a checkpoint's folder")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     try:
+        if is_engine_directory(folder):
+            return show_engines(folder, as_json)
         dtype = getattr(torch, config.resolved_dtype(folder))
         target = None if config.model is None else TargetDescription.from_checkpoint(config.model_dir())
         if is_head_folder(folder):
@@ -75,9 +78,8 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     if as_json:
         print(json.dumps(found))
         return
-    console = Console()
     for table in _tables(found):
-        console.print(table)
+        Console().print(table)
 
 
 def inspect_head(folder: Path, target: TargetDescription | None, dtype: torch.dtype) -> Findings:

@@ -32,6 +32,8 @@ class LocalConfig(ModelOptions):
         """Limits for `max_num_seqs` sequences, with exactly the KV blocks they can need."""
         max_model_len = self.max_model_len or min(_num_positions(self.model_dir()), DEFAULT_MAX_MODEL_LEN)
         limits = self._engine_config(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        if self.engine_dir is not None:  # its own length is the limit, and its KV has no blocks to count
+            return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 
 
@@ -65,6 +67,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
             device=config.resolved_device(),
             threads=config.threads,
             allow_bad_drafter=config.allow_bad_drafter,
+            engine_dir=config.engine_dir,
         )
     except (ValueError, OSError) as error:
         raise UserError(str(error).strip().splitlines()[0]) from error

@@ -86,6 +86,7 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
+    _add_build_engine(app)
     _add_train(app)
     _add_extract(app)
     return app
@@ -139,6 +140,22 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
         _run_now(context, InspectConfig, run)
 
     app.command("inspect", context_settings=_READS_LATER)(inspect)
+
+
+def _add_build_engine(app: typer.Typer) -> None:
+    """`build-engine` reads its own arguments later, as `train` does."""
+
+    def build_engine(context: typer.Context) -> None:
+        """Make an engine directory of a model and its drafter, for backend tensorrt."""
+        from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, build_engine_command
+
+        def run(config: BuildEngineConfig) -> None:
+            """Export a verifier and its EAGLE head to ONNX, and build TensorRT engines of them."""
+            build_engine_command(config)
+
+        _run_now(context, BuildEngineConfig, run)
+
+    app.command("build-engine", context_settings=_READS_LATER)(build_engine)
 
 
 def _add_train(app: typer.Typer) -> None:

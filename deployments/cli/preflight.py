@@ -125,7 +125,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _check_factories(config: AppConfig) -> None:
-    from wingbeat.deployments.replica.build import load_factory
+    from wingbeat.deployments.replica.factories import load_factory
 
     for path in (config.engine_factory, config.drafter_factory):
         if path is not None:
@@ -147,7 +147,19 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
             taps_size = check_drafter_fits(choice, target)
     if here:
         check_channel(config, taps_size)
+        if config.engine_dir is not None:
+            _check_engines(config, file.folder)
     check_weights(file)
+
+
+def _check_engines(config: AppConfig, folder: Path) -> None:
+    from wingbeat.runtime.tensorrt.backend import check_model
+    from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
+    from wingbeat.runtime.tensorrt.engine_model import engine_limits
+
+    directory = EngineDirectory(config.engine_dir)
+    check_model(directory, folder)
+    engine_limits(config.engine_config(), directory.base)
 
 
 def _check_tokenizer(folder: Path) -> None:

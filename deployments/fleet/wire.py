@@ -25,6 +25,9 @@ WireOutput = tuple[
 """(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
 TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, seconds of waiting)"""
 
+FINISH_REASON, GIVEN_UP = 2, 5
+"""Places in a WireOutput."""
+
 
 class Verdict(StrEnum):
     """What became of a request that its engine does not finish."""
@@ -116,6 +119,23 @@ def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
             queue_s=max(output.queue_s, merged.queue_s),
         )
     return merged
+
+
+def join(first: WireOutput, later: WireOutput) -> WireOutput:
+    """Two outputs of one request, as they travel, as one; `merge` is the same of those that are unpacked."""
+    number, token_ids, _, metrics, num_cached_tokens, _, logprobs, prompt_logprobs, rounds, queue_s = first
+    return (
+        number,
+        token_ids + later[1],
+        later[2],
+        later[3] or metrics,
+        max(num_cached_tokens, later[4]),
+        later[5],
+        logprobs + later[6],
+        prompt_logprobs or later[7],
+        rounds + later[8],
+        max(queue_s, later[9]),
+    )
 
 
 def _pack_metrics(metrics: SpeculationMetrics) -> tuple:

@@ -45,7 +45,9 @@ class RayExport:
 
     def _count(self, metric: Any, name: str, labels: dict[str, str], value: float) -> None:
         key = (name, tuple(sorted(labels.items())))
-        step = value - self._told.get(key, 0.0)
+        told = self._told.get(key, 0.0)
+        # An engine that took another's place counts from zero.
+        step = value if value < told else value - told
         if step > 0:
             metric.inc(step, labels)
             self._told[key] = value

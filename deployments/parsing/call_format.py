@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from wingbeat.runtime.grammar.compiler import MOST_WHITESPACE
+
 Format = dict[str, Any]
-MOST_WHITESPACE = 16
-"""Characters between two pieces of JSON: without a bound a model may write nothing else."""
 
 
 class Function(NamedTuple):

@@ -1,5 +1,7 @@
 """What parsers of tool calls share: the answer around the calls, and calls that are sent as they come."""
 
+from abc import abstractmethod
+
 from wingbeat.deployments.parsing.json_call import JsonCall, Progress
 from wingbeat.deployments.parsing.message import MessageDelta, NewId, Parser, ToolCallDelta, new_call_id
 
@@ -45,9 +47,9 @@ class CallParser(Parser):
             self._out = self._out.plus(MessageDelta(self._space))
         return self._take()
 
+    @abstractmethod
     def _advance(self) -> bool:
         """Read some of `_pending`; False where more text is needed first."""
-        raise NotImplementedError
 
     def _take(self) -> MessageDelta:
         out, self._out = self._out, MessageDelta()

@@ -1,101 +1,56 @@
-"""The thread that runs an engine's rounds, and the thread-safe ways in and out of it; knows nothing of Ray."""
+"""The thread that runs an engine's rounds, and what comes to it from its replica; knows nothing of Ray."""
 
 import contextlib
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
-from wingbeat.deployments.replica.outbox import Outbox, RouterGone
+from wingbeat.deployments.replica.engine_messages import ToEngine, ToReplica, portable
+from wingbeat.deployments.replica.engine_setup import ServedEngine
+from wingbeat.deployments.replica.outbox import Outbox
 from wingbeat.runtime.engine.round_failed import RoundFailed
-from wingbeat.runtime.grammar.trial import GrammarTrial
-from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.grammar.compiler import Grammars
+    from wingbeat.runtime.grammar.trial import GrammarTrial
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 NUM_COMPILING = 2
 """Grammars compiled at once, so that a slow one does not hold up the next."""
 IDLE_CHECK_S = 1.0
 """An engine without work for this long proves that it has given every block back."""
-
-
-class EngineFailed(RuntimeError):
-    """The engine's thread has died; its requests are lost and its process has to be replaced."""
-
-
-class ServedEngine(Protocol):
-    """What the loop and the verifier need of an engine; all calls come from the loop's thread.
-
-    `step` raises RoundFailed where it knows which requests may have broken the engine.
-    """
-
-    drafter_state: str
-    """`none`, `attached` or `lost`."""
-    grammars: "Grammars | None"
-    """Compiles what requests give as their grammar, on any thread."""
-
-    def add_request(self, request: Request, grammar: Any = None) -> None: ...
-    def abort_request(self, request_id: str) -> None: ...
-    def step(self) -> list[RequestOutput]: ...
-    def has_unfinished_requests(self) -> bool: ...
-    def stats(self) -> Any: ...
-    def check_integrity(self) -> None: ...
-    def reset_prefix_cache(self) -> None: ...
-    def attach_drafter(self, end: VerifierEnd) -> None: ...
-    def detach_drafter(self) -> None: ...
-
-
-class _Call(Generic[T]):
-    """A function to run on the engine and the future its result goes to."""
-
-    def __init__(self, engine: ServedEngine, function: Callable[[ServedEngine], T]) -> None:
-        self.future: Future[T] = Future()
-        self._engine = engine
-        self._function = function
-
-    def __call__(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self._function(self._engine))
-        except Exception as error:
-            self.future.set_exception(error)
-
-    def fail(self, error: Exception) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-
-class _Submission:
-    """Requests on their way from one client to the engine."""
-
-    def __init__(self, loop: "EngineLoop", client_id: str, requests: Iterable[WireRequest]) -> None:
-        self.client_id = client_id
-        self.by_number = {packed[0]: packed for packed in requests}
-        self._loop = loop
-
-    def __call__(self) -> None:
-        self._loop._add(self)
+CLOGGED_S = 5e-3
+"""Between two attempts at a ring that is full, where there are no rounds to wait for."""
+LAST_WORDS_S = 2.0
+"""For a replica that does not read to make room for an engine's last words."""
 
 
 class EngineLoop:
-    """Runs rounds while there is work and sleeps otherwise; requests and aborts join between two rounds."""
+    """Runs rounds while there is work and sleeps otherwise; requests, aborts and calls join between two rounds.
+
+    Args:
+        calls: an object whose methods the replica may call by name.
+        trial: tries grammars out before they are compiled; it is closed with the loop.
+    """
 
     def __init__(
-        self, engine: ServedEngine, stream_interval_s: float = 0.02, trial: GrammarTrial | None = None
+        self,
+        engine: ServedEngine,
+        link: Link,
+        calls: object,
+        stream_interval_s: float = 0.02,
+        trial: "GrammarTrial | None" = None,
     ) -> None:
-        """`trial` tries grammars out before they are compiled; it is closed with the loop."""
         self._engine = engine
+        self._link = link
+        self._calls = calls
         self._stream_interval_s = stream_interval_s
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._compiled_grammars: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outboxes: dict[str, Outbox] = {}
         self._owners: dict[str, tuple[str, int]] = {}
         self._started: set[str] = set()
@@ -103,139 +58,103 @@ class EngineLoop:
         self._stopping = False
         self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
         self._trial = trial
-        self.failure: EngineFailed | None = None
-        self._thread = threading.Thread(target=self._run, name="wingbeat-engine", daemon=True)
+        self._handlers: dict[str, Callable[..., None]] = {
+            ToEngine.SUBMIT: self._add,
+            ToEngine.ABORT: self._abort_numbers,
+            ToEngine.DISCONNECT: self._drop_client,
+            ToEngine.CALL: self._call,
+            ToEngine.STOP: self.stop,
+        }
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+    def run(self) -> bool:
+        """Run until stopped or broken, in the thread that has loaded the engine; returns whether it was stopped.
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the round it is in; unfinished requests are dropped."""
-        self._post(self._stop)
-        self._compiling.shutdown(wait=False, cancel_futures=True)
-        if self._trial is not None:
-            self._trial.close()
-        self._thread.join(timeout_s)
-
-    @property
-    def num_requests(self) -> int:
-        """Requests submitted and not finished."""
-        return len(self._owners)
-
-    def connect(self, client_id: str) -> Outbox:
-        """Open a client's outbox; called on the event loop that will take from it.
-
-        Raises:
-            EngineFailed: the engine is gone.
+        The replica is told what became of the requests before this returns.
         """
-        self.check_alive()
-        outbox = self._outboxes[client_id] = Outbox(self._stream_interval_s)
-        return outbox
-
-    def disconnect(self, client_id: str) -> None:
-        """Close a client's outbox and abort whatever it still runs; harmless when repeated."""
-        self._post(lambda: self._drop_client(client_id))
-
-    def submit(self, client_id: str, requests: Iterable[WireRequest]) -> None:
-        """Hand over requests; refusals arrive in the outbox.
-
-        Raises:
-            RouterGone: the client is not connected.
-            EngineFailed: the engine is gone.
-            TypeError, IndexError: something among the requests has no number that an answer could go to.
-        """
-        self.check_alive()
-        if client_id not in self._outboxes:
-            raise RouterGone(f"client {client_id} is not connected to this engine")
-        self._post(_Submission(self, client_id, requests))
-
-    def abort(self, client_id: str, numbers: Iterable[int]) -> None:
-        """Stop requests and free their blocks; unknown or finished ones are ignored."""
-        request_ids = [_request_id(client_id, number) for number in numbers]
-        self._post(lambda: self._abort(request_ids))
-
-    def call(self, function: Callable[[ServedEngine], T]) -> Future[T]:
-        """Run a function on the engine between two rounds; its exception goes to the future, not to the loop."""
-        call = _Call(self._engine, function)
-        self._post(call)
-        return call.future
-
-    def check_alive(self) -> None:
-        """Raises EngineFailed once the thread has died."""
-        if self.failure is not None:
-            raise self.failure
-
-    def _run(self) -> None:
         try:
-            while not self._drain_inbox():
+            while not self._take_messages():
                 if self._engine.has_unfinished_requests():
                     self._deliver(self._engine.step())
                 else:
                     self._wait_for_work()
-            self._end(EngineFailed("the engine was stopped"), returned=list(self._owners))
+            self._end("the engine was stopped", returned=list(self._owners))
         except RoundFailed as error:
             logger.exception("The engine failed")
-            self._end(EngineFailed(f"the engine failed: {error}"), error.suspects, error.queued)
+            self._end(f"the engine failed: {error}", error.suspects, error.queued)
         except Exception as error:
             logger.exception("The engine failed")
-            self._end(EngineFailed(f"the engine failed: {type(error).__name__}: {error}"))
+            self._end(f"the engine failed: {type(error).__name__}: {error}")
+        return self._stopping
 
-    def _post(self, command: Callable[[], None]) -> None:
-        self._inbox.put(command)
-        if self.failure is not None:
-            self._refuse_inbox(self.failure)
+    def stop(self) -> None:
+        """End after the round that runs; from this thread or from a signal's handler."""
+        self._stopping = True
+        self._link.wake()
 
-    def _end(self, error: EngineFailed, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
+    def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
         """The engine's last words: which requests must not be tried elsewhere, and which it had not taken up.
 
         Of the others a router knows no more than that their engine is gone.
         """
-        self.failure = error
-        self._refuse_inbox(error)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
         for verdict, request_ids in ((Verdict.FAILED, suspects), (Verdict.RETURNED, returned)):
             for request_id in request_ids:
                 client_id, number = self._owners.get(request_id, (None, 0))
                 if client_id in self._outboxes:
-                    self._outboxes[client_id].give_up(number, verdict, f"request {request_id}: {error}")
-        for outbox in list(self._outboxes.values()):
-            outbox.end(error)
+                    self._outboxes[client_id].give_up(number, verdict, f"request {request_id}: {reason}")
+        now = time.monotonic()
+        self._link.send((ToReplica.OUTPUTS, {client: outbox.take(now) for client, outbox in self._outboxes.items()}))
+        self._link.send((ToReplica.ENDED, reason))
+        while self._link.clogged and time.monotonic() - now < LAST_WORDS_S:
+            time.sleep(CLOGGED_S)
+            self._link.flush()
 
-    def _refuse_inbox(self, error: EngineFailed) -> None:
-        """Nobody runs commands any more, but whoever waits for an answer must get one."""
+    def _take_messages(self) -> bool:
+        """Do what the replica asks for; returns whether that was to stop."""
+        for kind, *arguments in self._link.receive():
+            self._handlers[kind](*arguments)
         with contextlib.suppress(queue.Empty):
-            while True:
-                command = self._inbox.get_nowait()
-                if isinstance(command, _Call):
-                    command.fail(error)
-                elif isinstance(command, _Submission) and command.client_id in self._outboxes:
-                    for number in command.by_number:
-                        self._outboxes[command.client_id].give_up(number, Verdict.RETURNED, str(error))
-
-    def _drain_inbox(self) -> bool:
-        """Run every command that waits; returns whether one of them was to stop."""
-        with contextlib.suppress(queue.Empty):
-            while not self._stopping:
-                self._inbox.get_nowait()()
+            while not self._compiled_grammars.empty():
+                self._compiled_grammars.get_nowait()()
         return self._stopping
 
     def _wait_for_work(self) -> None:
         now = time.monotonic()
-        for outbox in list(self._outboxes.values()):
-            outbox.flush(now, idle=True)
-        try:
-            self._inbox.get(timeout=None if self._check_at is None else max(0.0, self._check_at - now))()
-        except queue.Empty:
+        self._flush(now, idle=True)
+        wait_s = None if self._check_at is None else max(0.0, self._check_at - now)
+        if self._link.clogged:
+            wait_s = CLOGGED_S
+        elif wait_s == 0.0:
             self._engine.check_integrity()
-            self._check_at = None
+            self._check_at = wait_s = None
+        self._link.wait(wait_s)
 
-    def _add(self, submission: _Submission) -> None:
-        outbox = self._outboxes.get(submission.client_id)
-        if outbox is None:
+    def _flush(self, now: float, *, idle: bool = False) -> None:
+        """Send what is due, in one message. While the replica reads too slowly it stays, and becomes more compact."""
+        self._link.flush()
+        if self._link.clogged:
             return
-        for number, packed in submission.by_number.items():
-            self._add_one(submission.client_id, number, packed, outbox)
-        outbox.flush(time.monotonic())
+        due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
+        if due:
+            self._link.send((ToReplica.OUTPUTS, due))
+
+    def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """Run a method for the replica; its exception is the answer, and not the loop's matter."""
+        result, problem = None, None
+        try:
+            result = getattr(self._calls, name)(*arguments)
+        except Exception as error:
+            problem = portable(error)
+        self._link.send((ToReplica.RESULT, number, result, problem))
+
+    def _add(self, client_id: str, requests: Iterable[WireRequest]) -> None:
+        if client_id not in self._outboxes:
+            self._outboxes[client_id] = Outbox(self._stream_interval_s)
+        for packed in requests:
+            self._add_one(client_id, packed[0], packed, self._outboxes[client_id])
+        self._flush(time.monotonic())
 
     def _add_one(self, client_id: str, number: int, packed: WireRequest, outbox: Outbox) -> None:
         """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
@@ -257,7 +176,8 @@ class EngineLoop:
             raise ValueError("structured_outputs is not served here: the model has no tokenizer")
 
         def queue_it(grammar: Future[Any]) -> None:
-            self._post(lambda: self._add_compiled(request, grammar, number, outbox))
+            self._compiled_grammars.put(lambda: self._add_compiled(request, grammar, number, outbox))
+            self._link.wake()
 
         self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
 
@@ -276,7 +196,7 @@ class EngineLoop:
             with self._refusing(request.request_id, number, outbox):
                 self._engine.add_request(request, grammar.result())
         finally:
-            outbox.flush(time.monotonic())
+            self._flush(time.monotonic())
 
     @contextlib.contextmanager
     def _refusing(self, request_id: str, number: int, outbox: Outbox) -> Iterator[None]:
@@ -291,6 +211,9 @@ class EngineLoop:
             logger.exception("Request %s cannot be taken", request_id)
             outbox.give_up(number, Verdict.FAILED, f"request {request_id}: {type(error).__name__}: {error}")
 
+    def _abort_numbers(self, client_id: str, numbers: Iterable[int]) -> None:
+        self._abort([_request_id(client_id, number) for number in numbers])
+
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             if self._owners.pop(request_id, None) is not None:
@@ -298,10 +221,8 @@ class EngineLoop:
                 self._engine.abort_request(request_id)
 
     def _drop_client(self, client_id: str) -> None:
-        outbox = self._outboxes.pop(client_id, None)
+        self._outboxes.pop(client_id, None)
         self._abort([request_id for request_id, owner in self._owners.items() if owner[0] == client_id])
-        if outbox is not None:
-            outbox.end(RouterGone(f"client {client_id} was disconnected"))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
@@ -319,11 +240,7 @@ class EngineLoop:
                 self._started.add(output.request_id)
         now = time.monotonic()
         self._check_at = now + IDLE_CHECK_S
-        for outbox in list(self._outboxes.values()):
-            outbox.flush(now)
-
-    def _stop(self) -> None:
-        self._stopping = True
+        self._flush(now)
 
 
 def _request_id(client_id: str, number: int) -> str:

@@ -8,14 +8,13 @@ import re
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
-from wingbeat.deployments.replica.engine_loop import EngineFailed, EngineLoop, ServedEngine
-from wingbeat.runtime.protocol.ends import VerifierEnd
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.deployments.replica.engine_setup import DrafterStartError
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 POLL_S = 0.25
 FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
@@ -23,12 +22,15 @@ STABLE_S = 60.0
 """A drafter that lasted this long is not part of a series of failures."""
 
 
-class DrafterStartError(RuntimeError):
-    """No drafter could be started; one line naming the cause."""
-
-
 class DrafterHandle(Protocol):
     """One drafter process."""
+
+    convention: bytes | None
+    """How it was told to read its head, pickled; None before that is settled."""
+
+    async def needs(self, convention: bytes) -> bytes:
+        """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start."""
+        ...
 
     async def pid(self) -> int:
         """Its process id, once it is ready. Raises if it could not start."""
@@ -44,22 +46,27 @@ class DrafterHandle(Protocol):
 
 
 class DrafterSupervisor:
-    """Owns the drafter of one engine. Requests go on plainly whenever there is none."""
+    """Owns the drafter of one engine. Requests go on plainly whenever there is none.
+
+    Args:
+        call: runs a method of `EngineCalls`; raises EngineFailed once the engine is gone.
+        back_off_s: the first pause in a series of failures, which doubles.
+    """
 
     def __init__(
         self,
-        loop: EngineLoop,
+        call: Callable[[str], Awaitable[Any]],
         channel_name: str,
-        end: VerifierEnd,
         launch: Callable[[], DrafterHandle],
+        back_off_s: float = FIRST_BACK_OFF_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.incarnation = 0
         self.pid = 0
-        self._loop = loop
+        self._call = call
         self._channel_name = channel_name
-        self._end = end
+        self._first_back_off_s = back_off_s
         self._launch = launch
         self._sleep = sleep
         self._clock = clock
@@ -90,14 +97,14 @@ class DrafterSupervisor:
         with contextlib.suppress(EngineFailed):
             while True:
                 await self._sleep(POLL_S)
-                if not await self._lost():
+                if not await self._call("drafter_is_lost"):
                     continue
                 # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
                 if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
                     back_off_s = 0.0
                 self._kill()
                 await self._sleep(back_off_s)
-                back_off_s = min(max(2 * back_off_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
+                back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
                 try:
                     await self._attach_new(None)
                 except EngineFailed:
@@ -116,21 +123,9 @@ class DrafterSupervisor:
         self.pid = await self._drafter.pid()
         self._process = PeerProcess(self.pid, process_start(self.pid))
         await self._drafter.attach(self._channel_name, self.incarnation)
-        await self._on_engine(lambda engine: engine.attach_drafter(self._end))
+        await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
-
-    async def _lost(self) -> bool:
-        return await self._on_engine(self._check)
-
-    def _check(self, engine: ServedEngine) -> bool:
-        """An idle engine exchanges no rounds, so it would learn of a death only with the next request."""
-        if engine.drafter_state == "attached" and not self._end.peer_alive():
-            engine.detach_drafter()
-        return engine.drafter_state != "attached"
-
-    async def _on_engine(self, function: Callable[[ServedEngine], T]) -> T:
-        return await asyncio.wrap_future(self._loop.call(function))
 
     def _kill(self) -> None:
         """Through Ray, which gives its bundle back, and by signal: a stopped process reads no request to exit."""

@@ -221,7 +221,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         config.compile,
         _in_place(loaded, config),
         str(loaded.dtype),
-        loaded.model.config.to_json_string(use_diff=False),
+        loaded.description,
         config.max_num_seqs,
         _long_width(config),
         config.block_size,

@@ -19,7 +19,6 @@ from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
-from wingbeat.runtime.engine.tree_check import TreeCheck
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
@@ -30,6 +29,8 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.tree_check import TreeCheck
+from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,9 @@ class DrafterClient(RoundObserver):
         slots: device state by slot, shared with the model runner.
         speculation: decides what is drafted, and for whom.
         clock: told what is waiting for the drafter.
-        on_host: the device is the host itself. Looking at trees is no wait there, so they are cut to the nodes a round
-            needs, each of which costs its share of the pass; elsewhere captured graphs ask for one width.
+        inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
+            Looking at trees is no wait there, so they are cut to the nodes a round needs, each of which costs its share
+            of the pass.
     """
 
     def __init__(
@@ -55,13 +57,12 @@ class DrafterClient(RoundObserver):
         slots: SlotState,
         speculation: Speculation,
         clock: RoundClock,
-        *,
-        on_host: bool,
+        inbox: TreeInbox | None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.slots = slots
-        self.on_host = on_host
+        self._inbox = inbox
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why the latest plan asks for no trees, where it asks for none."""
@@ -93,7 +94,7 @@ class DrafterClient(RoundObserver):
     @property
     def patience_s(self) -> float:
         """Silence after which the drafter counts as stuck."""
-        least_s = 0.0 if self._heard or self.on_host else FIRST_REPLY_S
+        least_s = 0.0 if self._heard or self._inbox is None else FIRST_REPLY_S
         return max(self.config.drafter_timeout_s, least_s)
 
     def detach(self) -> None:
@@ -142,14 +143,15 @@ class DrafterClient(RoundObserver):
         return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
 
     @torch.inference_mode()
-    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | None:
+    def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:
         """Wait for the trees asked for in the last round.
 
         Args:
             rows: the plan's decodes on the device.
 
         Returns:
-            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare.
+            One tree per decoding sequence, bare roots where none is usable; None where all are known to be bare. On a
+            device that is not the host, the inbox, where they lie as they came.
         """
         if self._end is None or not any(plan.with_trees()):
             return None
@@ -158,11 +160,10 @@ class DrafterClient(RoundObserver):
             self.lose()
             return None
         self._heard = True
-        here = self.slots.device
-        ends = (field.to(here, non_blocking=here.type != "cpu") for field in (reply.epochs, reply.committed_lens))
-        trees, usable = self._check(self._trees_of(reply, plan.decodes, rows), *ends, rows, self.slots)
-        if not self.on_host:
-            return trees
+        if self._inbox is not None:
+            self._inbox.take(reply)
+            return self._inbox
+        trees, usable = self._check(self._trees_of(reply, rows), reply.epochs, reply.committed_lens, rows, self.slots)
         if not bool(usable.any()):
             return None
         width = int(trees.num_valid.max())
@@ -195,7 +196,7 @@ class DrafterClient(RoundObserver):
             draft = self._speculation.plan(plan.decodes, proposals)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
-        self.slots.publish(outcome)
+        writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
         writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule)
         with self._clock.draft_wait:
@@ -251,14 +252,9 @@ class DrafterClient(RoundObserver):
         """Whether the drafter keeps nothing per position, so that there is no context to complete."""
         return not self._end.spec.keeps_context
 
-    def _trees_of(self, reply: TreeReply, decodes: list[Sequence], rows: DecodeRows) -> TokenTree:
-        """A reply's trees by decode instead of by slot, here."""
-        here, there = self.slots.device, reply.token_ids.device
-        slots = rows.slots if there == here else upload([seq.slot for seq in decodes], there)
-        by_row = [getattr(reply, name).index_select(0, slots) for name in TokenTree._fields]
-        if there != here:
-            by_row = [field.to(here, non_blocking=here.type != "cpu") for field in by_row]
-        return TokenTree(*by_row)
+    def _trees_of(self, reply: TreeReply, rows: DecodeRows) -> TokenTree:
+        """A reply's trees by decode instead of by slot."""
+        return TokenTree(*(getattr(reply, name).index_select(0, rows.slots) for name in TokenTree._fields))
 
     def _write_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> None:
         """Copy the chunks that continue the drafter's context, then what was kept back; others are replayed later."""
@@ -308,8 +304,10 @@ class DrafterClient(RoundObserver):
         if plan.decodes:
             paths = flight.decodes
             # Columns past num_tokens are written too: the next round overwrites them before anyone reads them.
-            columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
-            columns = columns.clamp_max_(history.shape[1] - 1)
+            columns = paths.columns
+            if columns is None:
+                columns = paths.positions[:, None] + self._steps[: paths.token_ids.shape[1]]
+                columns = columns.clamp_max_(history.shape[1] - 1)
             _put(history, paths.slots[:, None], columns, paths.token_ids)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         if sampling:

@@ -20,13 +20,12 @@ from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
-from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
+from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.loader import LoadedModel
-from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
@@ -47,6 +46,7 @@ class Engine:
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself; see `ModelRunner`.
         grammars: of the model's tokenizer, for callers; None serves no request with a grammar.
+        backend: runs the verifier.
 
     Raises:
         ValueError: the configuration asks for what the model or its device does not have; names field and value.
@@ -60,6 +60,7 @@ class Engine:
         graph_device: GraphDevice | None = None,
         on_host: bool | None = None,
         grammars: Grammars | None = None,
+        backend: Backend = TORCH,
     ) -> None:
         if config.max_model_len > loaded.max_position_embeddings:
             raise ValueError(
@@ -67,13 +68,13 @@ class Engine:
             )
         self.config = config
         self.loaded = loaded
-        self.model = VerifierModel(loaded, needs.tap_layers, needs.kv_layers)
         self.needs = needs
         self.grammars = grammars
-        self.cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
+        self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
+        on_host = on_host if backend.on_host is None else backend.on_host
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
         shape = config.speculation
@@ -81,7 +82,7 @@ class Engine:
         if shape.adaptive:
             self.policy = MeasuredSpeculation(self.runner, config)
         self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, on_host=self.runner.on_host
+            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, RoundHeader
-from wingbeat.runtime.protocol.transfer import copy_into, upload
+from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
 
 
 class OutcomeWriter:
@@ -21,6 +21,7 @@ class OutcomeWriter:
         self._chunk_slots: list[int] = []
         self._chunk_positions: list[int] = []
         self._chunk_lens: list[int] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether a chunk of so many tokens fits."""
@@ -40,18 +41,27 @@ class OutcomeWriter:
         count, outcome = len(slots), self.outcome
         self._num_decodes = count
         if outcome.decode_slots.device == paths.slots.device:
-            copy_into(outcome.decode_slots[:count], paths.slots)
+            self.copy([(outcome.decode_slots[:count], paths.slots)])
         else:  # copied from the device, they would be waited for
             write_numbers(outcome.decode_slots, slots)
-        copy_into(outcome.decode_positions[:count], paths.positions)
-        copy_into(outcome.decode_num_tokens[:count], paths.num_tokens)
-        copy_into(outcome.decode_token_ids[:count], paths.token_ids)
+        self.copy(
+            [
+                (outcome.decode_positions[:count], paths.positions),
+                (outcome.decode_num_tokens[:count], paths.num_tokens),
+                (outcome.decode_token_ids[:count], paths.token_ids),
+            ]
+        )
         if paths.taps is not None:
-            copy_into(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)
+            self.copy([(outcome.decode_taps[:count, : paths.taps.shape[1]], paths.taps)])
+
+    def copy(self, copies: list[tuple[Tensor, Tensor]]) -> None:
+        """More of (target, source), made with all others by `finish`: neither may change until then."""
+        self._copies += copies
 
     def finish(self, proposal_slots: list[int], max_levels: int, max_len: int = 0, has_rule: int = 0) -> None:
         """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
         outcome = self.outcome
+        copy_all(self._copies)
         write_numbers(outcome.chunk_slots, self._chunk_slots)
         write_numbers(outcome.chunk_positions, self._chunk_positions)
         write_numbers(outcome.chunk_lens, self._chunk_lens)

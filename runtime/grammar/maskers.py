@@ -1,7 +1,8 @@
 """Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 MOST_TREE_S = 0.005
 """For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
+_MOST_CERTAIN = 2048
+"""Characters of certain text that become tokens at a time: a schema may hold a constant of any length."""
 
 
 def masker_of(request: Request, grammar: RequestGrammar | None) -> TokenMasker | None:
@@ -47,6 +50,8 @@ class GrammarMasker:
 
         self._matcher = GrammarMatcher(grammar.compiled)
         self._encode = grammar.encode
+        self._certain: deque[int] = deque()
+        """Tokens of certain text that are still ahead."""
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -54,6 +59,8 @@ class GrammarMasker:
         """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
         if not self._matcher.accept_token(token_id):
             raise ValueError(f"token {token_id} breaks the grammar")
+        if self._certain and self._certain.popleft() != token_id:  # the same text in other tokens
+            self._certain.clear()
         return self._matcher.is_terminated()
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -73,8 +80,18 @@ class GrammarMasker:
 
     def forced(self, most: int) -> list[int]:
         """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
+        if not self._certain:
+            self._certain.extend(self._find_certain())
+        return list(islice(self._certain, most))
+
+    def _find_certain(self) -> list[int]:
         text, tokens = self._matcher.find_jump_forward_string(), []
-        for token_id in self._encode(text)[:most] if text else ():
+        if not text:
+            return tokens
+        token_ids = self._encode(text[:_MOST_CERTAIN])
+        if len(text) > _MOST_CERTAIN:  # what the last token would be is not known where the text is cut
+            token_ids.pop()
+        for token_id in token_ids:
             if not self._matcher.accept_token(token_id):
                 break
             tokens.append(token_id)

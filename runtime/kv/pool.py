@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import pool_table
+from wingbeat.kernels.kv.reference import move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.free_memory import free_memory
 from wingbeat.runtime.kv.capacity import fit
@@ -56,6 +56,10 @@ class KVCache:
         ]
         self.table = pool_table(self.layers)
         """For moves over all layers; its address is in the captured ones."""
+
+    def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
+        """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
+        move_kv(self.layers, from_slots, to_slots, self.table)
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:

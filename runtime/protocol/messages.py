@@ -73,6 +73,15 @@ class AcceptedPaths(NamedTuple):
     tree_token_ids: Tensor | None = None
     """int64 [num_decodes, num_nodes]: the trees that were walked, as the next one; None where all were bare roots."""
     tree_parents: Tensor | None = None
+    columns: Tensor | None = None
+    """int64 [num_decodes, max_path]: where in the history the tokens belong, where the device has worked it out."""
+    packed: Tensor | None = None
+    """int64 [num_decodes, n]: `told` side by side, where the device has put it so."""
+
+    def told(self) -> dict[str, Tensor]:
+        """What of this the host is told, by name."""
+        names = ("num_tokens", "num_valid", "token_ids", "nodes", "evidence", "logprobs")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
 
 class RoundHeader(NamedTuple):
@@ -163,6 +172,8 @@ class Outcome(NamedTuple):
     """float32 [num_slots] by slot; 0 is greedy."""
     seeds: Tensor
     """int64 [num_slots] by slot: noise seed, for drafters that rank candidates with the target's own noise."""
+    last_token_ids: Tensor
+    """int64 [num_slots] by slot: the last decided token, which is the root of the next tree."""
     growth_limits: Tensor
     """float32 [2]: `speculation.policy.GrowthLimits`; read where the header says so, as the next one."""
     acceptance_table: Tensor
@@ -211,6 +222,7 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "block_tables": ((spec.num_slots, spec.max_blocks_per_seq), long),
         "temperatures": (slots, torch.float32),
         "seeds": (slots, long),
+        "last_token_ids": (slots, long),
         "growth_limits": ((2,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
     }

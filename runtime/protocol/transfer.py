@@ -20,13 +20,40 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     target.copy_(source, non_blocking=target.device.type != "cpu")
 
 
-class Download:
-    """int64 tensors on their way to the host: enqueued as one copy when made, waited for by `wait`."""
+def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copies of (target, source) that do not wait: one launch for all that lie alike on one GPU."""
+    together = [(target, source) for target, source in pairs if _alike(target, source)]
+    if len(together) < 2:
+        together = []
+    for target, source in pairs:
+        if not together or not _alike(target, source):
+            copy_into(target, source)
+    if together:
+        # As bytes, because one launch takes one dtype.
+        targets, sources = (
+            [part.view(-1).view(torch.uint8) for part in parts] for parts in zip(*together, strict=True)
+        )
+        torch._foreach_copy_(targets, sources)
 
-    def __init__(self, parts: list[Tensor]) -> None:
+
+def _alike(target: Tensor, source: Tensor) -> bool:
+    same = target.is_cuda and (target.device, target.dtype, target.shape) == (source.device, source.dtype, source.shape)
+    return same and target.is_contiguous() and source.is_contiguous() and target.numel() > 0
+
+
+class Download:
+    """int64 tensors on their way to the host: enqueued as one copy when made, waited for by `wait`.
+
+    Args:
+        parts: [num_rows, ...] each where they are packed.
+        packed: [num_rows, n], the parts side by side in the rows, where the device has put them so.
+    """
+
+    def __init__(self, parts: list[Tensor], packed: Tensor | None = None) -> None:
         self._shapes = [part.shape for part in parts]
         self._event: torch.cuda.Event | None = None
-        self._host = torch.cat([part.flatten() for part in parts])
+        self._is_packed = packed is not None
+        self._host = torch.cat([part.flatten() for part in parts]) if packed is None else packed
         if self._host.device.type != "cpu":
             pinned = torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
             self._host = pinned.copy_(self._host, non_blocking=True)
@@ -38,6 +65,11 @@ class Download:
         if self._event is not None:
             self._event.synchronize()
         arrived, begin, parts = self._host.numpy(), 0, []
+        if self._is_packed:
+            widths = [shape[1:].numel() for shape in self._shapes]
+            ends = np.cumsum(widths)
+            columns = (arrived[:, end - width : end] for width, end in zip(widths, ends, strict=True))
+            return [part.reshape(shape) for part, shape in zip(columns, self._shapes, strict=True)]
         for shape in self._shapes:
             end = begin + shape.numel()
             parts.append(arrived[begin:end].reshape(shape))

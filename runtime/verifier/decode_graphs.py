@@ -25,34 +25,22 @@ from wingbeat.runtime.graphs.graph_runner import (
 )
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.verifier.choice import Choosing
-from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
 MOST_ROWS = 2048
 """Nodes of a whole batch in the largest graph."""
 _NODE_BUCKETS = (4, 8, 16, 32)
 
 RoundFunction = Callable[[Tensor, TokenTree | None, int, Choosing], AcceptedPaths]
-"""(slots, trees or None for bare roots, nodes to verify per sequence, how tokens are chosen) -> what was decided."""
+"""(slots, trees or None for bare roots, nodes to verify per sequence, how tokens are chosen) -> what was decided.
+The trees are its own to write into."""
 
 
 class RootInputs(NamedTuple):
     """Bare roots to decode."""
 
     slots: Tensor
-    """int64 [num_reqs]"""
-
-
-class TreeInputs(NamedTuple):
-    """Trees to verify, as wide as they are drafted."""
-
-    slots: Tensor
-    """int64 [num_reqs]"""
-    token_ids: Tensor
-    parents: Tensor
-    depths: Tensor
-    scores: Tensor
-    """float32 [num_reqs, num_nodes], as the three int64 before: fields of `TokenTree`."""
-    num_valid: Tensor
     """int64 [num_reqs]"""
 
 
@@ -79,19 +67,28 @@ class DecodeGraphs:
         function: the whole round on the device; captured and, where that fails, called as it is. Rows of the spare
             slot must change nothing.
         slots: state by slot; its device is that of all inputs.
+        inbox: where captured rounds find their trees, and look at them.
         graph_device: captures and replays.
     """
 
     def __init__(
-        self, function: RoundFunction, slots: SlotState, config: EngineConfig, graph_device: GraphDevice
+        self,
+        function: RoundFunction,
+        slots: SlotState,
+        inbox: TreeInbox,
+        config: EngineConfig,
+        graph_device: GraphDevice,
     ) -> None:
         self.function = function
         self.slots = slots
+        self.inbox = inbox
         self.config = config
         self.pool = GraphPool(graph_device)
         self.widths = node_buckets(config)
         self._runners: dict[tuple[int, Choosing], GraphRunner] = {}
         self._batches: dict[int, tuple[int, ...]] = {}
+        self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
+        """Which rows the inputs of a runner are."""
 
     @property
     def stats(self) -> GraphStats:
@@ -111,22 +108,29 @@ class DecodeGraphs:
         if self.widths[-1] not in self._batches:
             self._capture(self.widths, layers)
 
-    def run(self, slots: Tensor, trees: TokenTree | None, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
+    def run(self, rows: DecodeRows, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
         """One round; valid until any graph of the pool is replayed next.
 
         Args:
-            slots: int64 [num_reqs].
+            rows: whose trees are those of the inbox.
             num_nodes: 1 for bare roots, else one of `widths`.
             choosing: how tokens are chosen.
         """
-        inputs = RootInputs(slots) if trees is None else TreeInputs(slots, *trees)
-        batches, num_reqs = self._batches.get(num_nodes, ()), len(slots)
+        batches, num_reqs = self._batches.get(num_nodes, ()), len(rows.slots)
         if not batches or num_reqs > batches[-1]:
             self.stats.count_eager_run(_stage(num_nodes))
-            return self.function(slots, trees, num_nodes, choosing)
-        bucket = Bucket(bucket_for(num_reqs, batches), num_nodes)
+            return self.function(rows.slots, self._trees(rows, num_nodes), num_nodes, choosing)
+        bucket, runner = Bucket(bucket_for(num_reqs, batches), num_nodes), self._runners[num_nodes, choosing]
+        before, self._loaded[runner] = self._loaded.get(runner), (rows, bucket)
+        if before is not None and before[0] is rows and before[1] == bucket:  # a batch mostly stays as it is
+            accepted = runner.replay(bucket, num_reqs)
+        else:
+            accepted = runner.run(bucket, RootInputs(rows.slots) if num_nodes == 1 else rows)
         # The inputs' memory is every bucket's: what was decided must not point into it.
-        return self._runners[num_nodes, choosing].run(bucket, inputs)._replace(slots=slots)
+        return accepted._replace(slots=rows.slots)
+
+    def _trees(self, rows: DecodeRows, num_nodes: int) -> TokenTree | None:
+        return None if num_nodes == 1 else self.inbox.checked(rows)
 
     def _capture(self, widths: tuple[int, ...], layers: AbstractContextManager | None) -> None:
         runners = []
@@ -146,22 +150,20 @@ class DecodeGraphs:
         with layers or nullcontext():
             self.pool.capture(*runners)
 
-    def _stage_function(self, num_nodes: int, choosing: Choosing) -> Callable[[RootInputs | TreeInputs], AcceptedPaths]:
-        def stage(inputs: RootInputs | TreeInputs) -> AcceptedPaths:
+    def _stage_function(self, num_nodes: int, choosing: Choosing) -> Callable[[RootInputs | DecodeRows], AcceptedPaths]:
+        def stage(inputs: RootInputs | DecodeRows) -> AcceptedPaths:
             self.slots.reset_spare()
-            slots, *tree = inputs
-            return self.function(slots, TokenTree(*tree) if tree else None, num_nodes, choosing)
+            return self.function(inputs.slots, self._trees(inputs, num_nodes), num_nodes, choosing)
 
         return stage
 
     def _root_padding(self, num_nodes: int) -> RootInputs:
         return RootInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
 
-    def _tree_padding(self, num_nodes: int) -> TreeInputs:
-        """A bare root; trees are as wide as drafted in every bucket, and cut to its width inside."""
+    def _tree_padding(self, num_nodes: int) -> DecodeRows:
+        """Nobody, for whom no tree counts."""
         slots = self._root_padding(num_nodes).slots
-        zeros = slots.new_zeros(1, self.config.speculation.num_nodes)
-        return TreeInputs(slots, zeros, zeros, zeros, zeros.to(torch.float32), torch.ones_like(slots))
+        return DecodeRows(slots, torch.zeros_like(slots, dtype=torch.bool))
 
 
 def _stage(num_nodes: int) -> Stage:

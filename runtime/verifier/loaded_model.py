@@ -37,6 +37,11 @@ class LoadedModel:
         return next(self.model.parameters()).dtype
 
     @property
+    def description(self) -> str:
+        """Everything that its forward pass depends on but the weights."""
+        return self.model.config.to_json_string(use_diff=False)
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers; 0 stands for none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))

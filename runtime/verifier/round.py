@@ -58,8 +58,8 @@ class RoundInFlight:
     """[num_chunk_tokens, taps_size], chunks back to back."""
     times: RoundTimes
     download: Download
-    extras: tuple[str, ...] = ()
-    """Fields of the result that the download ends with."""
+    told: tuple[str, ...] = ()
+    """What the download brings, by name."""
     asking: dict[int, int] = field(default_factory=dict)
     """By decode that asks for log-probabilities: their row in the result."""
     num_targets: list[int] = field(default_factory=list)
@@ -110,14 +110,16 @@ class RoundInFlight:
         return 1 if self.result is None else len(self.result.token_ids[row])
 
     def _result(self) -> RoundResult:
-        num_tokens, num_valid, token_ids, nodes, sampled, *extras = self.download.wait()
-        left = iter(sampled.tolist())
+        told = dict(zip(self.told, self.download.wait(), strict=True))
+        left, counts = iter(told["sampled"].tolist() if "sampled" in told else ()), told["num_tokens"].tolist()
         return RoundResult(
-            token_ids=[row[:count] for row, count in zip(token_ids.tolist(), num_tokens.tolist(), strict=True)],
-            num_valid=num_valid.tolist(),
+            token_ids=[row[:count] for row, count in zip(told["token_ids"].tolist(), counts, strict=True)],
+            num_valid=told["num_valid"].tolist(),
             chunk_token_ids=[[next(left)] if chunk.samples else [] for chunk in self.plan.chunks],
-            path_nodes=nodes,
-            **dict(zip(self.extras, extras, strict=True)),
+            path_nodes=told["nodes"],
+            evidence=told.get("evidence"),
+            logprobs=told.get("logprobs"),
+            chunk_logprobs=told.get("chunk_logprobs"),
         )
 
 
@@ -155,8 +157,9 @@ def launched_round(
         asking: decodes that `accepted.logprobs` has a row of; None where it has all.
         chunk_logprobs: see `RoundResult`.
     """
-    extras = {"evidence": accepted.evidence, "logprobs": accepted.logprobs, "chunk_logprobs": chunk_logprobs}
-    extras = {name: tensor for name, tensor in extras.items() if tensor is not None}
+    told = accepted.told()
+    if accepted.packed is None:
+        told |= {"sampled": sampled} | ({} if chunk_logprobs is None else {"chunk_logprobs": chunk_logprobs})
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
@@ -165,10 +168,8 @@ def launched_round(
         sampled=sampled,
         chunk_taps=chunk_taps,
         times=RoundTimes(forward_s),
-        download=Download(
-            [accepted.num_tokens, accepted.num_valid, accepted.token_ids, accepted.nodes, sampled, *extras.values()]
-        ),
-        extras=tuple(extras),
+        download=Download(list(told.values()), accepted.packed),
+        told=tuple(told),
         asking={row: index for index, row in enumerate(rows) if plan.decodes[row].reports is not None},
         num_targets=[len(chunk.prompt_targets()) for chunk in plan.chunks],
     )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from wingbeat.kernels.kv.reference import move_kv
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
@@ -34,6 +33,7 @@ from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.token_masks import TokenMasks
+from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
 
 class ModelRunner:
@@ -71,6 +71,7 @@ class ModelRunner:
         self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
+        self._ahead = torch.arange(1, config.speculation.max_path + 1, device=self.device)
         self.forcer: AcceptanceForcer | None = None
         if config.forced_acceptance is not None:
             self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, self.device)
@@ -81,13 +82,18 @@ class ModelRunner:
         if config.compile and self.device.type == "cpu":
             self.decode = CompiledDecode(model, cache, self.windows, config)
             self.decode.warm_up(with_trees=model.taps_size > 0)
+        self.inbox: TreeInbox | None = None
+        """Where trees go as they come; None where the device is the host itself."""
+        if not self.on_host:
+            chains = config.speculation.draft_top_k == 1
+            self.inbox = TreeInbox(slots, config.speculation.num_nodes, chains=chains)
         self.graphs: DecodeGraphs | None = None
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
         self.masks = TokenMasks(slots.processors, chains=config.speculation.draft_top_k == 1)
         if graph_device is not None:
             slots.processors.allocate()
-            self.graphs = DecodeGraphs(self._decode_round, slots, config, graph_device)
+            self.graphs = DecodeGraphs(self._decode_round, slots, self.inbox, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
 
@@ -108,20 +114,32 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(
-        self, plan: SchedulerOutput, rows: DecodeRows, trees: TokenTree | None, num_nodes: int | None = None
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | TreeInbox | None,
+        num_nodes: int | None = None,
     ) -> RoundInFlight:
         """Enqueue one round.
 
         Args:
             rows: what `SlotState.load` made of the plan.
-            trees: one per decoding sequence, or None where all are bare roots; its roots are filled in here.
+            trees: one per decoding sequence, or the inbox, or None where all are bare roots; roots are filled in here.
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
+        captured = self.graphs is not None and not plan.chunks
+        if isinstance(trees, TreeInbox):
+            if captured and not any(seq.masker is not None for seq in plan.decodes):
+                return self._replay(plan, rows, num_nodes)
+            trees = trees.checked(rows)
         trees = self.masks.draft_forced(plan, trees, self.max_depth)
         masks = self.masks.start(plan, trees)
-        if self.graphs is not None and not plan.chunks:
-            return self._replay(plan, rows.slots, _rooted(trees, masks), num_nodes)
+        if captured:
+            trees = _rooted(trees, masks)
+            if trees is None:
+                return self._replay(plan, rows, 1)
+            return self._replay(plan, self.inbox.put(rows.slots, trees), num_nodes)
         evidence = None
         if self.pruner is not None:
             # Masks are of the nodes before pruning.
@@ -147,16 +165,16 @@ class ModelRunner:
         self.slots.reset_spare()
         num_reqs, num_nodes = self.config.max_num_seqs, self.config.speculation.num_nodes
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
-        zeros = slots.new_zeros(num_reqs, num_nodes)
-        trees = TokenTree(zeros, zeros, zeros, zeros.to(torch.float32), torch.ones_like(slots))
+        zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
+        trees = TokenTree(*zeros, zeros[0].to(torch.float32), torch.ones_like(slots))
         self._decode_round(slots, trees, num_nodes, Choosing.ALTERED)
 
-    def _replay(self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> RoundInFlight:
+    def _replay(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> RoundInFlight:
         """`launch` of a round without prompt chunks, as one graph."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         started = time.perf_counter()
-        accepted = self.graphs.run(slots, trees, 1 if trees is None else num_nodes, choosing)
-        return launched_round(plan, accepted, slots[:0], None, time.perf_counter() - started)
+        accepted = self.graphs.run(rows, num_nodes, choosing)
+        return launched_round(plan, accepted, rows.slots[:0], None, time.perf_counter() - started)
 
     def _decode_round(
         self, slots: Tensor, trees: TokenTree | None, num_nodes: int, choosing: Choosing
@@ -172,19 +190,17 @@ class ModelRunner:
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
             nodes = verified_nodes(evidence, num_nodes)
-        elif trees is not None:
-            # The roots are written in place, and what is returned must not be the caller's.
-            trees = trees._replace(
-                token_ids=trees.token_ids.clone(), parents=trees.parents.clone(), num_valid=trees.num_valid.clone()
-            )
         decodes = self.builder.decodes(slots, trees)
         output = self.model(self.builder.fixed(decodes))
         chosen = self.chooser.choose_fixed(decodes, output.logits, choosing, nodes)
         accepted = self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
-        if choosing is not Choosing.ALTERED:
-            return accepted
-        self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
-        return accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, None))
+        if choosing is Choosing.ALTERED:
+            self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
+            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, None))
+        # Here it is part of a graph: beside it, each of these would be a launch of its own.
+        columns = (accepted.positions[:, None] + self._ahead).clamp_max_(self.config.max_model_len)
+        told = torch.cat([part.view(len(slots), -1) for part in accepted.told().values()], dim=1)
+        return accepted._replace(columns=columns, packed=told)
 
     def _commit(
         self,
@@ -293,7 +309,7 @@ class ModelRunner:
         start = decodes.roots[:, None]
         source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
         target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
-        move_kv(self.cache.layers, source, target, self.cache.table)
+        self.cache.move(source, target)
 
 
 def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:

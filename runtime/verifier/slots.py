@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
-from wingbeat.runtime.protocol.transfer import copy_into, upload
+from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.processors import ProcessorTables
@@ -57,7 +57,7 @@ class SlotState:
         self.min_ps = column(torch.float32)
         self._published = {
             name: getattr(self, name)[:-1]
-            for name in ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
+            for name in ("epochs", "committed_lens", "last_token_ids", "block_tables", "temperatures", "seeds")
         }
         none = torch.zeros(0, dtype=torch.int64, device=device)
         self._latest_columns: tuple[list[int], list[bool]] = [], []
@@ -71,22 +71,25 @@ class SlotState:
         self.committed_lens[self.spare :].fill_(1)
 
     def is_at(self, epochs: Tensor, committed_lens: Tensor) -> Tensor:
-        """Whose sequence is still of this epoch and of this length, by slot: bool [max_num_seqs]."""
-        same = self._published["epochs"] == epochs
-        same &= self._published["committed_lens"] == committed_lens
+        """Whose sequence is still of this epoch and of this length, by slot: bool, as many as are given."""
+        same = self.epochs[: len(epochs)] == epochs
+        same &= self.committed_lens[: len(epochs)] == committed_lens
         return same
 
-    def publish(self, outcome: Outcome) -> None:
-        """Bring a drafter's copy of what it gets of this up to date.
+    def publish(self, outcome: Outcome) -> list[tuple[Tensor, Tensor]]:
+        """The copies, (target, source), that bring what a drafter gets of this up to date.
 
-        Most of it seldom changes, and each copy is a launch: what a buffer holds already is not written again.
+        Most of it seldom changes: what a buffer holds already is not written again.
         """
-        self._num_changes["committed_lens"] += 1
+        for name in ("committed_lens", "last_token_ids"):
+            self._num_changes[name] += 1
+        copies = []
         for name, by_slot in self._published.items():
             target, changes = getattr(outcome, name), self._num_changes[name]
             if self._written.get((target.data_ptr(), name)) != changes:
                 self._written[target.data_ptr(), name] = changes
-                copy_into(target, by_slot)
+                copies.append((target, by_slot))
+        return copies
 
     def forget_published(self) -> None:
         """Other buffers come, perhaps where old ones were."""

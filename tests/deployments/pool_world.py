@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import VOCAB_SIZE, FakeEngine
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
-from wingbeat.deployments.replica.engine_loop import EngineLoop
-from wingbeat.deployments.replica.outbox import Outbox
+from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 
 
@@ -17,13 +17,11 @@ class LocalEngines:
 
     def __init__(self, *names: str, round_s: float = 0.002, engine: Callable[..., FakeEngine] = FakeEngine) -> None:
         self.engines = {name: engine(round_s) for name in names}
-        self.loops = {name: EngineLoop(engine, 0.0) for name, engine in self.engines.items()}
+        self.loops = {name: ThreadedEngine(engine) for name, engine in self.engines.items()}
         self.killed: set[str] = set()
-        self.outboxes: dict[str, list[Outbox]] = {name: [] for name in names}
+        self.streams: dict[str, list[RouterStream]] = {name: [] for name in names}
         self.listeners: list[Callable[[frozenset[str]], None]] = []
         self.messages = 0
-        for loop in self.loops.values():
-            loop.start()
 
     async def describe(self) -> ModelInfo:
         return ModelInfo("fake", 200, VOCAB_SIZE)
@@ -35,17 +33,17 @@ class LocalEngines:
 
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         self._require_alive(engine_id)
-        outbox = self.loops[engine_id].connect(client_id)
-        self.outboxes[engine_id].append(outbox)
+        stream = self.loops[engine_id].connect(client_id)
+        self.streams[engine_id].append(stream)
         try:
             yield []
             while True:
-                message = await outbox.take()
+                message = await stream.take()
                 self._require_alive(engine_id)
                 self.messages += 1
                 yield message
         finally:
-            self.loops[engine_id].disconnect(client_id)
+            self.loops[engine_id].client.disconnect(client_id)
 
     async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
         self._require_alive(engine_id)
@@ -53,17 +51,17 @@ class LocalEngines:
 
     async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         self._require_alive(engine_id)
-        self.loops[engine_id].abort(client_id, numbers)
+        self.loops[engine_id].client.abort(client_id, numbers)
 
     async def reset_prefix_cache(self, engine_id: str) -> None:
         self._require_alive(engine_id)
-        await asyncio.wrap_future(self.loops[engine_id].call(lambda engine: engine.reset_prefix_cache()))
+        await self.loops[engine_id].client.call("reset_prefix_cache")
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""
         self.killed.add(name)
-        for outbox in self.outboxes[name]:
-            outbox.end(ConnectionError(f"{name} was killed by the test"))
+        for stream in self.streams[name]:
+            stream.end(ConnectionError(f"{name} was killed by the test"))
 
     def _require_alive(self, name: str) -> None:
         if name in self.killed:
@@ -81,7 +79,7 @@ class LocalEngines:
 
     def close(self) -> None:
         for loop in self.loops.values():
-            loop.stop()
+            loop.close()
 
 
 def run(

@@ -92,7 +92,7 @@ def test_no_kill_costs_a_request_or_a_text(tmp_path):
     run = quick_run("chaos.py", tmp_path / "chaos.json")["kills"]
     assert run["failures"] == run["differences"] == run["errors"] == []
     kinds = [kill["kind"] for kill in run["kills"]]
-    assert sorted(kinds) == ["drafter hangs"] + 3 * ["drafter killed"] + ["verifier killed"]
+    assert sorted(kinds) == ["drafter hangs"] + 3 * ["drafter killed"] + ["engine killed", "replica killed"]
     assert all(kill["attached_s"] > 0 for kill in run["kills"])
     assert run["num_requests"] > 0
     assert run["met"]["decoding"] > 0

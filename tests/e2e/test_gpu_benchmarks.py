@@ -52,8 +52,8 @@ def suite():
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "losslessness", "plain_decode",
-        "two_processes", "verify",
+        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "kernel_profile", "losslessness",
+        "plain_decode", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -143,10 +143,61 @@ def test_all_parts_running_is_success(suite, tmp_path):
     assert "measure nothing" in (tmp_path / "report" / "gpu.md").read_text()
 
 
-def test_the_tests_part_names_files_with_gpu_tests_only(suite):
-    files = [argument for argument in suite.test_part().command if argument.endswith(".py")]
-    assert "tests/runtime/graphs/test_graph_runner.py" in files
-    assert all("mark.gpu" in (FOLDER.parents[1] / file).read_text() for file in files)
+def test_a_failing_case_costs_itself_alone_and_its_script_is_failed(suite, tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+from _harness import Cases, Figure, run
+
+def measure(bench):
+    cases = Cases(bench, {{"model": "toy"}})
+    for name, value in (("one", 1), ("two", 0), ("three", 4)):
+        cases.run(name, lambda: [Figure(name, 1 / value, "s")])
+    return cases.result
+
+run("Cases.", measure)
+"""
+    (tmp_path / "cases.py").write_text(code)
+    assert suite.run_suite(suite.script_parts(tmp_path, quick=True), tmp_path / "report", budget_s=100) == 1
+    [part] = json.loads((tmp_path / "report" / "gpu.json").read_text())["parts"]
+    assert part["status"] == "failed"
+    assert [figure["name"] for figure in part["result"]["figures"]] == ["one", "three"]
+    assert part["result"]["details"]["failed"] == {"two": "ZeroDivisionError: division by zero"}
+
+
+def test_whole_logs_of_tests_that_fail_or_hang_lie_beside_the_report(suite, tmp_path, monkeypatch):
+    pytest.importorskip("pytest_timeout")
+    monkeypatch.setattr(suite, "TEST_TIMEOUT_S", 2)
+    (tmp_path / "test_bad.py").write_text(
+        "import time\ndef test_a():\n    assert 'first reason' == 1\ndef test_b():\n    assert 'second reason' == 1\n"
+        "def test_c():\n    time.sleep(60)\n"
+    )
+    part = suite.pytest_part("bad", [str(tmp_path / "test_bad.py")], 60, workers=1)
+    assert suite.run_suite([part], tmp_path / "report", budget_s=100) == 1
+    log = (tmp_path / "report" / "bad.log").read_text()
+    assert part.status == "failed"
+    assert all(reason in log for reason in ("first reason", "second reason", "Timeout"))
+
+
+@pytest.mark.parametrize("name", ["first", "speed", "peers"])
+def test_a_session_names_what_there_is_and_fits_its_budget(suite, name):
+    parts = suite.sessions()[name]
+    assert [part.name for part in parts if not part.is_tests and part.name not in SCRIPTS] == []
+    assert sum(part.most_s for part in parts) <= 1.35 * suite.BUDGET_S, "the last part would seldom run"
+    for part in parts:
+        paths = [FOLDER.parents[1] / word for word in part.command if word.startswith("tests/")]
+        assert not part.is_tests or paths
+        assert all(path.exists() for path in paths)
+
+
+def test_norms_of_the_measured_model_are_not_ones(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    model, harness = (importlib.import_module(name) for name in ("_model", "_harness"))
+    bench = harness.Bench("test", torch.device("cpu"), quick=True)
+    loaded = model.random_model(bench, model.llama_config(bench))
+    norms = [weight for name, weight in loaded.model.named_parameters() if "norm" in name]
+    assert norms
+    assert all(weight.std() > 0.05 for weight in norms)
 
 
 def test_a_case_that_a_gpu_has_no_memory_for_is_skipped_and_the_others_are_not(monkeypatch):

@@ -82,7 +82,6 @@ async def bombard(address: Address, tokenizer: Any, seed: int, count: int) -> tu
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
-        pytest.param(1, 100, id="100"),
         pytest.param(1, 1000, id="1000", marks=pytest.mark.slow),
         pytest.param(2, 20_000, id="20000", marks=pytest.mark.soak),
     ],

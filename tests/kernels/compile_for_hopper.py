@@ -91,8 +91,8 @@ def compile_attention(dtype, dims, config, *, causal=False, window=False, softca
     compile_kernel(tree_attention_kernel, pointers, constants, scalars, **options)
 
 
-def main(every: bool) -> None:
-    """The variants that Llama-3.1-8B meets, or with `every` each tile configuration and option."""
+def main(stride: int) -> None:
+    """The variants that Llama-3.1-8B meets; with a stride each option too, and each so-manieth tile configuration."""
     bf16 = torch.bfloat16
     tiles = TILE_CONFIGS[2, 128]
     compile_attention(bf16, (128, 128), tiles[-1])
@@ -108,11 +108,11 @@ def main(every: bool) -> None:
     moves = {"entry_ptr": "*i64", "from_ptr": "*i64", "to_ptr": "*i64"}
     words = {"WORD": triton.language.int64, "WORDS_16_BYTES": 2, "BLOCK_MOVES": 8, "CHUNK": 256}
     compile_kernel(triton_kv_cache._move_kv_kernel, moves, words | {"BLOCK_SIZE": 16})
-    if not every:
+    if not stride:
         return
-    for (itemsize, dim), configs in TILE_CONFIGS.items():
-        for config in configs:
-            compile_attention(bf16 if itemsize == 2 else torch.float32, (dim, dim), config, causal=True, window=True)
+    every = [(*shape, config) for shape, configs in TILE_CONFIGS.items() for config in configs]
+    for itemsize, dim, config in every[::stride]:
+        compile_attention(bf16 if itemsize == 2 else torch.float32, (dim, dim), config, causal=True, window=True)
     for dims in ((80, 80), (96, 96), (112, 112), (192, 128)):
         config = tile_config(torch.float16, max(dims), 128)
         compile_attention(torch.float16, dims, config, window=True, softcap=True, sinks=True)
@@ -123,4 +123,4 @@ def main(every: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(every="--every" in sys.argv[1:])
+    main(int(sys.argv[1]) if sys.argv[1:] else 0)

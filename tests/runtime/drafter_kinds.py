@@ -89,11 +89,8 @@ def draft_model(folder: Path) -> Kind:
 def of_folder(verifier: Path, source: str) -> Kind:
     """A kind that drafts for a verifier of its own."""
     loaded = load_model(verifier, torch.float32, torch.device("cpu"))
-    ref = Reference(verifier.name, loaded, random_prompts(PROMPT_LENS))
-    for prompt in ref.prompts:
-        tokens, gap = greedy(ref.loaded.model, prompt, NUM_TOKENS)
-        ref.continuations.append(tokens)
-        ref.smallest_gap = min(ref.smallest_gap, gap)
+    prompts = random_prompts(PROMPT_LENS)
+    ref = Reference(verifier.name, loaded, prompts, *greedy(loaded.model, prompts, NUM_TOKENS))
     return Kind(ref, TargetDescription.from_checkpoint(verifier), source)
 
 

@@ -111,6 +111,8 @@ class FakeGpu(TorchDispatchMode):
         if name in _ANSWERS:
             self._wait(f"{name} asks the device for a value")
             return _ANSWERS[name]
+        if name == "_foreach_copy_":
+            return self._copy_all(*args)
         self._check_operands(func, name, tensors, args)
         if not func.is_view and name not in _NO_LAUNCH:
             self.launches[name] += 1
@@ -151,6 +153,15 @@ class FakeGpu(TorchDispatchMode):
         func(target.meta, source.meta if isinstance(source, GpuTensor) else source.to("meta"))
         self.launches["copy_"] += 1
         return target
+
+    def _copy_all(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        """One launch of tensors that lie alike, as torch has it, else one each."""
+        pairs = list(zip(targets, sources, strict=True))
+        if not all(isinstance(part, GpuTensor) for pair in pairs for part in pair):
+            raise MixedDevicesError("_foreach_copy_ gets tensors from the host")
+        kinds = {part.dtype for pair in pairs for part in pair}
+        alike = all((target.shape, target.stride()) == (source.shape, source.stride()) for target, source in pairs)
+        self.launches["_foreach_copy_"] += 1 if alike and len(kinds) == 1 else len(pairs)
 
     def _copy_to(self, source: Tensor, dtype: torch.dtype) -> Tensor:
         if isinstance(source, GpuTensor):

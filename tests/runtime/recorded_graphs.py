@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from wingbeat.kernels.cpu.ops import CpuKernels
+
 WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
+KERNELS = ("linear", "rms_norm", "attend", "run_layers")
 
 
 class Call(NamedTuple):
@@ -38,6 +42,26 @@ class _Recorder(TorchDispatchMode):
         fresh = [tensor for tensor in _tensors(result) if _memory(tensor) not in given]
         self.calls.append(Call(function, args, kwargs or {}, fresh))
         return result
+
+    def __enter__(self):
+        # Kernels that torch does not know of are noted as the operations that they stand for.
+        self._patch = pytest.MonkeyPatch()
+        for name in KERNELS:
+            self._patch.setattr(CpuKernels, name, self._noting(getattr(CpuKernels, name)))
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self._patch.undo()
+
+    def _noting(self, kernel: Callable) -> Callable:
+        def noted(*args, **kwargs):
+            with _disable_current_modes():
+                result = kernel(*args, **kwargs)
+            self.calls.append(Call(kernel, args, kwargs, list(_tensors(result))))
+            return result
+
+        return noted
 
 
 class RecordingDevice:

@@ -1,22 +1,17 @@
 """A message as it grows: its content blocks, and the events that tell a stream of them."""
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
+from wingbeat.deployments.api.errors import MESSAGES_PATH, as_api_error, error_body
 from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.parsed_answer import Piece
 from wingbeat.deployments.api.responses import Totals
+from wingbeat.deployments.api.typed_events import Event
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason
 
 _FIELDS = {"text": "text", "thinking": "thinking"}
-
-
-class Event(NamedTuple):
-    """One event."""
-
-    type: str
-    fields: dict[str, Any]
 
 
 class MessageOutput:
@@ -56,6 +51,10 @@ class MessageOutput:
             Event("message_delta", {"delta": delta, "usage": _usage(piece.totals)}),
             Event("message_stop", {}),
         ]
+
+    def fail(self, error: Exception) -> list[Event]:
+        """The message ends by an error."""
+        return [Event("error", {"error": error_body(MESSAGES_PATH, as_api_error(error))["error"]})]
 
     def message(self, piece: Piece) -> dict[str, Any]:
         """The whole message, once it has ended."""

@@ -1,20 +1,17 @@
 """A response as it grows: its items, and the typed events that tell a stream of them."""
 
 import uuid
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
+from wingbeat.deployments.api.errors import as_api_error
 from wingbeat.deployments.api.generation import Generation
+from wingbeat.deployments.api.parsed_answer import Piece
 from wingbeat.deployments.api.responses import Totals
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
+from wingbeat.deployments.api.typed_events import Event
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason
-
-
-class Event(NamedTuple):
-    """One event; its number in the stream is not known here."""
-
-    type: str
-    fields: dict[str, Any]
 
 
 class ResponseOutput:
@@ -27,12 +24,12 @@ class ResponseOutput:
         self._items: list[dict[str, Any]] = []
         self._is_open = False
         self._call_index = -1
+        self._numbers = count()
 
     def begin(self) -> list[Event]:
         """The response without anything in it."""
-        return [
-            Event(f"response.{name}", {"response": self.response("in_progress")}) for name in ("created", "in_progress")
-        ]
+        begun = {"response": self.response("in_progress")}
+        return self._numbered([Event(f"response.{name}", dict(begun)) for name in ("created", "in_progress")])
 
     def add(self, found: MessageDelta) -> list[Event]:
         """What the answer gained."""
@@ -43,26 +40,23 @@ class ResponseOutput:
             events += self._add_text("message", found.content)
         for call in found.tool_calls:
             events += self._add_call(call)
-        return events
+        return self._numbered(events)
 
-    def end(self, finish_reason: FinishReason, totals: Totals, reasoning_tokens: int) -> list[Event]:
+    def end(self, piece: Piece) -> list[Event]:
         """The end of the last item, and of the response."""
-        is_cut = finish_reason is FinishReason.LENGTH
-        events = self._close("incomplete" if is_cut else "completed")
+        status = "incomplete" if piece.finish_reason is FinishReason.LENGTH else "completed"
+        events = self._close(status)
         if not self._items:
-            events += [*self._add_text("message", ""), *self._close("incomplete" if is_cut else "completed")]
-        status = "incomplete" if is_cut else "completed"
-        response = self.response(status, totals, reasoning_tokens)
-        return [*events, Event(f"response.{status}", {"response": response})]
+            events += [*self._add_text("message", ""), *self._close(status)]
+        response = self.response(status, piece.totals, piece.reasoning_tokens)
+        return self._numbered([*events, Event(f"response.{status}", {"response": response})])
 
-    def fail(self, code: str, message: str) -> list[Event]:
+    def fail(self, error: Exception) -> list[Event]:
         """The response ends by an error."""
-        return [
-            Event(
-                "response.failed",
-                {"response": {**self.response("failed"), "error": {"code": code, "message": message}}},
-            )
-        ]
+        shown = as_api_error(error)
+        failure = {"code": shown.code or "server_error", "message": shown.message}
+        response = {**self.response("failed"), "error": failure}
+        return self._numbered([Event("response.failed", {"response": response})])
 
     def response(self, status: str, totals: Totals | None = None, reasoning_tokens: int = 0) -> dict[str, Any]:
         """The response object."""
@@ -95,6 +89,11 @@ class ResponseOutput:
             "seed": self._generation.seed,
             **ended,
         }
+
+    def _numbered(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            event.fields["sequence_number"] = next(self._numbers)
+        return events
 
     def _add_text(self, kind: str, text: str) -> list[Event]:
         """More thoughts, or more of a message."""

@@ -13,7 +13,6 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestFailed
 from wingbeat.deployments.fleet.wire import pack_request
 from wingbeat.deployments.replica import outbox
-from wingbeat.deployments.replica.engine_loop import EngineLoop
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 EXPECTED = expected_tokens((1, 2, 3), 7, 100)
@@ -110,8 +109,8 @@ def test_a_number_submitted_twice_runs_once_and_an_unknown_one_is_aborted_in_vai
         box = loop.connect("client")
         for _ in range(3):
             loop.submit("client", [pack_request(0, make_request(count=30))] * 2)
-        loop.abort("client", [5, -1])
-        loop.abort("nobody", [0])
+        loop.client.abort("client", [5, -1])
+        loop.client.abort("nobody", [0])
         got: list[int] = []
         while len(got) < 30:
             got += [token for message in await box.take() for token in message[1]]
@@ -207,9 +206,39 @@ def test_an_engine_that_is_stopped_hands_back_what_it_has_without_blame():
 
 
 def test_a_loop_that_is_stopped_while_it_is_busy_ends_as_soon_as_it_is_not():
-    loop, gate = EngineLoop(FakeEngine()), threading.Event()
-    loop.start()
-    loop.call(lambda engine: gate.wait(10))
-    loop.stop(timeout_s=0.0)
-    gate.set()
-    wait_until(lambda: loop.failure is not None, 5.0)
+    begun, gate = threading.Event(), threading.Event()
+
+    class BusyEngine(FakeEngine):
+        def check_integrity(self) -> None:
+            begun.set()
+            gate.wait(10)
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        loop = source.loops["a"]
+        answer = loop.client.call("check_integrity")
+        await asyncio.to_thread(begun.wait, 10)
+        loop.client.stop()
+        assert loop.thread.is_alive()
+        gate.set()
+        await answer
+        await asyncio.wait_for(loop.client.lost(), 5)
+
+    run(scenario, "a", engine=BusyEngine)
+
+
+def test_what_an_engine_had_not_read_when_it_vanished_is_moved_as_often_as_it_takes():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        gate = threading.Event()
+        for engine in source.engines.values():
+            engine.check_integrity = gate.wait
+        for loop in source.loops.values():
+            loop.client.call("check_integrity")
+        task = bystander(pool)
+        for name in "abc":
+            while not source.loops[name].num_requests:
+                await asyncio.sleep(0.001)
+            source.loops[name].client.lose("killed by the test")
+        gate.set()
+        assert tokens(await task) == EXPECTED
+
+    run(scenario, "a", "b", "c", "d")

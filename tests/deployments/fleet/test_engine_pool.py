@@ -12,8 +12,9 @@ from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 from wingbeat.deployments.fleet.wire import pack_output, pack_request, unpack, unpack_request
-from wingbeat.deployments.replica.engine_loop import EngineFailed
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.outbox import Outbox
+from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
     Request,
@@ -146,7 +147,7 @@ def test_without_an_engine_requests_fail_as_unavailable_and_the_pool_is_unhealth
             await collect(pool, make_request())
         assert not pool.healthy()
         with pytest.raises(EngineFailed):
-            source.loops["a"].check_alive()
+            source.loops["a"].client.check_alive()
 
     run(scenario, "a")
 
@@ -207,19 +208,29 @@ def test_an_idle_engine_checks_its_integrity_once():
     run(scenario, "a")
 
 
-def test_a_slow_consumer_gets_several_rounds_as_one_message():
+def test_within_the_interval_several_rounds_become_one_message():
+    outbox = Outbox(interval_s=10.0)
+    for i in range(5):
+        outbox.put(1, RequestOutput("r", (i,)), urgent=i == 0)
+        assert outbox.due(float(i)) == (i == 0)
+        if i == 0:
+            assert [unpack(part)[1].token_ids for part in outbox.take(0.0)] == [(0,)]
+    outbox.put(1, RequestOutput("r", (5,), FinishReason.STOP), urgent=True)
+    assert outbox.due(5.0)
+    (message,) = outbox.take(5.0)
+    assert unpack(message)[1].token_ids == (1, 2, 3, 4, 5)
+    assert unpack(message)[1].finish_reason is FinishReason.STOP
+
+
+def test_a_slow_consumer_gets_several_messages_as_one():
     async def scenario() -> None:
-        outbox = Outbox(interval_s=10.0)
+        stream = RouterStream()
         for i in range(5):
-            outbox.put(1, RequestOutput("r", (i,)), urgent=i == 0)
-            outbox.flush(now=float(i))
-            if i == 0:
-                assert [unpack(part)[1].token_ids for part in await outbox.take()] == [(0,)]
-        outbox.put(1, RequestOutput("r", (5,), FinishReason.STOP), urgent=True)
-        outbox.flush(now=5.0)
-        (message,) = await outbox.take()
-        assert unpack(message)[1].token_ids == (1, 2, 3, 4, 5)
-        assert unpack(message)[1].finish_reason is FinishReason.STOP
+            stream.put([pack_output(1, RequestOutput("r", (i,))), pack_output(2, RequestOutput("s", (9,)))])
+        stream.put([pack_output(1, RequestOutput("r", (5,), FinishReason.STOP))])
+        one, other = await stream.take()
+        assert unpack(one)[1] == RequestOutput("", (0, 1, 2, 3, 4, 5), FinishReason.STOP)
+        assert unpack(other)[1].token_ids == (9,) * 5
 
     asyncio.run(asyncio.wait_for(scenario(), 5))
 

@@ -4,6 +4,7 @@ import json
 from random import Random
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -50,7 +51,8 @@ def walk(form: dict, rng: Random, length: int = 400) -> str | None:
     mask = torch.empty((1, (VOCAB_SIZE + 31) // 32), dtype=torch.int32)
     while len(text) < length:
         found.fill_next_token_bitmask(mask, 0)
-        allowed = [i for i in range(VOCAB_SIZE) if mask[0, i // 32].item() >> (i % 32) & 1]
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+        allowed = bits[:VOCAB_SIZE].nonzero()[0].tolist()
         token_id = 0 if 0 in allowed else rng.choice(allowed)
         found.accept_token(token_id)
         if token_id == 0:

@@ -10,7 +10,7 @@ import torch
 from wingbeat.cluster.channels.memory import ChannelError
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.build import attach_channel, create_channel
+from wingbeat.deployments.replica.pair_channel import attach_channel, create_channel
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 SPEC = ChannelSpec(
@@ -46,8 +46,16 @@ def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
         create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)
 
 
+def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch():
+    """The replica has no use for it, and in the engine's process its threads must be those of the engine's thread."""
+    code = "import sys, wingbeat.deployments.replica.verifier_replica, wingbeat.deployments.replica.engine_process;"
+    code += "print(*sys.modules)"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(got.stdout.split())
+
+
 def test_the_drafters_process_does_not_wait_for_the_verifiers_code():
     rooms = ("runtime.engine.engine", "runtime.verifier.loader", "runtime.recordings", "runtime.checks")
-    code = "import sys, wingbeat.deployments.replica.build; print(*sys.modules)"
+    code = "import sys, wingbeat.deployments.replica.drafter_thread; print(*sys.modules)"
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in got.stdout.split() if name.removeprefix("wingbeat.").startswith(rooms)]

@@ -1,32 +1,27 @@
 """Pauses between the drafters of a series of failures, by a clock that only sleeping moves."""
 
 import asyncio
-from concurrent.futures import Future
 
 import pytest
 
-from tests.fakes import FakeEngine
 from wingbeat.deployments.replica import supervisor as drafter_supervisor
-from wingbeat.deployments.replica.engine_loop import EngineFailed
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.supervisor import POLL_S, DrafterSupervisor
 
 CANNOT_START = None
 
 
-class CallNow:
-    """An engine's loop that runs each call at once, and fails after `num_calls` of them."""
+class FakeCalls:
+    """An engine that answers at once, until it fails."""
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine = engine
+    def __init__(self, world: "World") -> None:
+        self.world = world
         self.failed = False
 
-    def call(self, function) -> Future:
-        future: Future = Future()
+    async def call(self, name: str) -> bool | None:
         if self.failed:
-            future.set_exception(EngineFailed("over"))
-        else:
-            future.set_result(function(self.engine))
-        return future
+            raise EngineFailed("over")
+        return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
 
 
 class FakeTime:
@@ -68,24 +63,20 @@ class World:
 
     def __init__(self, *lives_s: float | None) -> None:
         self.time = FakeTime()
-        self.loop = CallNow(FakeEngine())
+        self.engine = FakeCalls(self)
         self.dies_at = 0.0
         self.num_killed = 0
         self.pauses: list[float] = []
         self._lives = list(lives_s)
         self.supervisor = DrafterSupervisor(
-            self.loop, "channel", self, self._launch, sleep=self.time.sleep, clock=self.time.clock
+            self.engine.call, "channel", self._launch, sleep=self.time.sleep, clock=self.time.clock
         )
-
-    def peer_alive(self) -> bool:
-        """As the channel's end tells it."""
-        return self.time.now < self.dies_at
 
     def _launch(self) -> FakeDrafter:
         # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
         self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
         if not self._lives:
-            self.loop.failed = True
+            self.engine.failed = True
         return FakeDrafter(self, self._lives.pop(0) if self._lives else 1.0)
 
 

@@ -1,37 +1,31 @@
-"""A verifier that cannot start leaves nothing behind: no drafter, no channel, no thread, no claim on a core."""
+"""A replica and its engine's process: what it tells, what it leaves behind, and what follows the engine's death."""
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from tests.fakes import FakeEngine
+from tests.deployments.pool_world import make_request
+from tests.fakes import expected_tokens
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.wire import pack_request
 from wingbeat.deployments.metrics.client_figures import RouterFigures
+from wingbeat.deployments.replica import engine_supervisor
 from wingbeat.deployments.replica import verifier_replica as verifier
-from wingbeat.deployments.replica.build import EngineSetup
+from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.verifier_replica import Verifier
-from wingbeat.runtime.engine.round_clock import RoundClock
-from wingbeat.runtime.protocol.messages import ChannelSpec
 
 ENGINE_ID = "test-verifier"
-SPEC = ChannelSpec(
-    num_slots=1,
-    num_nodes=2,
-    max_path=2,
-    max_prefill_tokens=4,
-    taps_size=0,
-    max_model_len=16,
-    max_blocks_per_seq=4,
-    block_size=4,
-    num_blocks=8,
-)
+ENGINES = "tests.deployments.replica.child_engines"
+PATIENCE_S = 30.0
 
 
 class FakeRayDrafter:
@@ -40,13 +34,13 @@ class FakeRayDrafter:
     made: ClassVar[list["FakeRayDrafter"]] = []
     attaches = True
 
-    def __init__(self, config: AppConfig, core: int | None, convention: object = None) -> None:
+    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
         self.killed = False
         self.convention = convention
         self.made.append(self)
 
-    def needs(self, convention: object = None) -> None:
-        """Nothing."""
+    async def needs(self, convention: bytes) -> bytes:
+        raise AssertionError("no engine here asks")
 
     async def pid(self) -> int:
         return 0
@@ -59,47 +53,45 @@ class FakeRayDrafter:
         self.killed = True
 
 
-def fail_to_build(config: AppConfig, ask_needs: object) -> EngineSetup:
-    """Engine factory of a checkpoint that cannot be read."""
-    raise ValueError("cannot be built")
-
-
-def build_unfit(config: AppConfig, ask_needs: object) -> EngineSetup:
-    """Engine factory whose drafter fails its self-test."""
-    return EngineSetup(FakeEngine(), ModelInfo("fake", 200, 50), SPEC, check_drafter=_unfit)
-
-
-def _unfit(engine: FakeEngine) -> None:
-    raise ValueError("unfit")
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done with cores; also puts the fakes in Ray's place."""
     done: list[str] = []
     claim = SimpleNamespace(core=0, release=lambda: done.append("released"))
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id=ENGINE_ID))
     monkeypatch.setattr(verifier, "claim_core", lambda: done.append("claimed") or claim)
-    monkeypatch.setattr(verifier, "pin_thread", lambda core: None)
     monkeypatch.setattr(verifier, "show_log", lambda: None)
     monkeypatch.setattr(verifier.serve, "get_replica_context", lambda: context)
-    monkeypatch.setattr(verifier.sys, "setswitchinterval", lambda seconds: None)
     monkeypatch.setattr(verifier, "RayDrafter", FakeRayDrafter)
     monkeypatch.setattr(FakeRayDrafter, "made", [])
     return done
+
+
+class Replica(Verifier):
+    """A verifier whose end is awaited, as Serve awaits it; what Python itself calls when it is gone does nothing."""
+
+    def __del__(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        """Serve's hook."""
+        await super().__del__()
 
 
 def channels() -> list[Path]:
     return list(SHM_DIR.glob(f"{PREFIX}{ENGINE_ID}*"))
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .*__del__:RuntimeWarning")
+def children() -> list[int]:
+    return [process.pid for process in descendants(os.getpid()) if process.alive()]
+
+
 @pytest.mark.parametrize(
     ("factory", "attaches", "message"),
     [
-        ("fail_to_build", True, "cannot be built"),
-        ("build_unfit", False, "cannot attach"),
-        ("build_unfit", True, "unfit"),
+        ("build_none", True, "^cannot be built$"),
+        pytest.param("build_unfit", False, "cannot attach", marks=pytest.mark.slow),
+        pytest.param("build_unfit", True, "^unfit$", marks=pytest.mark.slow),
     ],
     ids=["engine", "attach", "self-test"],
 )
@@ -107,50 +99,38 @@ def test_a_failed_start_leaves_nothing_behind(
     claims: list[str], monkeypatch: pytest.MonkeyPatch, factory: str, attaches: bool, message: str
 ):
     monkeypatch.setattr(FakeRayDrafter, "attaches", attaches)
-    monkeypatch.setattr(verifier, "build_setup", globals()[factory])
-    num_threads = threading.active_count()
+    before = children()
 
-    async def start() -> Verifier:
-        made = Verifier.__new__(Verifier)
-        with pytest.raises(Exception, match=message):
-            await made.__init__(AppConfig())
+    async def start() -> Replica:
+        made = Replica.__new__(Replica)
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            await made.__init__(AppConfig(engine_factory=f"{ENGINES}:{factory}"))
+        await made.end()  # what Serve may still do
         return made
 
-    failed = asyncio.run(start())
+    asyncio.run(start())
     assert [drafter.killed for drafter in FakeRayDrafter.made] == [True]
     assert channels() == []
-    assert claims == ["claimed", "released"]
-    assert threading.active_count() <= num_threads
-    asyncio.run(failed.__del__())  # what Serve may still do
-    assert claims.count("released") >= 1
-
-
-class TracedEngine(FakeEngine):
-    """Has a clock, as Wingbeat's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = RoundClock()
-
-
-def build_traced(config: AppConfig, ask_needs: object) -> EngineSetup:
-    """Engine factory of an engine without a drafter."""
-    return EngineSetup(TracedEngine(), ModelInfo("fake", 200, 50), None)
+    assert claims[:2] == ["claimed", "released"]
+    assert children() == before
 
 
 async def with_verifier(scenario: Callable[[Verifier], Awaitable[None]]) -> None:
     """Run a scenario on a verifier that has started."""
-    made = Verifier.__new__(Verifier)
-    await made.__init__(AppConfig(drafter="none"))
+    made = Replica.__new__(Replica)
+    await made.__init__(AppConfig(drafter="none", engine_factory=f"{ENGINES}:build_clocked"))
     try:
-        await scenario(made)
+        await asyncio.wait_for(scenario(made), PATIENCE_S)
     finally:
-        await made.__del__()
+        await made.end()
 
 
-def test_what_routers_report_comes_back_with_the_figures(claims: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verifier, "build_setup", build_traced)
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.005)
 
+
+def test_what_routers_report_comes_back_with_the_figures():
     async def scenario(made: Verifier) -> None:
         routers = [RouterFigures(name, lambda: 5) for name in ("r1", "r2")]
         for router in routers:
@@ -161,22 +141,82 @@ def test_what_routers_report_comes_back_with_the_figures(claims: list[str], monk
         assert sum(stats["clients"]["e2e_s"]["counts"]) == 2
         assert {name: told["num_admitted"] for name, told in stats["routers"].items()} == {"r1": 5, "r2": 5}
         assert (stats["num_running"], stats["drafter_state"]) == (0, "none")
+        assert stats["pid"] == os.getpid() != stats["engine_pid"]
 
     asyncio.run(with_verifier(scenario))
 
 
-def test_a_recording_ends_also_where_nobody_waits_for_it(claims: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verifier, "build_setup", build_traced)
+def test_a_recording_ends_also_where_nobody_waits_for_it():
+    async def num_recordings(made: Verifier) -> int:
+        return (await made.stats())["num_started"]
 
     async def scenario(made: Verifier) -> None:
-        clock = made._loop._engine.clock
-        assert await made.trace(engine_id=ENGINE_ID, seconds=0.01) == []
+        assert await made.trace(engine_id=ENGINE_ID, seconds=0.01) == [("round", 0.0, 1.0)]
         left = asyncio.ensure_future(made.trace(engine_id=ENGINE_ID, seconds=60.0))
-        while not clock._traces:
-            await asyncio.sleep(0.001)
+        await until(lambda: _is(num_recordings(made), 1))
         left.cancel()
         await asyncio.wait([left])
-        await made.stats()
-        assert clock._traces == []
+        assert await num_recordings(made) == 0
+
+    asyncio.run(with_verifier(scenario))
+
+
+async def _is(value: Awaitable[int], expected: int) -> bool:
+    return await value == expected
+
+
+async def _drained(messages: AsyncIterator[list]) -> None:
+    async for _ in messages:
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_place(number: signal.Signals):
+    request = make_request(count=30)
+
+    async def read(made: Verifier, wanted: int) -> list[int]:
+        messages, got = made.stream(engine_id=ENGINE_ID, client_id="client"), []
+        assert await anext(messages) == []
+        await made.submit(engine_id=ENGINE_ID, client_id="client", requests=[pack_request(0, request)])
+        while len(got) < wanted:
+            got += [token for packed in await anext(messages) for token in packed[1]]
+        if wanted < 30:
+            os.kill((await made.stats())["engine_pid"], number)
+            killed_at = time.monotonic()
+            with pytest.raises(EngineFailed):
+                await _drained(messages)
+            assert time.monotonic() - killed_at < 1.0, "not left to a health check"
+            with pytest.raises(EngineFailed, match="another one is being started"):
+                await made.stats()
+        await messages.aclose()
+        return got
+
+    async def scenario(made: Verifier) -> None:
+        pids = {(await made.stats())["engine_pid"]}
+        await read(made, 3)
+        made.check_health()
+        # The stream waits for the new engine.
+        assert tuple(await read(made, 30)) == expected_tokens((1, 2, 3), 7, 30)
+        stats = await made.stats()
+        assert (stats["num_engine_restarts"], stats["engine_pid"] in pids) == (1, False)
+
+    asyncio.run(with_verifier(scenario))
+
+
+def test_a_replica_whose_engines_die_too_often_says_that_it_is_unhealthy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_supervisor, "PAUSES_S", ())
+
+    async def scenario(made: Verifier) -> None:
+        made.check_health()
+        os.kill((await made.stats())["engine_pid"], signal.SIGKILL)
+
+        async def failed() -> bool:
+            return made._engines.failure is not None
+
+        await until(failed)
+        with pytest.raises(EngineFailed, match=r"1 engines in a row have died: .*signal 9"):
+            made.check_health()
+        with pytest.raises(EngineFailed):
+            await anext(made.stream(engine_id=ENGINE_ID, client_id="client"))
 
     asyncio.run(with_verifier(scenario))

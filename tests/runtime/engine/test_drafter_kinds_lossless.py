@@ -15,7 +15,7 @@ SHORT = 32
 SHAPES = {"tree": TREE, "chain": CHAIN}
 PROPOSING = {"eagle1", "eagle3", "draft_model", "mtp", "shared_keys", "user"}
 """Kinds that have a tree for every context; the others need one that occurred before."""
-IN_EVERY_RUN = {"eagle3", "mtp"}
+IN_EVERY_RUN = {"eagle3"}
 
 
 class World:

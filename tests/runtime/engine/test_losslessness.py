@@ -17,6 +17,7 @@ from tests.runtime.models import (
     eagle_drafter,
     engine_config,
     generate,
+    greedy,
     greedy_params,
     reference,
 )
@@ -124,6 +125,9 @@ def drafter_of(name, ref, speculation):
 @pytest.mark.parametrize("model", MODELS)
 def test_references_are_decisive_and_varied(model):
     ref = reference(model)
+    shortest = min(range(len(ref.prompts)), key=lambda index: len(ref.prompts[index]))
+    alone, _ = greedy(ref.loaded.model, [ref.prompts[shortest]], 2 * WINDOW)
+    assert alone == [ref.continuations[shortest][: 2 * WINDOW]], "padding changes no text"
     # Rounding moves these logits by some 1e-5: no choice below hangs on it.
     assert ref.smallest_gap > 1e-4
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 8 * 10

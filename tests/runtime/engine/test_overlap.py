@@ -1,12 +1,10 @@
 """A host one round behind its device hands out the tokens of a host that waits for every round."""
 
-import random
 from dataclasses import replace
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tests.runtime.engine.arrivals import Load, drafter_of, ending
 from tests.runtime.models import (
     TREE,
     Run,
@@ -15,15 +13,13 @@ from tests.runtime.models import (
     greedy_params,
     new_engine,
     random_model,
-    random_prompts,
     reference,
 )
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import build_engine, connect
-from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.verifier.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight
 
@@ -71,70 +67,8 @@ def rig(ref):
         one.engine.model.remove_taps()
 
 
-def drafter_of(kind, ref):
-    plans = {"right": right_tree, "wrong": wrong_tree, "random": random_tree}
-    if kind in plans:
-        return ScriptedDrafter(ref.sequences, plans[kind], ref.loaded.vocab_size)
-    return {"none": None, "ngram": NgramDrafter(TREE), "eagle": eagle_drafter(ref.loaded, TREE)}[kind]
-
-
 def first(ref, count=SHORT):
     return [tokens[:count] for tokens in ref.continuations]
-
-
-class Load:
-    """Requests that arrive, end and are aborted at random rounds; greedy ones know what they must write."""
-
-    def __init__(self, ref, end, seed, count=20):
-        chance = random.Random(seed)
-        self.arrivals: dict[int, list[Request]] = {}
-        self.aborts: dict[int, list[str]] = {}
-        self.expected: dict[str, list[int]] = {}
-        """Of greedy requests."""
-        for number in range(count):
-            name, index, at = str(number), chance.randrange(len(ref.prompts)), chance.randrange(20)
-            limit = chance.randrange(1, 4) if chance.random() < 0.3 else chance.randrange(4, 64)
-            params = {"max_tokens": limit, "ignore_eos": chance.random() < 0.5, "speculation": chance.random() < 0.85}
-            params |= {"temperature": 0.0} if chance.random() < 0.8 else {"temperature": 0.9, "seed": number}
-            request = Request(name, tuple(ref.prompts[index]), SamplingParams(**params))
-            self.arrivals.setdefault(at, []).append(request)
-            if chance.random() < 0.15:
-                self.aborts.setdefault(at + chance.randrange(1, 12), []).append(name)
-            if params["temperature"] == 0.0:
-                tokens = ref.continuations[index][:limit]
-                ends = end in tokens and not params["ignore_eos"]
-                self.expected[name] = tokens[: tokens.index(end) + 1] if ends else tokens
-
-    def play(self, engine, at_round=lambda number: None):
-        """Tokens by request, of which are aborted, and how the others ended."""
-        tokens, reasons, aborted = {}, {}, set()
-        number, last = 0, max([*self.arrivals, *self.aborts])
-        while number <= last or engine.has_unfinished_requests():
-            for request in self.arrivals.get(number, []):
-                engine.add_request(request)
-                tokens[request.request_id] = []
-            for name in self.aborts.get(number, []):
-                engine.abort_request(name)
-                aborted |= {name} - set(reasons)
-            at_round(number)
-            for output in engine.step():
-                assert output.request_id not in reasons, "an output after the last one"
-                assert output.request_id not in aborted, "an output after an abort"
-                tokens[output.request_id] += output.token_ids
-                if output.finish_reason is not None:
-                    reasons[output.request_id] = output.finish_reason
-            engine.check_integrity()
-            number += 1
-        assert reasons.keys() == tokens.keys() - aborted
-        stats = engine.stats()
-        assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks - 1)
-        return tokens, aborted, reasons
-
-
-def ending(ref):
-    """The verifier with an end token that some texts meet early, some late and some never."""
-    end = ref.continuations[0][9]
-    return replace(ref.loaded, eos_token_ids=frozenset({end})), end
 
 
 @pytest.mark.parametrize("limits", [{}, TIGHT], ids=["roomy", "tight"])
@@ -166,85 +100,6 @@ def test_trees_in_fixed_shapes_are_the_same_trees(ref, engine_of, kind):
     tokens, _, reasons = load.play(engine)
     assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
     assert engine.speculation.num_accepted_tokens > 0
-
-
-class Blindfold(TorchDispatchMode):
-    """Fails where the host looks at device data, which on an accelerator would be a wait for it."""
-
-    WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name.removeprefix("aten::")
-        indices = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else ()
-        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
-        waits = by_mask or name in self.WAITS
-        assert not waits, f"{function} waits for the device"
-        return function(*args, **(kwargs or {}))
-
-
-def blind(owner, name, monkeypatch):
-    """Let a method look at no tensor's data."""
-    method = getattr(owner, name)
-
-    def wrapped(*args, **kwargs):
-        with Blindfold(), monkeypatch.context() as patch:
-            for look in ("tolist", "numpy", "__array__"):
-                patch.setattr(torch.Tensor, look, None)
-            return method(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, wrapped)
-
-
-def test_the_blindfold_is_tight():
-    for look in (lambda t: int(t.max()), lambda t: bool(t.any()), lambda t: t[t > 0]):
-        for mode in (torch.inference_mode(), torch.no_grad()):
-            with mode, pytest.raises(AssertionError, match="waits for the device"), Blindfold():
-                look(torch.arange(3))
-
-
-def seeing(method):
-    """The drafter's side may look: it is another process."""
-
-    def wrapped(*args, **kwargs):
-        with _disable_current_modes(), pytest.MonkeyPatch.context() as patch:
-            for look, original in LOOKS.items():
-                patch.setattr(torch.Tensor, look, original)
-            return method(*args, **kwargs)
-
-    return wrapped
-
-
-class SeeingChannel(InProcessChannel):
-    """A channel whose drafter may look."""
-
-    @property
-    def pump(self):
-        return self._doorbell.pump
-
-    @pump.setter
-    def pump(self, pump):
-        self._doorbell.pump = seeing(pump)
-
-
-LOOKS = {look: getattr(torch.Tensor, look) for look in ("tolist", "numpy", "__array__")}
-
-
-@pytest.mark.parametrize("kind", ["none", "right", "eagle", "ngram"])
-def test_nothing_before_the_wait_looks_at_device_data(ref, engine_of, monkeypatch, kind):
-    loaded, end = ending(ref)
-    load = Load(ref, end, seed=11, count=12)
-    engine = engine_of(loaded, drafter_of(kind, ref), on_host=False, channel_factory=SeeingChannel)
-    for owner, name in [
-        (engine.scheduler, "schedule"),
-        (engine.slots, "load"),
-        (engine.drafting, "collect"),
-        (engine.runner, "launch"),
-        (engine.drafting, "publish"),
-    ]:
-        blind(owner, name, monkeypatch)
-    tokens, _, reasons = load.play(engine)
-    assert all(tokens[name] == load.expected[name] for name in reasons.keys() & load.expected.keys())
-    assert engine.speculation.num_drafts > 0 or kind == "none"
 
 
 def test_each_round_is_launched_and_published_before_the_one_before_is_waited_for(ref, engine_of, monkeypatch):
@@ -364,25 +219,6 @@ def test_attaching_settles_first_and_an_abort_takes_settled_tokens_with_it(ref, 
     tokens = run.finish()
     assert tokens == [before, ref.continuations[1][:SHORT]]
     assert len(before) == 2
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_only_the_tokens_are_waited_for():
-    loaded = prepare_model(random_model("llama").to("cuda"), "llama")
-    prompts = random_prompts((5, 40, 17))
-    tokens = {}
-    for overlap in (False, None):
-        engine = new_engine(loaded, engine_config(overlap=overlap))
-        assert engine.overlap is (overlap is None)
-        run = Run(engine, prompts, greedy_params(SHORT))
-        run.step()  # kernels are compiled and memory is pinned for the first time
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            tokens[overlap] = run.finish()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            engine.model.remove_taps()
-    assert tokens[None] == tokens[False]
 
 
 @pytest.mark.gpu

@@ -81,7 +81,7 @@ def test_distribution(temperature):
     assert expected.max() > 2 * num_samples / 10
     loaded = prepare_model(model, "ten tokens")
     prompts = [prompt] * num_samples
-    config = engine_config(max_num_seqs=64, max_model_len=32)
+    config = engine_config(max_num_seqs=512, max_model_len=32, max_num_batched_tokens=4096, num_kv_blocks=2048)
     tokens = {}
     for speculation in (True, False):
         params = [sampled(temperature, seed=seed, max_tokens=3, speculation=speculation) for seed in range(num_samples)]

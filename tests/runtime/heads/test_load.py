@@ -2,76 +2,29 @@
 
 import json
 import logging
-import os
 import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.files import DamagedCheckpointError, UnsafeCheckpointError
+from wingbeat.runtime.heads.eagle3 import EagleHead
 from wingbeat.runtime.heads.load import (
     CheckpointError,
     UnsupportedCheckpointError,
     head_conventions,
     is_head_folder,
-    load_eagle_head,
     save_eagle_head,
 )
 from wingbeat.runtime.heads.target import TargetDescription
 
-HIDDEN, VOCAB, DRAFT_VOCAB, LAYERS = 16, 40, 12, 8
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
-
-
-@pytest.fixture
-def head() -> EagleHead:
-    torch.manual_seed(0)
-    head = EagleHead(
-        EagleHeadConfig(
-            hidden_size=HIDDEN,
-            intermediate_size=20,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            target_hidden_size=HIDDEN,
-            tap_layers=(2, 4, 5),
-            vocab_size=VOCAB,
-            draft_vocab_size=DRAFT_VOCAB,
-        )
-    ).requires_grad_(False)
-    head.draft_token_ids.copy_(torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values)
-    for parameter in head.parameters():
-        parameter.copy_(torch.randn_like(parameter).bfloat16())
-    return head
-
-
-@pytest.fixture
-def folder(head, tmp_path):
-    save_eagle_head(head, tmp_path)
-    return tmp_path
-
-
-def load(folder, **changes) -> EagleHead:
-    target = dict(target_hidden_size=HIDDEN, target_num_layers=LAYERS, target_vocab_size=VOCAB)
-    return load_eagle_head(folder, **target | changes)
 
 
 def readings(folder):
     return head_conventions(folder, TargetDescription(folder, HIDDEN, LAYERS, VOCAB))
-
-
-def edit_config(folder, drop=(), **fields) -> None:
-    raw = json.loads((folder / "config.json").read_text()) | fields
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if k not in drop}))
-
-
-def edit_tensors(folder, edit) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
 
 
 def same_head(one: EagleHead, other: EagleHead) -> bool:
@@ -303,69 +256,4 @@ def test_other_families_are_refused_by_name(folder, fields, edit, family):
 def test_a_body_that_is_not_computed_is_refused_by_field(folder, fields, message):
     edit_config(folder, **fields)
     with pytest.raises(UnsupportedCheckpointError, match=re.escape(message)):
-        load(folder)
-
-
-def test_a_folder_without_weights_or_config_is_refused(folder):
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
-        load(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        load(folder)
-    with pytest.raises(CheckpointError, match="not a folder"):
-        load(folder / "absent")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
-def test_a_truncated_file_is_named(folder, name):
-    if name.endswith(".bin"):
-        torch.save(load_file(folder / "model.safetensors"), folder / name)
-        (folder / "model.safetensors").unlink()
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DamagedCheckpointError, match=re.escape(name)):
-        load(folder)
-
-
-class Payload:
-    """Unpickled by a careless reader, it would leave a file behind."""
-
-    def __init__(self, trace):
-        self.trace = trace
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.trace),)
-
-
-def test_code_in_a_pickle_is_never_run(folder, tmp_path):
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors | {"extra": Payload(tmp_path / "ran")}, folder / "pytorch_model.bin")
-    with pytest.raises(UnsafeCheckpointError, match=r"pytorch_model\.bin holds code beside weights"):
-        load(folder)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_pickle_of_something_else_is_refused(folder):
-    (folder / "model.safetensors").unlink()
-    for content, message in (([1, 2], "holds a list"), ({"step": 3}, "step is a int")):
-        torch.save(content, folder / "pytorch_model.bin")
-        with pytest.raises(CheckpointError, match=message):
-            load(folder)
-
-
-def test_an_absent_shard_is_named(folder):
-    (folder / "model.safetensors").unlink()
-    index = {"weight_map": {"fc.weight": "model-1.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"model-1\.safetensors, which is not there"):
-        load(folder)
-
-
-def test_a_whole_language_model_is_no_head(folder):
-    edit_config(folder, drop=("eagle_config", "architectures"))
-    edit_tensors(folder, lambda tensors: [tensors.update({f"model.{k}": tensors.pop(k)}) for k in list(tensors)])
-    assert not is_head_folder(folder)
-    with pytest.raises(CheckpointError, match="no EAGLE head"):
         load(folder)

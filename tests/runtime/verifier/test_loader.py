@@ -89,7 +89,7 @@ def test_unusual_attention(name):
     """Soft caps, sinks and values narrower than keys, through prefill, decoding and trees."""
     model = random_model(name)
     prompts = random_prompts((5, 30, 19))
-    expected = [greedy(model, prompt, 8)[0] for prompt in prompts]
+    expected = greedy(model, prompts, 8)[0]
     loaded = prepare_model(model, name)
     sequences = [prompt + more for prompt, more in zip(prompts, expected, strict=True)]
     told = ScriptedDrafter(sequences, right_tree, loaded.vocab_size)

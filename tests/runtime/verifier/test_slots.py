@@ -4,6 +4,7 @@ import torch
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, outcome_layout
+from wingbeat.runtime.protocol.transfer import copy_all
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -59,7 +60,7 @@ def test_every_buffer_gets_every_change():
         if number == 5:
             seqs[1] = sequence(2, 8, seed=11)
             state.load(plan(seqs, seqs[1:]))
-        state.publish(buffers[number % 2])
+        copy_all(state.publish(buffers[number % 2]))
         assert_published(state, buffers[number % 2])
 
 
@@ -67,10 +68,10 @@ def test_what_a_buffer_holds_is_not_written_again():
     state, outcome = new_state(), new_outcome()
     seqs = [sequence(0, 4)]
     state.load(plan(seqs, seqs))
-    state.publish(outcome)
+    copy_all(state.publish(outcome))
     outcome.seeds.fill_(-1)
     state.committed_lens[0] += 1
-    state.publish(outcome)
+    copy_all(state.publish(outcome))
     assert (outcome.seeds == -1).all()
     assert torch.equal(outcome.committed_lens, state.committed_lens[:-1])
 
@@ -79,11 +80,11 @@ def test_another_drafter_gets_everything():
     state, outcome = new_state(), new_outcome()
     seqs = [sequence(0, 4)]
     state.load(plan(seqs, seqs))
-    state.publish(outcome)
+    copy_all(state.publish(outcome))
     for name in PUBLISHED:
         getattr(outcome, name).zero_()
     state.forget_published()
-    state.publish(outcome)
+    copy_all(state.publish(outcome))
     assert_published(state, outcome)
 
 

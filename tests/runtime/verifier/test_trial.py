@@ -106,7 +106,7 @@ def test_a_window_that_only_the_mask_tells_is_served(monkeypatch):
     monkeypatch.setattr(MistralAttention, "forward", silent)
     model = random_model("mistral")
     prompts = random_prompts((40, 9))
-    expected = [greedy(model, prompt, 12)[0] for prompt in prompts]
+    expected = greedy(model, prompts, 12)[0]
     loaded = prepare_model(model, "mistral")
     assert loaded.windows == (WINDOW,)
     assert generate(loaded, engine_config(TREE), None, prompts, greedy_params(12))[0] == expected
@@ -196,7 +196,7 @@ def test_trees_at_the_last_positions_of_learned_ones():
     config = GPT2Config(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2)
     model = GPT2LMHeadModel(config).eval()
     prompts = random_prompts((30,))
-    expected = greedy(model, prompts[0], 34)[0]
+    expected = greedy(model, prompts[:1], 34)[0][0]
     loaded = prepare_model(model, "gpt2")
     told = ScriptedDrafter([[*prompts[0], *expected, *[1] * 10]], right_tree, loaded.vocab_size)
     tokens, _ = generate(loaded, engine_config(TREE, max_model_len=64), told, prompts, greedy_params(34))

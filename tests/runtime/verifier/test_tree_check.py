@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.tree_check import TreeCheck
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.tree_check import TreeCheck
 
 CPU = torch.device("cpu")
 

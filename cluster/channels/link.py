@@ -1,0 +1,138 @@
+"""Messages between a process and its child: a ring of shared memory for each direction, and a bell for each side.
+
+The memory has no name: the child inherits it, and it goes with the last of the two. The bells are eventfds, which an
+event loop can wait for beside its sockets, and not futexes as those of the drafter's channel. Messages are whatever
+pickle takes, framed by their length, so one that is longer than the ring travels in pieces. Nothing here blocks: what
+does not fit stays with its sender until `flush`.
+"""
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from wingbeat.cluster.channels.ring import NUM_WORDS, Ring
+
+RING_BYTES = 2**20
+_WORDS_BYTES = 8 * NUM_WORDS
+_LENGTH_BYTES = 8
+
+
+class Link:
+    """One side of a link. One thread uses it; `wake` may be called by any.
+
+    Args:
+        memory: file descriptor of the shared memory.
+        own_bell, peer_bell: eventfds: the one this side waits for, and the one it rings.
+        is_parent: which of the two sides this is.
+    """
+
+    def __init__(self, memory: int, own_bell: int, peer_bell: int, *, is_parent: bool) -> None:
+        self._fds = [memory, own_bell, peer_bell]
+        self._own_bell = own_bell
+        self._peer_bell = peer_bell
+        self._mapping = mmap.mmap(memory, os.fstat(memory).st_size)
+        rings = [self._ring(0), self._ring(1)]
+        self._out, self._in = rings if is_parent else rings[::-1]
+        self._backlog: deque[memoryview] = deque()
+        self._num_sent = 0
+        self._partial = bytearray()
+        self._poll = select.poll()
+        self._poll.register(own_bell, select.POLLIN)
+
+    @classmethod
+    def create(cls, ring_bytes: int = RING_BYTES) -> "Link":
+        """The parent's side of a new link."""
+        memory = os.memfd_create("wingbeat-link")
+        os.ftruncate(memory, 2 * (_WORDS_BYTES + ring_bytes))
+        bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+        return cls(memory, *bells, is_parent=True)
+
+    @property
+    def child_fds(self) -> tuple[int, int, int]:
+        """What a child inherits, in the order of the arguments of its own side."""
+        memory, own, peer = self._fds
+        return memory, peer, own
+
+    def send(self, message: Any) -> int:
+        """Send a message, or what of it fits, and queue the rest; returns where it ends, for `was_read`.
+
+        Raises:
+            pickle.PicklingError, TypeError, AttributeError: the message cannot be sent; the link is as it was.
+        """
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._backlog.append(memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data))
+        self._num_sent += _LENGTH_BYTES + len(data)
+        self.flush()
+        return self._num_sent
+
+    def flush(self) -> None:
+        """Write what is queued, as far as there is room, and ring if anything was written."""
+        rings = False
+        while self._backlog:
+            data = self._backlog[0]
+            count = self._out.write(data)
+            rings |= count > 0
+            if count < len(data):
+                self._backlog[0] = data[count:]
+                break
+            self._backlog.popleft()
+        if rings:
+            os.eventfd_write(self._peer_bell, 1)
+
+    @property
+    def clogged(self) -> bool:
+        """Whether something waits for room: `flush` must be called again."""
+        return bool(self._backlog)
+
+    def was_read(self, end: int) -> bool:
+        """Whether the peer has taken the message that ends there."""
+        return self._out.num_read >= end
+
+    def receive(self) -> Iterator[Any]:
+        """The messages that have come whole, oldest first."""
+        if not self._in.has_bytes:
+            return
+        self._partial += self._in.read()
+        while len(self._partial) >= _LENGTH_BYTES:
+            end = _LENGTH_BYTES + int.from_bytes(self._partial[:_LENGTH_BYTES], "little")
+            if len(self._partial) < end:
+                return
+            data = bytes(self._partial[_LENGTH_BYTES:end])
+            del self._partial[:end]
+            yield pickle.loads(data)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return once something has come since the last `wait`, or was woken, or after `timeout_s`."""
+        self._poll.poll(None if timeout_s is None else 1e3 * timeout_s)
+        self.silence()
+
+    def silence(self) -> None:
+        """Take back the rings that have been heard, before what they announced is read."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._own_bell)
+
+    def wake(self) -> None:
+        """End this side's own `wait`; from any thread, or from a signal's handler."""
+        os.eventfd_write(self._own_bell, 1)
+
+    def fileno(self) -> int:
+        """For an event loop: readable when there is something to receive."""
+        return self._own_bell
+
+    def close(self) -> None:
+        """Let go of this side; the link must not be used any more."""
+        for ring in (self._out, self._in):
+            ring.release()
+        self._mapping.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    def _ring(self, index: int) -> Ring:
+        half = len(self._mapping) // 2
+        whole = memoryview(self._mapping)[index * half : (index + 1) * half]
+        return Ring(whole[:_WORDS_BYTES].cast("q"), whole[_WORDS_BYTES:])

@@ -1,0 +1,116 @@
+"""`wingbeat build-engine`: a verifier and its EAGLE head as an engine directory."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+import transformers
+from pydantic import Field, model_validator
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from wingbeat.deployments.cli.options import UserError
+from wingbeat.deployments.model_options import ModelFolder
+from wingbeat.runtime.drafters.choice import parse_drafter
+from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory
+from wingbeat.runtime.tensorrt.builders import find_builder
+from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
+
+_LIMITS = Limits()
+
+
+class BuildEngineConfig(ModelFolder):
+    """Options of `wingbeat build-engine`."""
+
+    drafter: str = Field(
+        "auto",
+        description="Folder, or name on the hub, of an EAGLE head; 'none' builds no draft engine, 'auto' is the "
+        "demo pair's head for the demo model and 'none' for any other.",
+    )
+    out: Path = Field(description="The engine directory, made or written over.")
+    dtype: Literal["float16", "bfloat16", "float32"] = Field(
+        "float16", description="Of weights, activations and KV; float32 is for ONNX Runtime."
+    )
+    opset: Literal["24", "23", "18"] = Field("24", description="Of the ONNX files; lower ones are for older builders.")
+    onnx_only: bool = Field(False, description="Export, and build no engine; what a CPU runs.")
+    builder: Literal["auto", "tensorrt", "tensorrt-rtx"] = Field(
+        "auto", description="What builds the engines; 'auto' is TensorRT where it is installed, TensorRT-RTX else."
+    )
+    compute_capability: tuple[str, ...] = Field(
+        (), description="GPUs that TensorRT-RTX builds for, such as 8.9,12.0; by default this machine's."
+    )
+    max_batch: int = Field(_LIMITS.max_batch_size, ge=1, description="Sequences of one pass.")
+    max_input_len: int = Field(_LIMITS.max_input_len, ge=1, description="Prompt tokens of one pass and sequence.")
+    max_kv: int = Field(_LIMITS.max_kv_cache_capacity, ge=1, description="Tokens of the longest sequence.")
+    max_verify_tree: int = Field(
+        _LIMITS.max_verify_tree_size,
+        ge=2,
+        description="Most tree nodes verified per sequence and round, root included.",
+    )
+    max_draft_tree: int = Field(
+        _LIMITS.max_draft_tree_size, ge=1, description="Most tree nodes that a draft grows from: (steps - 1) * top_k."
+    )
+
+    @model_validator(mode="after")
+    def _check_engines(self) -> "BuildEngineConfig":
+        if self.dtype == "float32" and not self.onnx_only:
+            raise ValueError("dtype is float32: engines are built in float16 or bfloat16; give one, or onnx_only")
+        return self
+
+    def limits(self) -> Limits:
+        """Shapes of the engines."""
+        return Limits(
+            max_batch_size=self.max_batch,
+            max_input_len=self.max_input_len,
+            max_kv_cache_capacity=self.max_kv,
+            max_verify_tree_size=self.max_verify_tree,
+            max_draft_tree_size=self.max_draft_tree,
+        )
+
+    def plan(self) -> BuildPlan:
+        """What is to be built.
+
+        Raises:
+            ValueError: the drafter is no folder of a head.
+        """
+        drafter = None
+        if self.drafter != "none" and not (self.drafter == "auto" and self.model is not None):
+            choice = parse_drafter(self.drafter, self.model)
+            if not isinstance(choice.source, Path):
+                raise ValueError(f"drafter is {self.drafter!r}: engines are built of EAGLE heads, or give 'none'")
+            drafter = choice.source
+        dtype = getattr(torch, self.dtype)
+        return BuildPlan(self.model_dir(), drafter, self.out, dtype, self.limits(), int(self.opset))
+
+
+def build_engine_command(config: BuildEngineConfig) -> None:
+    """Export a verifier and its head, and build their engines.
+
+    Raises:
+        UserError: a checkpoint, a setting or a missing builder is in the way; one line.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        # A builder that is not there is said before minutes of export.
+        builder = None if config.onnx_only else find_builder(config.builder)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            task = progress.add_task("starting", total=None)
+            say = lambda what: progress.update(task, description=what)  # noqa: E731
+            directory = export_directory(config.plan(), say)
+            if builder is not None:
+                directory = build_engines(directory, builder, config.compute_capability, say)
+    except (ValueError, OSError) as error:
+        raise UserError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+    print(summary(directory))
+
+
+def summary(directory: EngineDirectory) -> str:
+    """One line for people."""
+    base = directory.base
+    engines = f"engines by {base.builder} {base.tools[base.builder]}" if base.builder else "ONNX files alone"
+    drafter = "no drafter" if directory.draft is None else f"drafter {directory.draft.name}"
+    num_bytes = sum(file.stat().st_size for file in directory.folder.iterdir() if file.is_file())
+    return f"{directory.folder}: {base.name}, {drafter}, {base.dtype}, {engines}, {num_bytes} bytes"

@@ -1,0 +1,227 @@
+"""An engine's process as its replica sees it: streams, requests and calls over the link, and its end."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from wingbeat.cluster.channels.link import Link
+from wingbeat.deployments.fleet.wire import (
+    FINISH_REASON,
+    GIVEN_UP,
+    GivenUp,
+    Verdict,
+    WireOutput,
+    WireRequest,
+    pack_given_up,
+)
+from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
+from wingbeat.deployments.replica.router_stream import RouterGone, RouterStream
+
+logger = logging.getLogger(__name__)
+CLOGGED_S = 5e-3
+"""Between two attempts at a ring that is full."""
+
+AskDrafter = Callable[[bytes], Awaitable[bytes]]
+"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine is gone, and with it what it ran."""
+
+
+class EngineClient:
+    """One life of an engine. All of it is used on one event loop, and nothing waits for the engine."""
+
+    def __init__(self, link: Link, ask_drafter: AskDrafter | None = None) -> None:
+        self._link = link
+        self._ask_drafter = ask_drafter
+        self._event_loop = asyncio.get_running_loop()
+        self._streams: dict[str, RouterStream] = {}
+        self._open: dict[tuple[str, int], int] = {}
+        """Requests that have not ended, by client and number: where in the link they were sent."""
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._started: asyncio.Future[EngineStarted] = self._event_loop.create_future()
+        self._asking: asyncio.Task[None] | None = None
+        self._retrying = False
+        self._lost = asyncio.Event()
+        self.failure: EngineFailed | None = None
+        self._event_loop.add_reader(link.fileno(), self._receive)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._open)
+
+    async def start(self, start: EngineStart) -> EngineStarted:
+        """Have the engine loaded.
+
+        Raises:
+            Exception: whatever kept it from starting.
+        """
+        self._send((ToEngine.START, start))
+        return await self._started
+
+    def connect(self, client_id: str) -> RouterStream:
+        """Open a client's stream.
+
+        Raises:
+            EngineFailed: the engine is gone.
+        """
+        self.check_alive()
+        stream = self._streams[client_id] = RouterStream()
+        return stream
+
+    def disconnect(self, client_id: str) -> None:
+        """Close a client's stream and abort whatever it still runs; harmless when repeated."""
+        stream = self._streams.pop(client_id, None)
+        if stream is None:
+            return
+        stream.end(RouterGone(f"client {client_id} was disconnected"))
+        for request in [request for request in self._open if request[0] == client_id]:
+            del self._open[request]
+        if self.failure is None:
+            self._send((ToEngine.DISCONNECT, client_id))
+
+    def submit(self, client_id: str, requests: Iterable[WireRequest]) -> None:
+        """Hand over requests; refusals arrive in the stream.
+
+        Raises:
+            RouterGone: the client is not connected.
+            EngineFailed: the engine is gone.
+            TypeError, IndexError: something among the requests has no number that an answer could go to.
+        """
+        self.check_alive()
+        if client_id not in self._streams:
+            raise RouterGone(f"client {client_id} is not connected to this engine")
+        by_number = {packed[0]: packed for packed in requests}
+        end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
+        for number in by_number:
+            self._open.setdefault((client_id, number), end)
+
+    def abort(self, client_id: str, numbers: Iterable[int]) -> None:
+        """Stop requests and free their blocks; unknown or ended ones are ignored."""
+        numbers = list(numbers)
+        for number in numbers:
+            self._open.pop((client_id, number), None)
+        if self.failure is None:
+            self._send((ToEngine.ABORT, client_id, numbers))
+
+    def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
+        """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
+
+        The exception is EngineFailed where the engine is gone.
+        """
+        future = self._event_loop.create_future()
+        if self.failure is not None:
+            future.set_exception(self.failure)
+            return future
+        number = next(self._numbers)
+        self._calls[number] = future
+        self._send((ToEngine.CALL, number, name, arguments))
+        return future
+
+    def stop(self) -> None:
+        """Ask the engine to end after the round it is in; what it ran is handed back."""
+        if self.failure is None:
+            self._send((ToEngine.STOP,))
+
+    def check_alive(self) -> None:
+        """Raises EngineFailed once the engine is gone."""
+        if self.failure is not None:
+            raise self.failure
+
+    async def lost(self) -> None:
+        """Return once the engine is gone, for whatever reason."""
+        await self._lost.wait()
+
+    def lose(self, reason: str) -> None:
+        """The process is gone: take its last words, then end streams and calls; harmless when repeated.
+
+        Requests that it had not read are returned; of the others routers know only that their engine is gone.
+        """
+        if self.failure is None:
+            self._receive()
+        if self.failure is not None:
+            return
+        error = self.failure = EngineFailed(reason)
+        self._event_loop.remove_reader(self._link.fileno())
+        for (client_id, number), end in self._open.items():
+            if client_id in self._streams and not self._link.was_read(end):
+                self._streams[client_id].put([pack_given_up(number, GivenUp(Verdict.RETURNED, reason))])
+        self._open.clear()
+        if self._asking is not None:
+            self._asking.cancel()
+        self._link.close()
+        for future in (self._started, *self._calls.values()):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting any more
+        self._calls.clear()
+        for stream in self._streams.values():
+            stream.end(error)
+        self._lost.set()
+
+    def _send(self, message: tuple) -> int:
+        end = self._link.send(message)
+        self._retry_later()
+        return end
+
+    def _retry_later(self) -> None:
+        if self._link.clogged and not self._retrying:
+            self._retrying = True
+            self._event_loop.call_later(CLOGGED_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        if self.failure is None:
+            self._link.flush()
+            self._retry_later()
+
+    def _receive(self) -> None:
+        self._link.silence()
+        for kind, *rest in self._link.receive():
+            match kind:
+                case ToReplica.OUTPUTS:
+                    self._hand_out(*rest)
+                case ToReplica.RESULT:
+                    self._answer(*rest)
+                case ToReplica.ASK_NEEDS:
+                    self._asking = self._event_loop.create_task(self._ask(*rest))
+                case ToReplica.STARTED:
+                    self._started.set_result(*rest)
+                case ToReplica.FAILED:
+                    self._started.set_exception(*rest)
+                case ToReplica.ENDED:
+                    self.lose(*rest)
+                    return
+
+    def _hand_out(self, messages: dict[str, list[WireOutput]]) -> None:
+        for client_id, message in messages.items():
+            stream = self._streams.get(client_id)
+            if stream is None:
+                continue
+            stream.put(message)
+            for packed in message:
+                if packed[FINISH_REASON] is not None or packed[GIVEN_UP] is not None:
+                    self._open.pop((client_id, packed[0]), None)
+
+    def _answer(self, number: int, result: Any, error: Exception | None) -> None:
+        future = self._calls.pop(number)
+        if future.done():  # its caller was cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    async def _ask(self, convention: bytes) -> None:
+        needs, problem = None, None
+        try:
+            needs = await self._ask_drafter(convention)
+        except Exception as error:
+            problem = portable(error)
+        if self.failure is None:
+            self._send((ToEngine.NEEDS, needs, problem))

@@ -1,0 +1,94 @@
+"""One life of a pair as its replica sees it: the engine's process and its drafter, from their start to their end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from wingbeat.cluster.channels.link import Link
+from wingbeat.cluster.child_process import ChildProcess
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.engine_client import EngineClient
+from wingbeat.deployments.replica.engine_messages import EngineStart
+from wingbeat.deployments.replica.supervisor import DrafterHandle, DrafterSupervisor
+
+logger = logging.getLogger(__name__)
+MODULE = "wingbeat.deployments.replica.engine_process"
+STOP_S = 10.0
+"""For the round that runs, and what is being written; then the process is killed."""
+
+
+LaunchDrafter = Callable[[bytes | None], DrafterHandle]
+"""From how it shall read its head, pickled, or None where that is not settled, to a drafter that starts."""
+
+
+class EngineLife:
+    """Starts once and ends once; make it on the event loop it is used on.
+
+    Args:
+        start: what the engine's process is to run.
+        launch_drafter: None where there is none.
+    """
+
+    def __init__(self, start: EngineStart, launch_drafter: LaunchDrafter | None) -> None:
+        self.info: ModelInfo | None = None
+        self.self_test: dict[str, Any] | None = None
+        self.supervisor: DrafterSupervisor | None = None
+        self._start = start
+        self._launch_drafter = launch_drafter
+        # Launched first: its process starts and loads while the engine's loads the model.
+        self._drafter = None if launch_drafter is None else launch_drafter(None)
+        link = Link.create()
+        # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
+        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads)})
+        self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._supervising: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load both, and try the drafter.
+
+        Raises:
+            Exception: what kept one of them from starting; one line that says what to change.
+        """
+        config = self._start.config
+        dtype, device = config.resolved_dtype(), config.resolved_device()
+        logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
+        started = await self.client.start(self._start)
+        self.info = started.info
+        if self._drafter is not None and started.channel_name is not None:
+            await self._start_drafter(started.channel_name, started.checks_drafter)
+        if config.capture_dir is not None:
+            # Last, so that nothing of the drafter's self-test is in it.
+            await self.client.call("start_capture")
+
+    async def end(self) -> None:
+        """Leave neither process behind; harmless a second time."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+        self.client.stop()
+        await asyncio.wait([self._watching], timeout=STOP_S)
+        self._process.kill()
+        await self._watching
+        if self.supervisor is not None:
+            self.supervisor.stop()
+        elif self._drafter is not None:
+            self._drafter.kill()
+            self._drafter = None
+
+    async def _watch(self) -> None:
+        """The end of the process is that of the engine, whatever it died of."""
+        code = await self._process.wait()
+        how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
+        self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
+
+    async def _start_drafter(self, channel_name: str, checks: bool) -> None:
+        launch, convention = self._launch_drafter, self._drafter.convention
+        self.supervisor = DrafterSupervisor(
+            self.client.call, channel_name, lambda: launch(convention), self._start.config.drafter_back_off_s
+        )
+        await self.supervisor.start(self._drafter)
+        if checks:
+            logger.info("trying the drafter on short texts")
+            self.self_test = await self.client.call("check_drafter")
+        self._supervising = asyncio.get_running_loop().create_task(self.supervisor.run())

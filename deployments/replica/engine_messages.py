@@ -1,0 +1,72 @@
+"""What travels between a replica and its engine's process: tuples whose first element is one of these kinds."""
+
+import pickle
+from enum import StrEnum
+from typing import NamedTuple
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.interface import ModelInfo
+
+
+class ToEngine(StrEnum):
+    """From the replica, with what follows the kind."""
+
+    START = "start"
+    """`EngineStart`"""
+    NEEDS = "needs"
+    """What the drafter needs, pickled, or None; the error that kept it from starting, or None."""
+    SUBMIT = "submit"
+    """client, list of WireRequest"""
+    ABORT = "abort"
+    """client, numbers of its requests"""
+    DISCONNECT = "disconnect"
+    """client"""
+    CALL = "call"
+    """number of the call, name of a method of `EngineCalls`, its arguments"""
+    STOP = "stop"
+
+
+class ToReplica(StrEnum):
+    """From the engine's process."""
+
+    ASK_NEEDS = "ask needs"
+    """How the drafter shall read its head, pickled"""
+    STARTED = "started"
+    """`EngineStarted`"""
+    FAILED = "failed"
+    """The exception that kept it from starting"""
+    OUTPUTS = "outputs"
+    """list of WireOutput by client"""
+    RESULT = "result"
+    """number of the call, its result, its exception or None"""
+    ENDED = "ended"
+    """Why it runs no more rounds"""
+
+
+class EngineStart(NamedTuple):
+    """What an engine's process is to run."""
+
+    config: AppConfig
+    engine_id: str
+    core: int | None
+    """The core its thread is kept on; None leaves it free."""
+    gpus: tuple[int | str, ...] = ()
+    """That Ray assigned to the replica."""
+
+
+class EngineStarted(NamedTuple):
+    """An engine that is ready for its drafter, or for requests where it has none."""
+
+    info: ModelInfo
+    channel_name: str | None
+    """Where its drafter is to attach; None where it takes none."""
+    checks_drafter: bool
+    """Whether the first drafter that is attached is to be tried."""
+
+
+def portable(error: BaseException) -> Exception:
+    """The error itself, or where that cannot travel, one of the same words."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever its class makes of that
+        return RuntimeError(f"{type(error).__name__}: {error}")

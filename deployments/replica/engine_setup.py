@@ -1,0 +1,63 @@
+"""What the engine's process is made of: an engine from some factory, and what is asked of it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.grammar.compiler import Grammars
+    from wingbeat.runtime.heads.contract import HeadConvention
+    from wingbeat.runtime.protocol.ends import VerifierEnd
+    from wingbeat.runtime.protocol.messages import ChannelSpec
+
+
+class DrafterStartError(RuntimeError):
+    """No drafter could be started; one line naming the cause."""
+
+
+class AskNeeds(Protocol):
+    """The way to a drafter that is starting in a process of its own."""
+
+    def __call__(self, convention: "HeadConvention | None" = None) -> "DrafterNeeds":
+        """What it needs of the verifier; blocks until it knows, raises if it cannot start.
+
+        Args:
+            convention: how it shall read its head; None where its files say that.
+        """
+        ...
+
+
+class ServedEngine(Protocol):
+    """What the loop and its calls need of an engine; all calls come from one thread, which has also loaded it.
+
+    `step` raises RoundFailed where it knows which requests may have broken the engine.
+    """
+
+    drafter_state: str
+    """`none`, `attached` or `lost`."""
+    grammars: "Grammars | None"
+    """Compiles what requests give as their grammar, on any thread."""
+
+    def add_request(self, request: Request, grammar: Any = None) -> None: ...
+    def abort_request(self, request_id: str) -> None: ...
+    def step(self) -> list[RequestOutput]: ...
+    def has_unfinished_requests(self) -> bool: ...
+    def stats(self) -> Any: ...
+    def check_integrity(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def attach_drafter(self, end: "VerifierEnd") -> None: ...
+    def detach_drafter(self) -> None: ...
+
+
+class EngineSetup(NamedTuple):
+    """What an engine factory returns."""
+
+    engine: ServedEngine
+    info: ModelInfo
+    channel_spec: "ChannelSpec | None"
+    """Of the channel its drafter attaches to; None where there is no drafter."""
+    check_drafter: Callable[[Any], object] | None = None
+    """Called with the idle engine once the first drafter is attached; raises where it is unfit."""

@@ -1,0 +1,18 @@
+"""Functions that a configuration names."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def load_factory(path: str) -> Callable[..., Any]:
+    """The function behind `module:function`.
+
+    Raises:
+        ValueError: there is no such module or function; the message names it.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"factory {path!r} cannot be loaded: {error}") from error

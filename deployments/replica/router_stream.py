@@ -1,0 +1,53 @@
+"""Outputs on their way from the engine's process to one router: conflated while the router is behind."""
+
+import asyncio
+
+from wingbeat.deployments.fleet.wire import GIVEN_UP, WireOutput, join
+
+
+class RouterGone(Exception):
+    """The client is not connected, or its connection was closed."""
+
+
+class RouterStream:
+    """Filled with what the engine sent, taken by one consumer on the same event loop.
+
+    Messages that nobody took become one, so memory is bounded by the requests, however slow the consumer is.
+    """
+
+    def __init__(self) -> None:
+        self._ready = asyncio.Event()
+        self._outputs: dict[int, WireOutput] = {}
+        self._last_words: list[WireOutput] = []
+        """Of requests that are given up; they go behind the outputs."""
+        self._ended_by: Exception | None = None
+
+    def put(self, message: list[WireOutput]) -> None:
+        """Add a message."""
+        for packed in message:
+            if packed[GIVEN_UP] is not None:
+                self._last_words.append(packed)
+                continue
+            earlier = self._outputs.get(packed[0])
+            self._outputs[packed[0]] = packed if earlier is None else join(earlier, packed)
+        self._ready.set()
+
+    def end(self, error: Exception) -> None:
+        """Raise `error` in the consumer once it has taken what is there; the first one counts."""
+        self._ended_by = self._ended_by or error
+        self._ready.set()
+
+    async def take(self) -> list[WireOutput]:
+        """The next message.
+
+        Raises:
+            Exception: the one `end` was called with.
+        """
+        while not self._outputs and not self._last_words:
+            if self._ended_by is not None:
+                raise self._ended_by
+            self._ready.clear()
+            await self._ready.wait()
+        message = [*self._outputs.values(), *self._last_words]
+        self._outputs, self._last_words = {}, []
+        return message

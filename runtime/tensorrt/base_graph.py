@@ -1,0 +1,180 @@
+"""The verifier as a graph: transformers' modeling code over linear KV, one row of the caches a sequence.
+
+Every stage is the same graph at another shape. Row j of a sequence is stored at its start + j; masks say what it sees.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME, WINDOW_ATTRIBUTE
+from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.speed_up import FUNCTION_NAME, InputMajorLinear, Rope
+from wingbeat.runtime.verifier.taps import LayerTaps
+
+GRAPH_ATTENTION_NAME = "wingbeat_graph"
+_KEYWORD = "wingbeat_graph_pass"
+_EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+class _GraphPass(NamedTuple):
+    """What the attention function needs beside q, k and v."""
+
+    ops: GraphOps
+    start: Tensor
+    masks: dict[int, Tensor]
+    """bool [batch, 1, rows, capacity] by sliding window; 0 stands for none."""
+    caches: list[tuple[Tensor, Tensor]]
+    written: dict[int, tuple[Tensor, Tensor]]
+    """The caches with this pass's keys and values, by layer."""
+
+
+class BaseGraph(nn.Module):
+    """A loaded causal LM to be exported.
+
+    Args:
+        tap_layers: as for `LayerTaps`; empty leaves the output `hidden_states` out.
+
+    Raises:
+        UnsupportedModelError: the model has what this backend does not do; one line that names it.
+    """
+
+    def __init__(self, loaded: LoadedModel, tap_layers: tuple[int, ...], ops: GraphOps) -> None:
+        super().__init__()
+        check_exportable(loaded)
+        self.model = loaded.model
+        self.ops = ops
+        self.windows = loaded.windows
+        self.num_layers = len(loaded.layers)
+        self._taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
+        self._rows: list[Tensor] = []
+        head = loaded.model.get_output_embeddings()
+        self._hook = head.register_forward_pre_hook(self._choose_rows)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_pos_id: Tensor,
+        kvcache_start_index: Tensor,
+        last_token_ids: Tensor,
+        attention_masks: list[Tensor],
+        caches: list[Tensor],
+    ) -> list[Tensor]:
+        """One pass.
+
+        Args:
+            input_ids: int64 [batch, rows].
+            attention_pos_id: int64 [batch, rows], logical positions.
+            kvcache_start_index: int64 [batch], where the first row of each sequence is stored.
+            last_token_ids: int64 [batch, selected], rows whose logits are wanted.
+            attention_masks: one for each of `windows`.
+            caches: key and value of each layer in turn, [batch, kv_heads, capacity, dim].
+
+        Returns:
+            logits [batch, selected, vocab_size], taps [batch, rows, taps_size] if there are any, and the caches.
+        """
+        self._taps.clear()
+        self._rows[:] = [last_token_ids]
+        pairs = list(zip(caches[::2], caches[1::2], strict=True))
+        masks = dict(zip(self.windows, attention_masks, strict=True))
+        now = _GraphPass(self.ops, kvcache_start_index, masks, pairs, {})
+        output = self.model(input_ids=input_ids, position_ids=attention_pos_id, use_cache=False, **{_KEYWORD: now})
+        taps = self._taps.take()
+        written = [part for layer in range(self.num_layers) for part in now.written[layer]]
+        return [output.logits, *([torch.cat(taps, dim=-1)] if taps else []), *written]
+
+    def release(self) -> None:
+        """Take the hooks off the model."""
+        self._taps.remove()
+        self._hook.remove()
+
+    def _choose_rows(self, module: nn.Module, args: tuple) -> tuple:
+        hidden = args[0]
+        rows = self._rows[0][..., None].expand(-1, -1, hidden.shape[-1])
+        return (hidden.gather(1, rows), *args[1:])
+
+
+def check_exportable(loaded: LoadedModel) -> None:
+    """Refuse what the graphs would not do right.
+
+    Raises:
+        UnsupportedModelError: one line that names it.
+    """
+    config = loaded.model.config.get_text_config()
+    for name in _EXPERT_FIELDS:
+        if (getattr(config, name, None) or 0) > 1:
+            raise UnsupportedModelError(
+                f"{loaded.name} is a mixture of experts ({name}): TensorRT engines are of dense models"
+            )
+
+
+def graph_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface over the caches of a `BaseGraph`: [batch, heads, rows, dim] in.
+
+    Raises:
+        UnsupportedModelError: the layer has attention sinks.
+    """
+    if s_aux is not None:
+        raise UnsupportedModelError("attention sinks: the Attention operator has none")
+    now: _GraphPass = kwargs[_KEYWORD]
+    layer = module.layer_idx
+    window = module.__dict__.get(WINDOW_ATTRIBUTE, sliding_window) or 0
+    key_cache, value_cache = now.caches[layer]
+    key_cache, value_cache = (
+        now.ops.scatter(cache, new, now.start) for cache, new in ((key_cache, key), (value_cache, value))
+    )
+    now.written[layer] = key_cache, value_cache
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = now.ops.attention(query, key_cache, value_cache, now.masks[window], scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def as_graph(loaded: LoadedModel, ops: GraphOps) -> Iterator[None]:
+    """Within this context the model attends by `graph_attention` and rotates by the graph's operator."""
+    ropes = [rope for module in loaded.model.modules() if (rope := _rope_of(module)) is not None]
+    originals = [rope.original for rope in ropes]
+    # These multiply by a view of their weights, which would be exported beside them.
+    linears = [module for module in loaded.model.modules() if type(module) is InputMajorLinear]
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+
+    try:
+        loaded.model.set_attn_implementation(GRAPH_ATTENTION_NAME)
+        for rope in ropes:
+            # What `Rope` was found equal to is the rotation of halves; it gives way while something is compiled.
+            rope.original = rotate
+        for linear in linears:
+            linear.__class__ = nn.Linear
+        yield
+    finally:
+        loaded.model.set_attn_implementation(ATTENTION_NAME)
+        for rope, original in zip(ropes, originals, strict=True):
+            rope.original = original
+        for linear in linears:
+            linear.__class__ = InputMajorLinear
+
+
+def _rope_of(module: nn.Module) -> Rope | None:
+    rope = getattr(type(module).forward, "__globals__", {}).get(FUNCTION_NAME)
+    return rope if isinstance(rope, Rope) else None
+
+
+AttentionInterface.register(GRAPH_ATTENTION_NAME, graph_attention)

@@ -1,0 +1,113 @@
+"""The verifier's engine: prompt chunks, token trees and single tokens over linear KV."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
+from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError
+from wingbeat.runtime.tensorrt.stage_runner import MASK, START, StageRunner
+
+
+class BasePass(NamedTuple):
+    """Rows of one pass, padded to the same number for each sequence."""
+
+    token_ids: Tensor
+    """int64 [num_seqs, num_rows]"""
+    positions: Tensor
+    """int64 [num_seqs, num_rows], logical."""
+    starts: Tensor
+    """int64 [num_seqs]: where the first row of each sequence is stored."""
+    selected: Tensor
+    """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
+    masks: dict[int, Tensor]
+    """bool [num_seqs, num_rows, capacity] by sliding window: the keys that each row sees."""
+
+
+class BaseOutput(NamedTuple):
+    """What a pass yields."""
+
+    logits: Tensor
+    """[num_seqs, num_selected, vocab_size]"""
+    hidden: Tensor | None
+    """[num_seqs, num_rows, taps_size]; None where the graph has no taps."""
+
+
+class BaseRunner:
+    """Runs the verifier's engine.
+
+    Args:
+        session: of `eagle_base`.
+        graph_device: captures verification and plain decoding; None runs them eagerly.
+    """
+
+    def __init__(
+        self,
+        session: EngineSession,
+        config: BaseEngineConfig,
+        kv: LinearKV,
+        graph_device: GraphDevice | None = None,
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.stages = StageRunner(session, kv, config.limits.max_batch_size, graph_device)
+
+    def capture(self, num_nodes: int | None) -> bool:
+        """Capture plain decoding and verification of trees of so many nodes; False if a stage has to run eagerly.
+
+        Args:
+            num_nodes: None where there are no trees.
+        """
+        done = [self.stages.capture(EngineStage.PLAIN, 1, 1)]
+        if num_nodes is not None:
+            done.append(self.stages.capture(EngineStage.VERIFY, num_nodes, num_nodes))
+        return all(done)
+
+    def stage_of(self, num_rows: int) -> EngineStage:
+        """The stage whose shapes hold passes of so many rows a sequence.
+
+        Raises:
+            WrongInputError: none does.
+        """
+        limits = self.config.limits
+        if num_rows == 1:
+            return EngineStage.PLAIN
+        if num_rows <= limits.max_verify_tree_size:
+            return EngineStage.VERIFY
+        if num_rows <= limits.max_input_len:
+            return EngineStage.PREFILL
+        raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
+
+    def run(self, rows: list[int], batch: BasePass) -> BaseOutput:
+        """One pass; keys and values of its rows are stored behind each sequence's start.
+
+        Args:
+            rows: of the KV, by sequence.
+
+        Raises:
+            WrongInputError: the parts are of different batches, or too large; names the tensor.
+            CapacityExceededError: a sequence has no room.
+        """
+        for name, tensor in batch._asdict().items():
+            parts = tensor.values() if name == "masks" else (tensor,)
+            for part in parts:
+                if len(part) != len(rows):
+                    raise WrongInputError(f"{name} is of {len(part)} sequences: the batch has {len(rows)}")
+        num_rows, num_selected = batch.token_ids.shape[1], batch.selected.shape[1]
+        inputs = {
+            "input_ids": batch.token_ids,
+            "attention_pos_id": batch.positions,
+            START: batch.starts,
+            "last_token_ids": batch.selected,
+        }
+        inputs |= {mask_name(window): batch.masks[window][:, None] for window in self.config.windows}
+        num_out = {"logits": num_selected} | ({"hidden_states": num_rows} if self.config.tap_layers else {})
+        outputs = self.stages.run(self.stage_of(num_rows), rows, inputs, num_out)
+        return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
+
+
+def mask_name(window: int) -> str:
+    """Name of the mask of layers with a sliding window; 0 stands for none."""
+    return f"{MASK}_{window}" if window else MASK

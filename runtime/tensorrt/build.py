@@ -1,0 +1,189 @@
+"""From two checkpoints to an engine directory: export, configs, engines."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+from wingbeat.runtime.checks.readings import choose_convention
+from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.tensorrt import engine_directory as layout
+from wingbeat.runtime.tensorrt.builders import EngineBuilder
+from wingbeat.runtime.tensorrt.engine_config import (
+    BaseEngineConfig,
+    DraftEngineConfig,
+    EngineLayer,
+    GraphConfig,
+    Limits,
+)
+from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.profiles import base_profiles, draft_profiles
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loader import load_model
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+"""Told what is being done."""
+
+
+class BuildPlan(NamedTuple):
+    """What is to be built."""
+
+    model: Path
+    drafter: Path | None
+    """An EAGLE head's folder; None builds no draft engine."""
+    out: Path
+    dtype: torch.dtype
+    limits: Limits
+    opset: int = 24
+    native_attention: bool | None = None
+    """See `GraphOps`."""
+
+
+def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layout.EngineDirectory:
+    """Write an engine directory that holds ONNX files.
+
+    Raises:
+        ValueError: a checkpoint, or what it asks of the graphs, cannot be used.
+        ExportError: torch or onnx refuse a graph.
+    """
+    if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) != "eagle":
+        raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE heads")
+    plan.out.mkdir(parents=True, exist_ok=True)
+    layout.clear(plan.out)
+    progress("loading the verifier")
+    loaded = load_model(plan.model, plan.dtype, torch.device("cpu"))
+    head = None if plan.drafter is None else _load_head(plan, loaded)
+    ops = GraphOps(plan.opset, plan.dtype, plan.native_attention)
+    tap_layers = () if head is None else head.tap_layers
+    progress("exporting the verifier")
+    export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx")
+    base = _base_config(plan, loaded, tap_layers)
+    if head is not None:
+        progress("exporting the drafter")
+        export_draft(head, plan.limits, ops, plan.out / f"{layout.DRAFT}.onnx")
+        layout.write_draft_to_target(plan.out, head.draft_token_ids)
+        layout.write_config(plan.out, _draft_config(plan, head, base))
+    layout.copy_tokenizer(plan.model, plan.out)
+    layout.write_config(plan.out, base)
+    return layout.EngineDirectory(plan.out)
+
+
+def build_engines(
+    directory: layout.EngineDirectory,
+    builder: EngineBuilder,
+    compute_capabilities: tuple[str, ...] = (),
+    progress: Progress = logger.info,
+) -> layout.EngineDirectory:
+    """Build the engines of a directory's ONNX files into it.
+
+    Raises:
+        BuildError: the builder refuses a graph.
+    """
+    folder = directory.folder
+    parts: list[tuple[str, GraphConfig, Any]] = [(layout.BASE, directory.base, base_profiles)]
+    if directory.draft is not None:
+        parts.append((layout.DRAFT, directory.draft, draft_profiles))
+    for name, config, profiles in parts:
+        progress(f"building {name}.engine by {builder}")
+        onnx_file, engine_file = directory.graph(name, ".onnx"), folder / f"{name}.engine"
+        cache = folder / layout.TIMING_CACHE
+        builder.build(onnx_file, profiles(config.limits), engine_file, compute_capabilities, cache)
+        layout.write_config(
+            folder,
+            config.model_copy(
+                update={
+                    "builder": builder.name,
+                    "compute_capabilities": compute_capabilities,
+                    "tools": config.tools | {builder.name: builder.version},
+                    "files": _digests(folder, name, config.files),
+                }
+            ),
+        )
+    return layout.EngineDirectory(folder)
+
+
+def _load_head(plan: BuildPlan, loaded: LoadedModel) -> DecoderHead:
+    target = TargetDescription.from_checkpoint(plan.model)
+    choice = choose_convention(plan.drafter, target, loaded, Tokenizer.find(plan.model))
+    head = load_eagle_head(
+        plan.drafter,
+        target_hidden_size=target.hidden_size,
+        target_num_layers=target.num_layers,
+        target_vocab_size=target.vocab_size,
+        target_embedding=target.embedding,
+        target_lm_head=target.lm_head,
+        dtype=plan.dtype,
+        device="cpu",
+    )
+    head = head if choice is None else head.with_convention(choice.best.convention)
+    return head.eval().requires_grad_(False)
+
+
+def _base_config(plan: BuildPlan, loaded: LoadedModel, tap_layers: tuple[int, ...]) -> BaseEngineConfig:
+    config = loaded.model.config.get_text_config()
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return BaseEngineConfig(
+        **_common(plan, layout.BASE, plan.model),
+        rope_config=rope,
+        num_decoder_layers=len(loaded.layers),
+        max_position_embeddings=loaded.max_position_embeddings,
+        layers=tuple(EngineLayer(**vars(layer)) for layer in loaded.layers),
+        rotary_dim=max(int(dim * float(rope.get("partial_rotary_factor", 1.0))), 1),
+        hidden_size=loaded.hidden_size,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        tap_layers=tap_layers,
+        has_draft_model=plan.drafter is not None,
+    )
+
+
+def _draft_config(plan: BuildPlan, head: DecoderHead, base: BaseEngineConfig) -> DraftEngineConfig:
+    config = head.config
+    return DraftEngineConfig(
+        **_common(plan, layout.DRAFT, plan.drafter),
+        rope_config=dict(config.rope_parameters),
+        num_decoder_layers=1,
+        max_position_embeddings=head.max_position_embeddings,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=head.num_key_value_heads,
+        head_dim=head.head_dim,
+        rotary_dim=head.head_dim,
+        draft_vocab_size=config.draft_vocab_size,
+        base_model_hidden_size=head.taps_size,
+        draft_model_hidden_size=head.hidden_size,
+        tap_layers=head.tap_layers,
+        base_fingerprint=base.weights_fingerprint,
+    )
+
+
+def _common(plan: BuildPlan, name: str, checkpoint: Path) -> dict[str, Any]:
+    import onnx
+
+    extra = (layout.DRAFT_TO_TARGET,) if name == layout.DRAFT else ()
+    return {
+        "name": checkpoint.resolve().name,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "opset": plan.opset,
+        "limits": plan.limits,
+        "weights_fingerprint": checkpoint_fingerprint(checkpoint),
+        "files": _digests(plan.out, name, extra),
+        "tools": {"torch": torch.__version__, "transformers": transformers.__version__, "onnx": onnx.__version__},
+    }
+
+
+def _digests(folder: Path, name: str, others: Any) -> dict[str, str]:
+    """Of a graph's files and of others that go with it."""
+    names = sorted({*layout.graph_files(folder, name), *others})
+    return {one: layout.file_digest(folder / one) for one in names}

@@ -1,0 +1,159 @@
+"""What an engine directory says of itself: base_config.json and draft_config.json, validated field by field.
+
+Names are Edge-LLM's where it has the field.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
+
+FORMAT_VERSION = 1
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+class EngineDirectoryError(ValueError):
+    """An engine directory cannot be used; one line that names the file and the field."""
+
+
+class Limits(BaseModel):
+    """How large the shapes of an engine's stages get."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_batch_size: int = Field(16, ge=1)
+    """Sequences of one pass."""
+    max_input_len: int = Field(512, ge=1)
+    """Prompt tokens of one pass and sequence."""
+    max_kv_cache_capacity: int = Field(2048, ge=1)
+    """Tokens of the longest sequence."""
+    max_verify_tree_size: int = Field(64, ge=1)
+    """Tree nodes that the verifier checks per sequence and round, the root included."""
+    max_draft_tree_size: int = Field(64, ge=1)
+    """Tree nodes that the drafter grows from per sequence."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a sequence's KV: its tokens, and the nodes of a tree behind them."""
+        return self.max_kv_cache_capacity + max(self.max_verify_tree_size, self.max_draft_tree_size)
+
+
+class GraphConfig(BaseModel):
+    """What both kinds of graphs have."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    format_version: Literal[1] = FORMAT_VERSION
+    name: str
+    """Of the checkpoint."""
+    dtype: Literal["float32", "float16", "bfloat16"]
+    """Of weights, activations and KV."""
+    opset: int
+    rope_config: dict[str, Any]
+    num_decoder_layers: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    limits: Limits
+    weights_fingerprint: str
+    """Of the checkpoint that was exported."""
+    files: dict[str, str]
+    """SHA-256 of what the graph needs, by file name."""
+    tools: dict[str, str]
+    """Versions of what made the files."""
+    builder: str | None = None
+    """What built the .engine file; None where there is the ONNX file alone."""
+    compute_capabilities: tuple[str, ...] = ()
+    """Of the GPUs that the .engine file is for."""
+    is_vlm: Literal[False] = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        return getattr(torch, self.dtype)
+
+
+class EngineLayer(BaseModel):
+    """One layer's attention."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    key_dim: int = Field(ge=1)
+    value_dim: int = Field(ge=1)
+    sliding_window: int | None = None
+
+    def attention(self) -> LayerAttention:
+        """As the engine's bookkeeping has it."""
+        return LayerAttention(**self.model_dump())
+
+
+class BaseEngineConfig(GraphConfig):
+    """base_config.json: the verifier."""
+
+    layers: tuple[EngineLayer, ...]
+    rotary_dim: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    eos_token_ids: tuple[int, ...]
+    tap_layers: tuple[int, ...]
+    """Layers whose input is an output of the graph, ascending; the number of layers stands for the final norm's."""
+    has_draft_model: bool
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        if len(self.layers) != self.num_decoder_layers:
+            raise ValueError(f"layers has {len(self.layers)} entries: num_decoder_layers is {self.num_decoder_layers}")
+        return self
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Distinct sliding windows over the layers; 0 stands for none."""
+        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
+
+    @property
+    def hidden_states_size(self) -> int:
+        """Width of the output `hidden_states`; 0 where there is none."""
+        return len(self.tap_layers) * self.hidden_size
+
+
+class DraftEngineConfig(GraphConfig):
+    """draft_config.json: the EAGLE head."""
+
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    rotary_dim: int = Field(ge=1)
+    draft_vocab_size: int = Field(ge=1)
+    base_model_hidden_size: int = Field(ge=1)
+    """Width of the input `hidden_states_input`."""
+    draft_model_hidden_size: int = Field(ge=1)
+    tap_layers: tuple[int, ...]
+    base_fingerprint: str
+    """`weights_fingerprint` of the verifier it was exported for."""
+
+    @property
+    def layer(self) -> LayerAttention:
+        """Of its KV."""
+        return LayerAttention(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim, None)
+
+
+def read_engine_config(file: Path, kind: type[ConfigT]) -> ConfigT:
+    """A config of an engine directory.
+
+    Raises:
+        EngineDirectoryError: it is not there, or a field is missing, unknown or wrong; names file and field.
+    """
+    try:
+        return kind(**read_json(file))
+    except ModelCheckpointError as error:
+        raise EngineDirectoryError(str(error)) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "fields"
+        problem = first["msg"].removeprefix("Value error, ")
+        raise EngineDirectoryError(f"{file}: {field}: {problem[:1].lower()}{problem[1:]}") from error

@@ -1,0 +1,166 @@
+"""A folder that holds everything a pair needs to be served by engines, and nothing that changes afterwards."""
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from wingbeat.runtime.tensorrt.engine_config import (
+    BaseEngineConfig,
+    DraftEngineConfig,
+    EngineDirectoryError,
+    GraphConfig,
+    read_engine_config,
+)
+
+logger = logging.getLogger(__name__)
+
+BASE, DRAFT = "eagle_base", "eagle_draft"
+BASE_CONFIG, DRAFT_CONFIG = "base_config.json", "draft_config.json"
+DRAFT_TO_TARGET = "d2t.safetensors"
+TIMING_CACHE = "timing.cache"
+TOKENIZER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_CHUNK_BYTES = 1 << 22
+
+
+class EngineDirectory:
+    """An engine directory that exists.
+
+    Raises:
+        EngineDirectoryError: it is none, or a config cannot be used; one line that names file and field.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / BASE_CONFIG).is_file():
+            raise EngineDirectoryError(
+                f"{folder} holds no {BASE_CONFIG}: make an engine directory by wingbeat build-engine"
+            )
+        self.folder = folder
+        self.base = read_engine_config(folder / BASE_CONFIG, BaseEngineConfig)
+        self.draft: DraftEngineConfig | None = None
+        if self.base.has_draft_model:
+            self.draft = read_engine_config(folder / DRAFT_CONFIG, DraftEngineConfig)
+            self._check_pair(self.draft)
+
+    def graph(self, name: str, suffix: str) -> Path:
+        """`eagle_base.onnx`, `eagle_draft.engine` and so on.
+
+        Raises:
+            EngineDirectoryError: it is not there.
+        """
+        file = self.folder / f"{name}{suffix}"
+        if not file.is_file():
+            raise EngineDirectoryError(f"{file} is not there: build it by wingbeat build-engine")
+        return file
+
+    def check_files(self, *names: str) -> None:
+        """Compare files with what was noted of them.
+
+        Args:
+            names: BASE or DRAFT; none is both.
+
+        Raises:
+            EngineDirectoryError: one is missing or is another one.
+        """
+        for graph, config_name, config in ((BASE, BASE_CONFIG, self.base), (DRAFT, DRAFT_CONFIG, self.draft)):
+            wanted = config is not None and (not names or graph in names)
+            for name, digest in config.files.items() if wanted else ():
+                file = self.folder / name
+                if not file.is_file():
+                    raise EngineDirectoryError(f"{file} is not there: {config_name} has it in files")
+                if file_digest(file) != digest:
+                    raise EngineDirectoryError(
+                        f"{file} is not the file that {config_name} has in files: build the directory anew"
+                    )
+
+    def draft_token_ids(self) -> Tensor:
+        """int64 [draft_vocab_size]: the target id of each draft id.
+
+        Raises:
+            EngineDirectoryError: the file is not there or of another size.
+        """
+        import torch
+
+        file = self.folder / DRAFT_TO_TARGET
+        try:
+            offsets = load_file(file)["d2t"]
+        except (OSError, KeyError, ValueError) as error:
+            raise EngineDirectoryError(f"{file}: d2t cannot be read: {error}") from error
+        if len(offsets) != self.draft.draft_vocab_size:
+            raise EngineDirectoryError(
+                f"{file}: d2t has {len(offsets)} entries: draft_vocab_size is {self.draft.draft_vocab_size}"
+            )
+        return offsets + torch.arange(len(offsets))
+
+    def _check_pair(self, draft: DraftEngineConfig) -> None:
+        base = self.base
+        for name, found, expected in (
+            ("base_fingerprint", draft.base_fingerprint, base.weights_fingerprint),
+            ("tap_layers", draft.tap_layers, base.tap_layers),
+            ("base_model_hidden_size", draft.base_model_hidden_size, base.hidden_states_size),
+            ("dtype", draft.dtype, base.dtype),
+            ("limits", draft.limits, base.limits),
+        ):
+            if found != expected:
+                raise EngineDirectoryError(
+                    f"{self.folder / DRAFT_CONFIG}: {name} is {found}, {BASE_CONFIG} has {expected}: the two were not "
+                    "exported together"
+                )
+
+
+def write_config(folder: Path, config: GraphConfig) -> None:
+    """Write base_config.json or draft_config.json."""
+    name = BASE_CONFIG if isinstance(config, BaseEngineConfig) else DRAFT_CONFIG
+    (folder / name).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def write_draft_to_target(folder: Path, draft_token_ids: Tensor) -> None:
+    """Write d2t.safetensors: offsets that take a draft id to the target's."""
+    import torch
+
+    ids = draft_token_ids.cpu()
+    save_file({"d2t": (ids - torch.arange(len(ids))).contiguous()}, folder / DRAFT_TO_TARGET)
+
+
+def copy_tokenizer(model: Path, folder: Path) -> list[str]:
+    """Take a checkpoint's tokenizer, chat template and config along; returns the names."""
+    names = [name for name in TOKENIZER_FILES if (model / name).is_file()]
+    for name in names:
+        shutil.copyfile(model / name, folder / name)
+    return names
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def clear(folder: Path) -> None:
+    """Take away what an earlier build left: an engine must not outlive the graph it was built of."""
+    kept = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET)
+    for name in (*graph_files(folder, BASE), *graph_files(folder, DRAFT), *kept):
+        (folder / name).unlink(missing_ok=True)
+
+
+def graph_files(folder: Path, name: str) -> list[str]:
+    """Files of one graph: the ONNX file, its external data, the engine."""
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith(f"{name}."))

@@ -1,0 +1,91 @@
+"""What the exported graphs are made of beside torch's own operators: ONNX's for attention, KV and rotation.
+
+An opset that lacks one, or a dtype in which TensorRT does not build it, gets the same mathematics in smaller operators.
+"""
+
+import torch
+from torch import Tensor
+from torch.onnx.ops import symbolic
+
+OPSETS = (24, 23, 18)
+"""Newest first: 24 has TensorScatter, 23 Attention, RotaryEmbedding and RMSNormalization, 18 none of them."""
+
+
+class GraphOps:
+    """Operators of one export.
+
+    Args:
+        opset: one of OPSETS.
+        dtype: of weights and KV.
+        native_attention: use the Attention operator; None does where opset and dtype allow it. TensorRT builds it in
+            float16 and bfloat16 alone.
+
+    Raises:
+        ValueError: there is no such opset, or it has no Attention.
+    """
+
+    def __init__(self, opset: int, dtype: torch.dtype, native_attention: bool | None = None) -> None:
+        if opset not in OPSETS:
+            raise ValueError(f"opset is {opset}: use one of {', '.join(map(str, OPSETS))}")
+        if native_attention and opset < 23:
+            raise ValueError(f"native_attention is True: opset {opset} has no Attention")
+        self.opset = opset
+        self.native_attention = opset >= 23 and dtype != torch.float32 if native_attention is None else native_attention
+        self.native_rope = opset >= 23
+        self.native_scatter = opset >= 24
+
+    def scatter(self, cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
+        """The cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] from `start` [batch] on."""
+        if self.native_scatter:
+            attributes = {"axis": -2, "mode": "linear"}
+            return symbolic(
+                "TensorScatter",
+                (cache, update, start),
+                attributes,
+                dtype=cache.dtype,
+                shape=cache.shape,
+                version=self.opset,
+            )
+        rows = start[:, None] + torch.arange(update.shape[2], device=start.device)
+        return cache.scatter(2, rows[:, None, :, None].expand(update.shape), update)
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float | None = None
+    ) -> Tensor:
+        """Attention over whole caches.
+
+        Args:
+            query: [batch, num_heads, rows, key_dim].
+            key: [batch, num_kv_heads, capacity, key_dim]; `value` likewise with value_dim.
+            mask: bool [batch, 1, rows, capacity], the keys each row sees.
+
+        Returns:
+            [batch, num_heads, rows, value_dim].
+        """
+        num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], value.shape[3]
+        if self.native_attention:
+            attributes = {"scale": float(scaling)} | ({} if softcap is None else {"softcap": float(softcap)})
+            return symbolic(
+                "Attention",
+                (query, key, value, mask),
+                attributes,
+                dtype=query.dtype,
+                shape=(*query.shape[:3], dim),
+                version=self.opset,
+            )
+        query = query.unflatten(1, (num_kv_heads, num_heads // num_kv_heads)) * scaling
+        scores = query @ key[:, :, None].transpose(-1, -2)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~mask[:, :, None], torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
+        return (weights @ value[:, :, None]).flatten(1, 2)
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of halves: [batch, heads, rows, dim] by cos and sin [batch, rows, dim]."""
+        half = heads.shape[-1] // 2
+        if self.native_rope:
+            inputs = (heads, cos[..., :half], sin[..., :half])
+            return symbolic("RotaryEmbedding", inputs, dtype=heads.dtype, shape=heads.shape, version=self.opset)
+        swapped = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+        return heads * cos[:, None] + swapped * sin[:, None]

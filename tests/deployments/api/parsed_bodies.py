@@ -1,0 +1,28 @@
+"""Bodies of completions and chats, read as a request's would be."""
+
+import json
+
+import pytest
+
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.api.requests import CompletionBody
+
+COMPLETION = {"model": "m", "prompt": "hi"}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def completion(**fields) -> CompletionBody:
+    return CompletionBody.parse(json.dumps({**COMPLETION, **fields}).encode())
+
+
+def chat(**fields) -> ChatBody:
+    return ChatBody.parse(json.dumps({**CHAT, **fields}).encode())
+
+
+def refused(parse, **fields) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"
+    return caught.value

@@ -1,0 +1,118 @@
+"""`wingbeat build-engine`, `inspect` of what it makes, and the options that serve it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from tests.runtime.models import prepare_model, random_head, random_model
+from tests.runtime.tensorrt.engine_world import base_config, draft_config
+from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.model_options import ModelOptions
+from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.tensorrt import builders
+from wingbeat.runtime.tensorrt.engine_directory import write_config, write_draft_to_target
+
+
+@pytest.fixture
+def wingbeat(capsys):
+    """Run a command; returns exit code, stdout and stderr."""
+
+    def run(*args: str):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def engine_dir(tmp_path_factory):
+    """A directory whose graphs have no files of their own."""
+    folder = tmp_path_factory.mktemp("engines")
+    loaded = prepare_model(random_model("mistral", num_hidden_layers=4), "mistral")
+    head = random_head(loaded)
+    write_config(folder, base_config(loaded, head.tap_layers))
+    write_config(folder, draft_config(head))
+    write_draft_to_target(folder, head.draft_token_ids)
+    return folder
+
+
+def test_inspect_shows_both_engines(wingbeat, engine_dir):
+    found = json.loads(wingbeat("inspect", engine_dir, "--json").out)
+    assert found["kind"] == "engines"
+    assert found["runs_on"] == ["cpu"]
+    assert found["base"]["windows"] == [16]
+    assert found["draft"]["tap_layers"] == found["base"]["tap_layers"] == [1, 2, 3]
+    assert found["limits"]["max_kv_cache_capacity"] == 256
+    assert "tap layers" in wingbeat("inspect", engine_dir).out
+
+
+def test_inspect_of_a_damaged_directory_is_one_line(wingbeat, tmp_path):
+    (tmp_path / "base_config.json").write_text('{"name": 3}')
+    got = wingbeat("inspect", tmp_path)
+    assert got.code == 2
+    assert "base_config.json: name: input should be a valid string" in got.err
+    assert got.err.count("\n") == 1
+
+
+def test_a_missing_builder_is_one_line_before_anything_is_loaded(wingbeat, tmp_path, monkeypatch):
+    monkeypatch.setattr(builders, "_tensorrt", lambda: None)
+    monkeypatch.setattr(builders, "_tensorrt_rtx", lambda: None)
+    got = wingbeat("build-engine", "--out", tmp_path / "engines")
+    assert got.code == 2
+    assert "neither tensorrt nor tensorrt-rtx is installed: pip install" in got.err
+    assert got.err.count("\n") == 1
+    assert not (tmp_path / "engines").exists()
+
+
+def test_float32_engines_are_refused(wingbeat, tmp_path):
+    got = wingbeat("build-engine", "--out", tmp_path, "--dtype", "float32")
+    assert got.code == 2
+    assert "dtype is float32: engines are built in float16 or bfloat16" in got.err
+
+
+def test_a_drafter_that_is_no_head_is_refused(wingbeat, tmp_path):
+    got = wingbeat("build-engine", "--out", tmp_path, "--onnx-only", "--drafter", "ngram")
+    assert got.code == 2
+    assert "drafter is 'ngram': engines are built of EAGLE heads" in got.err
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"backend": "tensorrt"}, "backend is tensorrt and engine_dir is None: tensorrt needs both"),
+        ({"engine_dir": "/nowhere"}, "backend is torch and engine_dir is /nowhere"),
+        ({"backend": "tensorrt", "engine_dir": "/nowhere"}, "engine_dir is '/nowhere': no base_config.json there"),
+    ],
+)
+def test_backend_and_engine_directory_go_together(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        ModelOptions(**fields)
+
+
+@pytest.mark.slow
+def test_a_built_directory_writes_the_text_of_the_torch_backend(wingbeat, tmp_path):
+    pytest.importorskip("onnxscript")
+    from tests.runtime.models import DEMO_PAIR
+
+    model, head, engines = tmp_path / "model", tmp_path / "head", tmp_path / "engines"
+    verifier = random_model("llama", num_hidden_layers=4, vocab_size=4096)
+    verifier.save_pretrained(model)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / name).write_bytes((DEMO_PAIR / "verifier" / name).read_bytes())
+    save_eagle_head(random_head(prepare_model(verifier, "llama")), head)
+    limits = ("--max-batch", 2, "--max-input-len", 64, "--max-kv", 128, "--max-verify-tree", 16, "--max-draft-tree", 16)
+    pair = ("--model", model, "--drafter", head)
+    got = wingbeat("build-engine", *pair, "--out", engines, "--dtype", "float32", "--onnx-only", *limits)
+    assert (got.code, "ONNX files alone" in got.out) == (0, True), got.err
+    texts = []
+    for options in ((), ("--backend", "tensorrt", "--engine-dir", engines)):
+        command = ("generate", "def f(", *pair, "--max-tokens", 24, "--temperature", 0, "--allow-bad-drafter", "--json")
+        got = wingbeat(*command, "--device", "cpu", "--max-model-len", 96, *options)
+        assert got.code == 0, got.err
+        texts.append(json.loads(got.out))
+    assert texts[0]["token_ids"] == texts[1]["token_ids"]
+    assert json.loads(wingbeat("inspect", engines, "--json").out)["base"]["builder"] is None

@@ -1,0 +1,71 @@
+"""Engine factories for tests whose engine is a process of its own; quick to import."""
+
+from typing import TYPE_CHECKING, Any
+
+from tests.fakes import FakeEngine
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.engine_setup import EngineSetup
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.replica.engine_setup import AskNeeds
+
+INFO = ModelInfo("fake", 200, 50)
+
+
+class PlainClock:
+    """Stands for the clock of Wingbeat's own engine: what it records, and when that ends."""
+
+    def __init__(self) -> None:
+        self.traces: list[Any] = []
+
+    def record(self) -> Any:
+        trace = type("Trace", (), {"events": [("round", 0.0, 1.0)]})()
+        self.traces.append(trace)
+        return trace
+
+    def stop(self, trace: Any) -> None:
+        self.traces.remove(trace)
+
+
+class ClockedEngine(FakeEngine):
+    """Counts its recordings among its figures."""
+
+    def __init__(self) -> None:
+        super().__init__(round_s=0.01)
+        self.clock = PlainClock()
+
+    def stats(self) -> Any:
+        return super().stats()._replace(num_started=len(self.clock.traces))
+
+
+def build_clocked(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """An engine without a drafter."""
+    return EngineSetup(ClockedEngine(), INFO, None)
+
+
+def build_none(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """A checkpoint that cannot be read."""
+    raise ValueError("cannot be built")
+
+
+def build_unfit(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """An engine whose drafter fails its self-test."""
+    from wingbeat.runtime.protocol.messages import ChannelSpec
+
+    spec = ChannelSpec(
+        num_slots=1,
+        num_nodes=2,
+        max_path=2,
+        max_prefill_tokens=4,
+        taps_size=0,
+        max_model_len=16,
+        max_blocks_per_seq=4,
+        block_size=4,
+        num_blocks=8,
+    )
+    return EngineSetup(FakeEngine(), INFO, spec, check_drafter=_unfit)
+
+
+def _unfit(engine: FakeEngine) -> None:
+    raise ValueError("unfit")

@@ -1,0 +1,82 @@
+"""Pauses between the engines of a series of failures, by a clock that only sleeping moves."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from wingbeat.deployments.replica.engine_client import EngineFailed
+from wingbeat.deployments.replica.engine_supervisor import PAUSES_S, EngineSupervisor
+
+CANNOT_START = None
+
+
+class World:
+    """A supervisor whose successive engines live as long as the test says; the last one lives on."""
+
+    def __init__(self, *lives_s: float | None) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.num_ended = 0
+        self._lives = list(lives_s)
+        self.supervisor = EngineSupervisor(lambda: FakeLife(self), sleep=self._sleep, clock=lambda: self.now)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def next_life_s(self) -> float | None:
+        return self._lives.pop(0)
+
+
+class FakeLife:
+    """As `EngineLife`: its client is lost when its time is over."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._life_s = world.next_life_s()
+        self.client = SimpleNamespace(failure=None, lost=self._lost)
+
+    async def start(self) -> None:
+        if self._life_s is CANNOT_START:
+            raise ValueError("cannot start")
+
+    async def end(self) -> None:
+        self._world.num_ended += 1
+        self.client.failure = self.client.failure or EngineFailed("ended")
+
+    async def _lost(self) -> None:
+        if self._life_s is not CANNOT_START:
+            self._world.now += self._life_s
+        self.client.failure = self.client.failure or EngineFailed("died")
+
+
+def ended(*lives_s: float | None) -> World:
+    """A world in which there will be no further engine."""
+    world = World(*lives_s)
+
+    async def main() -> None:
+        await world.supervisor.start()
+        await asyncio.wait_for(world.supervisor.run(), 10)
+        with pytest.raises(EngineFailed, match="in a row have died"):
+            await world.supervisor.ready()
+
+    asyncio.run(main())
+    return world
+
+
+@pytest.mark.parametrize("life_s", [20.0, CANNOT_START])
+def test_engines_that_die_young_or_never_start_are_tried_less_and_less_often_and_then_no_more(life_s: float | None):
+    world = ended(20.0, *[life_s] * len(PAUSES_S))
+    assert tuple(world.pauses) == PAUSES_S == tuple(sorted(PAUSES_S))
+    assert world.num_ended >= len(PAUSES_S)
+
+
+def test_an_engine_that_lived_for_a_minute_ends_the_series():
+    world = ended(20.0, CANNOT_START, 61.0, *[20.0] * len(PAUSES_S))
+    assert tuple(world.pauses) == (*PAUSES_S[:2], *PAUSES_S)
+
+
+def test_a_first_engine_that_cannot_start_is_the_start_error():
+    with pytest.raises(ValueError, match="cannot start"):
+        asyncio.run(World(CANNOT_START).supervisor.start())

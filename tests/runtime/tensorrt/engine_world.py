@@ -1,0 +1,208 @@
+"""Engine directories of tiny pairs, and a session that runs the exported modules by torch: no export, same contract."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.runtime.models import random_head
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.llm import connect
+from wingbeat.runtime.tensorrt.backend import TensorRTBackend
+from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
+from wingbeat.runtime.tensorrt.base_runner import mask_name
+from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
+from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, DraftEngineConfig, EngineLayer, Limits
+from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
+from wingbeat.runtime.tensorrt.engine_model import LoadedEngine, engine_limits
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
+from wingbeat.runtime.tensorrt.stage_runner import MASK, START, cache_names
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+
+LIMITS = Limits(
+    max_batch_size=4, max_input_len=64, max_kv_cache_capacity=256, max_verify_tree_size=16, max_draft_tree_size=16
+)
+OPS = GraphOps(18, torch.float32)
+"""Torch runs these as they are."""
+_COMMON = {
+    "name": "tiny",
+    "dtype": "float32",
+    "opset": 18,
+    "rope_config": {},
+    "limits": LIMITS,
+    "weights_fingerprint": "0" * 20,
+    "files": {},
+    "tools": {},
+}
+
+
+class FakeDirectory:
+    """What the backend asks of an engine directory."""
+
+    folder = Path("engines")
+
+    def __init__(self, base: BaseEngineConfig, draft: DraftEngineConfig | None) -> None:
+        self.base, self.draft = base, draft
+
+
+class TorchSession:
+    """An `EngineSession` over the module that would be exported.
+
+    Args:
+        run: the module's arguments by name -> its outputs in their order.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, run, inputs: dict[str, TensorSpec], outputs: dict[str, TensorSpec]) -> None:
+        self._run = run
+        self.inputs, self.outputs = inputs, outputs
+        self.bound: dict[EngineStage, Mapping[str, Tensor]] = {}
+        self.ran: list[EngineStage] = []
+        self.dead: str | None = None
+        """What every later call answers with."""
+
+    def bind(self, stage: EngineStage, tensors: Mapping[str, Tensor]) -> None:
+        check_tensors(self, tensors)
+        self.bound[stage] = tensors
+
+    def keep_bound(self, stage: EngineStage) -> None:
+        del self.bound[stage]
+
+    def enqueue(self, stage: EngineStage) -> None:
+        if self.dead is not None:
+            raise EngineError(self.dead)
+        self.ran.append(stage)
+        tensors = self.bound[stage]
+        with torch.inference_mode():
+            results = self._run({name: tensors[name] for name in self.inputs})
+            for name, result in zip(self.outputs, results, strict=True):
+                tensors[name].copy_(result)
+
+
+def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits = LIMITS) -> BaseEngineConfig:
+    """Of an engine directory's verifier."""
+    return BaseEngineConfig(
+        **_COMMON | {"limits": limits},
+        num_decoder_layers=len(loaded.layers),
+        max_position_embeddings=loaded.max_position_embeddings,
+        layers=tuple(EngineLayer(**vars(layer)) for layer in loaded.layers),
+        rotary_dim=16,
+        hidden_size=loaded.hidden_size,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=(),
+        tap_layers=tap_layers,
+        has_draft_model=bool(tap_layers),
+    )
+
+
+def draft_config(head: EagleHead) -> DraftEngineConfig:
+    """Of an engine directory's head."""
+    config = head.config
+    return DraftEngineConfig(
+        **_COMMON,
+        num_decoder_layers=1,
+        max_position_embeddings=head.max_position_embeddings,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=head.num_key_value_heads,
+        head_dim=head.head_dim,
+        rotary_dim=head.head_dim,
+        draft_vocab_size=config.draft_vocab_size,
+        base_model_hidden_size=head.taps_size,
+        draft_model_hidden_size=head.hidden_size,
+        tap_layers=head.tap_layers,
+        base_fingerprint="0" * 20,
+    )
+
+
+def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
+    """The verifier's graph, run by torch."""
+    f32, i64, capacity = torch.float32, torch.int64, config.limits.capacity
+    masks = [mask_name(window) for window in config.windows]
+    names = cache_names(len(config.layers))
+    widths = [(layer.num_kv_heads, dim) for layer in config.layers for dim in (layer.key_dim, layer.value_dim)]
+    caches = {
+        name: TensorSpec(f32, (-1, heads, capacity, dim)) for name, (heads, dim) in zip(names, widths, strict=True)
+    }
+    inputs = {
+        "input_ids": TensorSpec(i64, (-1, -1)),
+        "attention_pos_id": TensorSpec(i64, (-1, -1)),
+        START: TensorSpec(i64, (-1,)),
+        "last_token_ids": TensorSpec(i64, (-1, -1)),
+        **{name: TensorSpec(torch.bool, (-1, 1, -1, capacity)) for name in masks},
+        **caches,
+    }
+    outputs = {"logits": TensorSpec(f32, (-1, -1, config.vocab_size))}
+    if config.tap_layers:
+        outputs["hidden_states"] = TensorSpec(f32, (-1, -1, config.hidden_states_size))
+    outputs |= {f"present_{name}": spec for name, spec in caches.items()}
+
+    def run(tensors: dict[str, Tensor]) -> list[Tensor]:
+        parts = list(tensors.values())
+        num_masks = len(masks)
+        with as_graph(loaded, OPS):
+            graph = BaseGraph(loaded, config.tap_layers, OPS)
+            try:
+                return graph(*parts[:4], parts[4 : 4 + num_masks], parts[4 + num_masks :])
+            finally:
+                graph.release()
+
+    return TorchSession(run, inputs, outputs)
+
+
+def draft_session(head: EagleHead, config: DraftEngineConfig) -> TorchSession:
+    """The head's graph, run by torch."""
+    f32, i64, capacity = torch.float32, torch.int64, config.limits.capacity
+    caches = {name: TensorSpec(f32, (-1, config.num_kv_heads, capacity, config.head_dim)) for name in cache_names(1)}
+    inputs = {
+        "input_ids": TensorSpec(i64, (-1, -1)),
+        "hidden_states_input": TensorSpec(f32, (-1, -1, config.base_model_hidden_size)),
+        "hidden_states_from_draft": TensorSpec(f32, (-1, -1, config.draft_model_hidden_size)),
+        "attention_pos_id": TensorSpec(i64, (-1, -1)),
+        START: TensorSpec(i64, (-1,)),
+        "last_token_ids": TensorSpec(i64, (-1, -1)),
+        MASK: TensorSpec(torch.bool, (-1, 1, -1, capacity)),
+        **caches,
+    }
+    outputs = {
+        "logits": TensorSpec(f32, (-1, -1, config.draft_vocab_size)),
+        "hidden_states": TensorSpec(f32, (-1, -1, config.draft_model_hidden_size)),
+        **{f"present_{name}": spec for name, spec in caches.items()},
+    }
+    graph = DraftGraph(head, OPS)
+    return TorchSession(lambda tensors: graph(*tensors.values()), inputs, outputs)
+
+
+def engine_on(
+    session: EngineSession, config: BaseEngineConfig, limits: EngineConfig, drafter: Drafter | None, graph_device=None
+) -> Engine:
+    """An engine whose verifier a session runs, over its drafter in this thread."""
+    directory = FakeDirectory(config, None)
+    backend = TensorRTBackend(directory, session, graph_device)
+    loaded = LoadedEngine.of(config, torch.device("cpu"))
+    needs = DrafterNeeds() if drafter is None else drafter.needs
+    engine = Engine(loaded, engine_limits(limits, config), needs, backend=backend)
+    if drafter is not None:
+        connect(engine, drafter, InProcessChannel)
+    return engine
+
+
+def torch_pair(
+    loaded: LoadedModel, speculation: SpeculationConfig, limits: EngineConfig, with_drafter: bool = True
+) -> tuple[Engine, TorchSession, TorchSession | None]:
+    """A whole engine on torch sessions, and the two sessions; the drafter's is None where there is none."""
+    if not with_drafter:
+        config = base_config(loaded, ())
+        session = base_session(loaded, config)
+        return engine_on(session, config, limits, None), session, None
+    head = random_head(loaded)
+    config, drafts = base_config(loaded, head.tap_layers), draft_config(head)
+    session, draft = base_session(loaded, config), draft_session(head, drafts)
+    drafter = EngineDrafter(draft, drafts, head.draft_token_ids, speculation)
+    return engine_on(session, config, limits, drafter), session, draft

@@ -1,0 +1,140 @@
+"""TensorRT-RTX takes the graphs of every stage, on a machine without a GPU; a missing builder is one line."""
+
+import pytest
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
+
+from tests.runtime.models import DEMO_PAIR
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.tensorrt import builders
+from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
+from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.export import export_base, export_draft
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.profiles import base_profiles, draft_profiles, input_shapes
+from wingbeat.runtime.tensorrt.session import EngineStage
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.taps import decoder_layers
+
+LIMITS = Limits(
+    max_batch_size=4, max_input_len=512, max_kv_cache_capacity=1984, max_verify_tree_size=64, max_draft_tree_size=64
+)
+CAPABILITIES = ("8.0", "8.9", "12.0")
+SHAPES = {
+    "demo": {
+        **{"hidden_size": 160, "intermediate_size": 320, "num_attention_heads": 5, "num_key_value_heads": 1},
+        **{"head_dim": 32, "vocab_size": 4096, "num_hidden_layers": 3},
+    },
+    "llama-3.1-8b": {
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"head_dim": 128, "vocab_size": 8192, "num_hidden_layers": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def builder():
+    try:
+        return find_builder("tensorrt-rtx")
+    except BuildError as error:
+        pytest.skip(str(error))
+
+
+def of_shape(name: str, dtype: torch.dtype) -> LoadedModel:
+    """A verifier of these shapes whose weights nobody reads: neither probed nor tried."""
+    config = LlamaConfig(**SHAPES[name], max_position_embeddings=2048, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    rotary = model.model.rotary_emb
+    model = model.to_empty(device="cpu").eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.zero_()
+    model.model.rotary_emb = type(rotary)(config)
+    assert ATTENTION_NAME in AttentionInterface()
+    model.set_attn_implementation(ATTENTION_NAME)
+    dim = config.head_dim
+    layers = [LayerAttention(config.num_attention_heads, config.num_key_value_heads, dim, dim, None)]
+    layers *= config.num_hidden_layers
+    names = ("hidden_size", "vocab_size", "max_position_embeddings")
+    sizes = {one: getattr(config, one) for one in names}
+    return LoadedModel(model, name, layers, decoder_layers(model, len(layers)), **sizes, eos_token_ids=frozenset())
+
+
+@pytest.mark.tensorrt
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("demo", torch.float16), ("llama-3.1-8b", torch.float16), ("llama-3.1-8b", torch.bfloat16)],
+    ids=["demo-float16", "llama-8b-float16", "llama-8b-bfloat16"],
+)
+def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dtype, tmp_path):
+    loaded, file = of_shape(name, dtype), tmp_path / "eagle_base.onnx"
+    taps = tuple(range(len(loaded.layers)))
+    export_base(loaded, taps, LIMITS, GraphOps(24, dtype), file)
+    for capability in CAPABILITIES:
+        engine = tmp_path / f"{capability}.engine"
+        builder.build(file, base_profiles(LIMITS), engine, (capability,), tmp_path / "timing.cache")
+        assert engine.stat().st_size > 0
+    assert (tmp_path / "timing.cache").stat().st_size > 0
+
+
+@pytest.mark.tensorrt
+@pytest.mark.slow
+def test_the_builder_takes_the_demo_heads_stages_for_three_gpus(builder, tmp_path):
+    head = load_eagle_head(
+        DEMO_PAIR / "drafter",
+        target_hidden_size=160,
+        target_num_layers=24,
+        target_vocab_size=4096,
+        dtype=torch.float16,
+        device="cpu",
+    ).eval()
+    file = tmp_path / "eagle_draft.onnx"
+    export_draft(head, LIMITS, GraphOps(24, torch.float16), file)
+    for capability in CAPABILITIES:
+        engine = tmp_path / f"{capability}.engine"
+        builder.build(file, draft_profiles(LIMITS), engine, (capability,))
+        assert engine.stat().st_size > 0
+
+
+@pytest.mark.tensorrt
+def test_a_gpu_that_the_builder_does_not_know_is_named(builder, tmp_path):
+    import onnx
+
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    other = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "neg", [value], [other])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "neg.onnx")
+    with pytest.raises(BuildError, match=r"compute_capability 1\.0: tensorrt-rtx .* builds for SM"):
+        builder.build(tmp_path / "neg.onnx", {}, tmp_path / "neg.engine", ("1.0",))
+
+
+@pytest.mark.parametrize("name", ["auto", "tensorrt", "tensorrt-rtx"])
+def test_a_missing_builder_is_one_line_that_says_what_to_install(monkeypatch, name):
+    monkeypatch.setattr(builders, "_tensorrt", lambda: None)
+    monkeypatch.setattr(builders, "_tensorrt_rtx", lambda: None)
+    with pytest.raises(BuildError, match=r"pip install 'wingbeat\[tensorrt\]'.*--onnx-only") as raised:
+        find_builder(name)
+    assert "\n" not in str(raised.value)
+
+
+def test_tensorrt_is_preferred(monkeypatch):
+    found = builders.EngineBuilder("tensorrt", None, "11.4")
+    monkeypatch.setattr(builders, "_tensorrt", lambda: found)
+    monkeypatch.setattr(builders, "_tensorrt_rtx", lambda: found._replace(name="tensorrt-rtx"))
+    assert find_builder() is found
+    assert find_builder("tensorrt-rtx").name == "tensorrt-rtx"
+
+
+def test_every_stage_has_a_profile_of_its_own_shapes():
+    profiles = base_profiles(LIMITS)
+    assert list(profiles) == [EngineStage.PREFILL, EngineStage.VERIFY, EngineStage.PLAIN]
+    shapes = {"input_ids": ("batch", "rows"), "k_cache_0": ("batch", 8, 2048, 128)}
+    assert input_shapes(profiles[EngineStage.PREFILL], shapes)["input_ids"] == ((1, 1), (4, 512), (4, 512))
+    assert input_shapes(profiles[EngineStage.PLAIN], shapes)["input_ids"] == ((1, 1), (4, 1), (4, 1))
+    assert input_shapes(profiles[EngineStage.VERIFY], shapes)["k_cache_0"][2] == (4, 8, 2048, 128)
+    drafts = draft_profiles(LIMITS)
+    assert list(drafts) == [EngineStage.PREFILL, EngineStage.PROPOSAL, EngineStage.ACCEPT]
+    assert input_shapes(drafts[EngineStage.PROPOSAL], shapes)["input_ids"][2] == (4, 64)

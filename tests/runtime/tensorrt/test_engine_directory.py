@@ -1,0 +1,111 @@
+"""Engine directories: what they hold is what was exported, and errors name file and field."""
+
+import json
+
+import pytest
+import torch
+
+from tests.runtime.models import prepare_model, random_head, random_model
+from tests.runtime.tensorrt.engine_world import base_config, draft_config
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
+from wingbeat.runtime.tensorrt.engine_directory import (
+    EngineDirectory,
+    file_digest,
+    write_config,
+    write_draft_to_target,
+)
+from wingbeat.runtime.tensorrt.engine_model import engine_limits
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return prepare_model(random_model("llama", num_hidden_layers=4), "llama")
+
+
+@pytest.fixture
+def folder(llama, tmp_path):
+    head = random_head(llama, draft_vocab_size=40)
+    for name in ("eagle_base.onnx", "eagle_draft.onnx"):
+        (tmp_path / name).write_text(name)
+    files = {name: {name: file_digest(tmp_path / name)} for name in ("eagle_base.onnx", "eagle_draft.onnx")}
+    base = base_config(llama, head.tap_layers).model_copy(update={"files": files["eagle_base.onnx"]})
+    write_config(tmp_path, base)
+    write_config(tmp_path, draft_config(head).model_copy(update={"files": files["eagle_draft.onnx"]}))
+    write_draft_to_target(tmp_path, head.draft_token_ids)
+    return tmp_path
+
+
+def rewrite(file, **fields):
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def test_a_directory_reads_as_it_was_written(folder, llama):
+    directory = EngineDirectory(folder)
+    directory.check_files()
+    assert directory.base.hidden_size == llama.hidden_size
+    assert directory.draft.draft_vocab_size == 40
+    assert directory.draft_token_ids().tolist() == (torch.arange(40) * 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("base_config.json", {"vocab_size": "many"}, r"base_config\.json: vocab_size: input should be a valid integer"),
+        ("base_config.json", {"colour": 1}, r"base_config\.json: colour: extra inputs are not permitted"),
+        ("base_config.json", {"format_version": 2}, r"base_config\.json: format_version: input should be 1"),
+        ("base_config.json", {"layers": []}, r"base_config\.json: fields: layers has 0 entries"),
+        (
+            "draft_config.json",
+            {"base_fingerprint": "1"},
+            r"draft_config\.json: base_fingerprint is 1, base_config\.json",
+        ),
+        ("draft_config.json", {"tap_layers": [1]}, r"draft_config\.json: tap_layers is \(1,\)"),
+        ("draft_config.json", {"head_dim": 0}, r"draft_config\.json: head_dim: input should be greater than"),
+    ],
+)
+def test_errors_name_file_and_field(folder, file, fields, message):
+    rewrite(folder / file, **fields)
+    with pytest.raises(EngineDirectoryError, match=message):
+        EngineDirectory(folder)
+
+
+def test_a_changed_or_missing_file_is_named(folder):
+    directory = EngineDirectory(folder)
+    (folder / "eagle_draft.onnx").write_text("another")
+    with pytest.raises(EngineDirectoryError, match=r"eagle_draft\.onnx is not the file that draft_config\.json has"):
+        directory.check_files()
+    (folder / "eagle_base.onnx").unlink()
+    with pytest.raises(EngineDirectoryError, match=r"eagle_base\.onnx is not there"):
+        directory.check_files()
+
+
+def test_a_folder_without_configs_is_none(tmp_path):
+    with pytest.raises(EngineDirectoryError, match=r"holds no base_config\.json"):
+        EngineDirectory(tmp_path)
+
+
+def test_limits_become_one_block_a_sequence(llama):
+    config = base_config(llama, ())
+    limits = engine_limits(EngineConfig(max_num_seqs=3, max_model_len=200), config)
+    assert (limits.max_blocks_per_seq, limits.num_kv_blocks, limits.block_size) == (1, 4, config.limits.capacity)
+    assert not limits.enable_prefix_caching
+    lowered = engine_limits(EngineConfig(max_model_len=4000, lower_max_model_len=True), config)
+    assert lowered.max_model_len == config.limits.max_kv_cache_capacity
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (EngineConfig(max_model_len=300), "max_model_len is 300: the engine was built with max_kv_cache_capacity 256"),
+        (EngineConfig(max_model_len=64, compile=True), "compile is True"),
+        (EngineConfig(max_model_len=64, cuda_graphs=True), "cuda_graphs is True"),
+        (
+            EngineConfig(max_model_len=64, speculation=SpeculationConfig(verify_tree_size=17)),
+            "verify_tree_size is 17: the engine was built with max_verify_tree_size 16",
+        ),
+    ],
+)
+def test_what_the_engine_was_not_built_for_is_refused(llama, limits, message):
+    with pytest.raises(ValueError, match=message):
+        engine_limits(limits, base_config(llama, ()))

@@ -1,0 +1,102 @@
+"""The draft engine grows the trees of the torch drafter, of every kind of EAGLE head, from the same batches."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, VOCAB, World, channel_spec
+from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, draft_session
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
+
+SHAPE = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"target_hidden_size": 32, "vocab_size": VOCAB},
+}
+HEADS = {
+    "eagle3": {},
+    "eagle3.1": {"norm_output": True, "fc_norm": True},
+    "before-residual": {"norm_before_residual": True, "norm_before_fc": True},
+    "biased": {"fc_bias": True, "attention_bias": True, "qk_norm": True},
+    "eagle1": None,
+}
+SHAPES = {
+    "tree": SpeculationConfig(draft_steps=4, draft_top_k=3, verify_tree_size=12),
+    "chain": SpeculationConfig(draft_steps=5, draft_top_k=1, verify_tree_size=6),
+}
+LENS = (17, 3, 29, 8, 2)
+CAPACITY = LIMITS.capacity
+
+
+def head_of(kind: str):
+    torch.manual_seed(4)
+    if HEADS[kind] is None:
+        head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
+    else:
+        head = EagleHead(EagleHeadConfig(**SHAPE, tap_layers=(1, 2, 3), draft_vocab_size=60, **HEADS[kind]))
+        head.draft_token_ids.copy_(torch.arange(60) + 20)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return head.eval().requires_grad_(False)
+
+
+def linear(world: World) -> World:
+    """The same sequences, each in one block of its own."""
+    world.tables = torch.arange(1, NUM_SLOTS + 1)[:, None]
+    return world
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.few(6)
+@torch.inference_mode()
+def test_trees_are_those_of_the_torch_drafter(kind, shape, temperature):
+    speculation, head = SHAPES[shape], head_of(kind)
+    config = draft_config(head)
+    session = draft_session(head, config)
+    engine = EngineDrafter(session, config, head.draft_token_ids, speculation)
+    spec = channel_spec(speculation, head.taps_size)
+    engine.resize(replace(spec, block_size=CAPACITY, max_blocks_per_seq=1, num_blocks=NUM_SLOTS + 1), NUM_SLOTS, 10)
+    ours = linear(World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS))
+    ours.feed(engine)
+    found = [engine.draft(ours.batch(proposals=ours.slots, max_levels=levels)) for levels in (None, 2)]
+    torch_drafter = EagleDrafter(head_of(kind), speculation)
+    torch_drafter.resize(spec, NUM_SLOTS, spec.num_blocks)
+    theirs = World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS)
+    theirs.feed(torch_drafter)
+    expected = [torch_drafter.draft(theirs.batch(proposals=theirs.slots, max_levels=levels)) for levels in (None, 2)]
+    for tree, other in zip(found, expected, strict=True):
+        assert torch.equal(tree.token_ids, other.token_ids)
+        assert torch.equal(tree.parents, other.parents)
+        torch.testing.assert_close(tree.scores, other.scores, atol=1e-4, rtol=1e-4)
+    assert {"prefill", "accept", "proposal"} == {str(stage) for stage in session.ran}
+
+
+def test_a_channel_of_paged_blocks_is_refused():
+    speculation, head = SHAPES["tree"], head_of("eagle3")
+    config = draft_config(head)
+    engine = EngineDrafter(draft_session(head, config), config, head.draft_token_ids, speculation)
+    spec = channel_spec(speculation, head.taps_size)
+    with pytest.raises(ValueError, match=f"a sequence has {spec.max_blocks_per_seq} KV blocks"):
+        engine.resize(spec, NUM_SLOTS, spec.num_blocks)
+    longer = replace(spec, max_blocks_per_seq=1, max_model_len=MAX_LEN * 100)
+    with pytest.raises(ValueError, match="max_model_len is 6400: the engine has max_kv_cache_capacity 256"):
+        engine.resize(longer, NUM_SLOTS, 10)
+
+
+def test_more_rows_keep_what_is_committed():
+    speculation, head = SHAPES["tree"], head_of("eagle3")
+    config = draft_config(head)
+    engine = EngineDrafter(draft_session(head, config), config, head.draft_token_ids, speculation)
+    spec = replace(channel_spec(speculation, head.taps_size), max_blocks_per_seq=1)
+    engine.resize(spec, NUM_SLOTS, NUM_SLOTS + 1)
+    linear(world := World(speculation, head.taps_size, LENS)).feed(engine)
+    before = engine.propose(world.batch(proposals=world.slots))
+    engine.resize(spec, 2 * NUM_SLOTS, 2 * NUM_SLOTS + 1)
+    assert torch.equal(engine.propose(world.batch(proposals=world.slots)).token_ids, before.token_ids)

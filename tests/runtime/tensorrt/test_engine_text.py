@@ -1,0 +1,87 @@
+"""The whole engine on the backend tensorrt: its text is transformers' own, whatever shape, batch and drafter."""
+
+import pytest
+import torch
+
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    greedy_params,
+    new_engine,
+    reference,
+)
+from tests.runtime.tensorrt.engine_world import torch_pair
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+
+NUM_TOKENS = 64
+
+
+def limits(speculation, batch):
+    return engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
+
+
+@pytest.mark.parametrize("batch", [4, 1])
+@pytest.mark.parametrize("shape", ["tree", "chain", "plain"])
+@pytest.mark.few(1)
+def test_greedy_text_is_that_of_generate(shape, batch):
+    expected = reference("llama")
+    speculation = CHAIN if shape == "chain" else TREE
+    engine, session, _ = torch_pair(expected.loaded, speculation, limits(speculation, batch), shape != "plain")
+    texts = Run(engine, expected.prompts, greedy_params(NUM_TOKENS)).finish()
+    assert texts == [more[:NUM_TOKENS] for more in expected.continuations]
+    assert ("verify" in session.ran) == (shape != "plain")
+
+
+def test_sampled_text_is_that_of_the_torch_backend():
+    expected = reference("llama")
+    params = [SamplingParams(max_tokens=24, temperature=0.8, seed=7 + row, ignore_eos=True) for row in range(4)]
+    prompts = expected.prompts[:4]
+    engine, _, _ = torch_pair(expected.loaded, TREE, limits(TREE, 4))
+    ours = Run(engine, prompts, params).finish()
+    torch_engine = new_engine(expected.loaded, engine_config(TREE), eagle_drafter(expected.loaded, TREE))
+    theirs = Run(torch_engine, prompts, params).finish()
+    torch_engine.model.remove_taps()
+    assert ours == theirs
+
+
+def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
+    expected = reference("llama")
+    engine, session, _ = torch_pair(expected.loaded, TREE, limits(TREE, 3), with_drafter=False)
+    started = Run(engine, expected.prompts[:3], greedy_params(16))
+    for _ in range(6):
+        started.step()
+    batch = dummy_decode_batch(engine.cache, expected.loaded.windows, 3, 4, 2)
+    session.ran.clear()
+    with torch.inference_mode():
+        assert engine.model(batch).logits.shape == (12, engine.loaded.vocab_size)
+    assert session.bound[session.ran[0]]["input_ids"].shape == (3, 4)
+    assert started.finish() == [more[:16] for more in expected.continuations[:3]]
+
+
+def test_without_a_drafter_nothing_of_trees_is_run():
+    expected = reference("llama")
+    engine, session, draft = torch_pair(expected.loaded, TREE, limits(TREE, 2), with_drafter=False)
+    Run(engine, expected.prompts[:2], greedy_params(8)).finish()
+    assert draft is None
+    assert "hidden_states" not in session.outputs
+    assert engine.model.taps_size == 0
+
+
+def test_trees_drafted_by_the_engine_are_those_of_the_torch_drafter():
+    expected = reference("llama")
+    counts = []
+    for build in ("engine", "torch"):
+        if build == "engine":
+            engine, _, _ = torch_pair(expected.loaded, TREE, limits(TREE, 4))
+        else:
+            engine = new_engine(
+                expected.loaded, engine_config(TREE, max_num_seqs=4), eagle_drafter(expected.loaded, TREE)
+            )
+        Run(engine, expected.prompts[:4], greedy_params(32)).finish()
+        counts.append((engine.speculation.num_drafts, engine.speculation.num_accepted_tokens))
+        engine.model.remove_taps()
+    assert counts[0] == counts[1]
