@@ -126,7 +126,7 @@ def main() -> None:
             more_rows, more = measure(name, pair, args.threads, repeats, max_tokens)
             rows, figures = rows + more_rows, figures + more
     facts = machine_facts() | {
-        "workload": f"{PROMPT_TOKENS} prompt tokens (random for the random model), {max_tokens} greedy ones, all at once",
+        "workload": f"{PROMPT_TOKENS} prompt tokens (random for the random model), {max_tokens} greedy ones at once",
         "threads": str(args.threads),
     }
     columns = ("tokens/s: model, way, requests", "without kernels", "with", "with / without")

@@ -74,7 +74,8 @@ class Threads {
     };
 
   private:
-    static constexpr int MOST_SPINS = 20000;
+    // Some tens of microseconds: longer than from one job of a layer to the next, shorter than between two rounds.
+    static constexpr int MOST_SPINS = 1000;
 
     static void pause() {
 #if defined(__x86_64__)
