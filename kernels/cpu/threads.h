@@ -86,7 +86,8 @@ class Threads {
     // A forked child has none of its parent's threads.
     void forget_after_fork() {
         if (helpers_.empty() || process_ == getpid()) return;
-        for (auto& helper : helpers_) helper.detach();
+        // Threads that are not there can be neither joined nor detached: their names are left alone for good.
+        new std::vector<std::thread>(std::move(helpers_));
         helpers_.clear();
         asleep_.store(0);
     }
