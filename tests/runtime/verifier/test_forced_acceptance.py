@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, greedy_params, reference
+from tests.runtime.models import CHAIN, NUM_TOKENS, TREE, Run, eagle_drafter, engine_config, greedy_params, reference
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import right_chain, right_tree, tree_tensors
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -99,7 +99,7 @@ def test_an_engine_accepts_by_the_profile_and_says_so(benchmark_mode, shape, gra
     run = Run(engine, ref.prompts, greedy_params())
     tokens = run.finish()
     engine.model.remove_taps()
-    assert [len(text) for text in tokens] == [128] * 8
+    assert [len(text) for text in tokens] == [NUM_TOKENS] * 8
     assert tokens != ref.continuations
     stats = engine.stats()
     # A tree of 16 nodes need not have a first child at every depth; a chain does.
