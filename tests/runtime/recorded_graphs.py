@@ -3,18 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from wingbeat.kernels.cpu.ops import CpuKernels
-
 WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
-KERNELS = ("linear", "rms_norm", "attend", "run_layers")
-
-_OF_THE_CPU = ("linear", "rms_norm", "attend", "run_layers")
 
 
 class Call(NamedTuple):
@@ -34,27 +28,6 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
 
-    def __enter__(self):
-        self._patch = pytest.MonkeyPatch()
-        for name in _OF_THE_CPU:
-            self._patch.setattr(CpuKernels, name, self._recorded(getattr(CpuKernels, name)))
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self._patch.undo()
-        return super().__exit__(*error)
-
-    def _recorded(self, method):
-        """A kernel of the CPU, which torch does not see: one call, by the addresses of its tensors."""
-
-        def run(*args, **kwargs):
-            with _disable_current_modes():
-                result = method(*args, **kwargs)
-            self.calls.append(Call(method, args, kwargs, [] if result is None else [result]))
-            return result
-
-        return run
-
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name.removeprefix("aten::")
         indices = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else ()
@@ -65,26 +38,6 @@ class _Recorder(TorchDispatchMode):
         fresh = [tensor for tensor in _tensors(result) if _memory(tensor) not in given]
         self.calls.append(Call(function, args, kwargs or {}, fresh))
         return result
-
-    def __enter__(self):
-        # Kernels that torch does not know of are noted as the operations that they stand for.
-        self._patch = pytest.MonkeyPatch()
-        for name in KERNELS:
-            self._patch.setattr(CpuKernels, name, self._noting(getattr(CpuKernels, name)))
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
-        self._patch.undo()
-
-    def _noting(self, kernel: Callable) -> Callable:
-        def noted(*args, **kwargs):
-            with _disable_current_modes():
-                result = kernel(*args, **kwargs)
-            self.calls.append(Call(kernel, args, kwargs, list(_tensors(result))))
-            return result
-
-        return noted
 
 
 class RecordingDevice:
