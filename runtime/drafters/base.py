@@ -74,6 +74,8 @@ class DraftBatch(NamedTuple):
     """Longest sequence among decodes, chunks and proposals, or a bound of it: bounds the context to gather."""
     max_levels: int | None = None
     """Most levels to grow this time; None is the configured depth."""
+    last_token_ids: Tensor | None = None
+    """int64 [num_slots] by slot: the last decided tokens; None where only the history has them."""
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
     """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
 
@@ -139,6 +141,11 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, batch: DraftBatch) -> TokenTree:
         """One tree per proposal slot, each rooted at the sequence's last committed token."""
+
+    @property
+    def trees_by_slot(self) -> TokenTree | None:
+        """The latest trees by slot, until the next pass, where the drafter keeps them so: a reply is then one copy."""
+        return None
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """One pass: commit, then a tree per proposal slot; None where there is no proposal."""

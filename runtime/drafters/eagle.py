@@ -76,6 +76,11 @@ class EagleDrafter(Drafter):
         """Of the captured stages; None where nothing is captured, and before the first verifier is attached."""
         return None if self._stages is None else self._stages.stats
 
+    @property
+    def trees_by_slot(self) -> TokenTree | None:
+        """See `Drafter.trees_by_slot`."""
+        return None if self._stages is None else self._stages.trees
+
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
         self.head = self.head.with_convention(convention)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
-from wingbeat.runtime.drafters.growth import Growth, Roots
+from wingbeat.runtime.drafters.growth import Growth, Roots, SlotTables
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
     Bucket,
@@ -20,7 +20,7 @@ from wingbeat.runtime.graphs.graph_runner import (
     bucket_for,
 )
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.protocol.transfer import copy_all, upload_into
 
 
 class DecidedRows(NamedTuple):
@@ -38,29 +38,17 @@ class DecidedRows(NamedTuple):
     """[num_reqs, max_path, taps_size]"""
 
 
-class ProposalRows(NamedTuple):
-    """Inputs of `draft_proposal`: `DecidedRows`, and beside them the `Roots`, which need not be of the same slots."""
+class PassRows(NamedTuple):
+    """Inputs of both stages: `DecidedRows`, and beside them who wants a tree, which need not be the same slots."""
 
-    decode_slots: Tensor
-    decode_positions: Tensor
-    decode_num_tokens: Tensor
-    decode_token_ids: Tensor
-    decode_taps: Tensor
     slots: Tensor
-    token_ids: Tensor
+    """int64 [num_reqs, 2]: of the decode, and of the proposal; rows of either that pad have nobody's."""
     positions: Tensor
-    temperatures: Tensor
-    seeds: Tensor
-
-    @property
-    def decodes(self) -> DecidedRows:
-        """The first half."""
-        return DecidedRows(*self[:5])
-
-    @property
-    def roots(self) -> Roots:
-        """The second half."""
-        return Roots(*self[5:])
+    num_tokens: Tensor
+    token_ids: Tensor
+    taps: Tensor
+    levels: Tensor
+    """int64 [num_reqs, depth]: as many columns as the trees have levels; what is in them is not read."""
 
 
 class CommittedRows(NamedTuple):
@@ -96,18 +84,15 @@ class EagleStages:
         self.spare_slot = pool.num_slots
         self.buckets = batch_buckets(pool.num_slots)
         with torch.inference_mode(mode=False):
-            shape = (pool.num_slots + 1, spec.max_blocks_per_seq)
-            self._block_tables = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            self.tables, self.trees = self._by_slot(pool.num_slots + 1)
             growth.prepare(self.buckets)
         self._pool = GraphPool(graph_device)
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in range(1, spec.max_path)]
-        self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding_decode, accepts, self._pool)
-        self._proposal = GraphRunner(
-            Stage.DRAFT_PROPOSAL, self._commit_and_grow, self._padding_proposal, proposals, self._pool
-        )
-        _fill(self._accept, self._padding_decode)
-        _fill(self._proposal, self._padding_proposal)
+        self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
+        self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._commit_and_grow, self._padding, proposals, self._pool)
+        _fill(self._accept, self._padding)
+        _fill(self._proposal, self._padding)
         self._pool.capture(self._accept, self._proposal)
 
     @property
@@ -124,63 +109,79 @@ class EagleStages:
         """Draft KV and hidden states of the decodes, of which there is one at least."""
         count = len(batch.decode_slots)
         bucket = Bucket(bucket_for(count, self.buckets), self.spec.max_path)
-        rows = self._accept.inputs(bucket)
-        [slots] = self._upload_slots(bucket.num_reqs, batch.decode_slots)
-        self._load(rows, slots, batch)
+        self._load(self._accept.inputs(bucket), batch, batch.proposal_slots[:0])
         self._accept.replay(bucket, count)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Commit the decodes and grow a tree per proposal slot; valid until the next pass."""
+        """Commit the decodes and grow a tree per proposal slot, also into `trees`; valid until the next pass."""
         count, depth = len(batch.proposal_slots), self.growth.depth(batch)
         bucket = Bucket(bucket_for(max(count, len(batch.decode_slots)), self.buckets), depth)
-        rows = self._proposal.inputs(bucket)
-        decode_slots, slots = self._upload_slots(bucket.num_reqs, batch.decode_slots, batch.proposal_slots)
-        self._load(rows.decodes, decode_slots, batch)
-        rows.slots.copy_(slots)
-        self.growth.roots(batch, slots[:count], into=Roots(*(part[:count] for part in rows.roots)))
-        if count < bucket.num_reqs:
-            rows.positions[count:].fill_(1)
+        self._load(self._proposal.inputs(bucket), batch, batch.proposal_slots)
         return self._proposal.replay(bucket, count)
 
-    def _load(self, rows: DecidedRows, slots: Tensor, batch: DraftBatch) -> None:
-        """Copy a batch's decodes into the first of the rows, the others becoming padding, and its block tables."""
+    def _by_slot(self, num_slots: int) -> tuple[SlotTables, TokenTree]:
+        """Tables of everybody and nobody, whose sequence has one token, and room for the trees."""
+        ones = torch.ones(num_slots, dtype=torch.int64, device=self.device)
+        last_token_ids, seeds = torch.zeros_like(ones), torch.zeros_like(ones)
+        blocks = ones.new_zeros(num_slots, self.spec.max_blocks_per_seq)
+        ids, parents, depths = (ones.new_zeros(num_slots, self.spec.num_nodes) for _ in range(3))
+        tables = SlotTables(ones, last_token_ids, seeds, seeds.to(torch.float32), blocks)
+        return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
+
+    def _load(self, rows: PassRows, batch: DraftBatch, proposals: Tensor) -> None:
+        """Everything a pass reads, in two launches where it lies on the GPU: rows past those of the batch are nobody's.
+
+        What else is in those stays what it was: tokens that exist, of a decode that does not count.
+        """
+        num_reqs, nobody = len(rows.slots), self.spare_slot
+        columns = [[*slots.tolist(), *[nobody] * (num_reqs - len(slots))] for slots in (batch.decode_slots, proposals)]
+        upload_into(rows.slots, list(zip(*columns, strict=True)))
         num_slots, num_blocks = batch.block_tables.shape
-        self._block_tables[:num_slots, :num_blocks].copy_(batch.block_tables)
         count, width = batch.decode_token_ids.shape
-        rows.slots.copy_(slots)
-        rows.positions[:count].copy_(batch.decode_positions)
-        rows.num_tokens[:count].copy_(batch.decode_num_tokens)
-        rows.token_ids[:count, :width].copy_(batch.decode_token_ids)
-        rows.taps[:count, :width].copy_(batch.decode_taps)
-        if count < len(rows.slots):
-            rows.positions[count:].zero_()
-            rows.num_tokens[count:].zero_()
+        tables, last_token_ids = self.tables, batch.last_token_ids
+        if last_token_ids is None:
+            last = (batch.committed_lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
+            last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
+        copy_all(
+            [
+                (tables.committed_lens[:num_slots], batch.committed_lens),
+                (tables.last_token_ids[:num_slots], last_token_ids),
+                (tables.seeds[:num_slots], batch.seeds),
+                (tables.temperatures[:num_slots], batch.temperatures),
+                (tables.block_tables[:num_slots, :num_blocks], batch.block_tables),
+                (rows.positions[:count], batch.decode_positions),
+                (rows.num_tokens[:count], batch.decode_num_tokens),
+                (rows.token_ids[:count, :width], batch.decode_token_ids),
+                (rows.taps[:count, :width], batch.decode_taps),
+            ]
+        )
 
-    def _upload_slots(self, num_reqs: int, *columns: Tensor) -> Tensor:
-        """Host slots on the device, padded with the spare one: int64 [len(columns), num_reqs]."""
-        padded = [[*slots.tolist(), *[self.spare_slot] * (num_reqs - len(slots))] for slots in columns]
-        return upload(padded, self.device)
-
-    def _padding_decode(self, max_path: int) -> DecidedRows:
-        """A row without tokens: its KV is dropped, its hidden state goes to the spare slot."""
+    def _padding(self, depth: int) -> PassRows:
+        """A decode without tokens, whose KV is dropped, and a tree over no context, in the row's private blocks."""
         none = torch.zeros(1, dtype=torch.int64, device=self.device)
-        taps = torch.zeros(1, max_path, self.spec.taps_size, dtype=self.dtype, device=self.device)
-        return DecidedRows(none + self.spare_slot, none, none, none.new_zeros(1, max_path), taps)
+        width = self.spec.max_path
+        taps = torch.zeros(1, width, self.spec.taps_size, dtype=self.dtype, device=self.device)
+        slots = none.new_full((1, 2), self.spare_slot)
+        return PassRows(slots, none, none, none.new_zeros(1, width), taps, none.new_zeros(1, depth))
 
-    def _padding_proposal(self, depth: int) -> ProposalRows:
-        """A decode without tokens, and a tree over no context, whose pairs go into the row's private blocks."""
-        decode = self._padding_decode(self.spec.max_path)
-        none = decode.positions
-        return ProposalRows(*decode, decode.slots, none, none.new_ones(1, depth), none.float(), none)
+    def _decodes(self, rows: PassRows) -> DecidedRows:
+        slots = rows.slots[:, 0].contiguous()
+        real = slots != self.spare_slot
+        positions, num_tokens = rows.positions * real, rows.num_tokens * real
+        return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps)
 
-    def _commit(self, rows: DecidedRows) -> CommittedRows:
+    def _commit(self, rows: PassRows) -> CommittedRows:
         """`draft_accept`."""
-        return CommittedRows(self.commit_decodes(rows, self._block_tables))
+        return CommittedRows(self.commit_decodes(self._decodes(rows), self.tables.block_tables))
 
-    def _commit_and_grow(self, rows: ProposalRows) -> TokenTree:
+    def _commit_and_grow(self, rows: PassRows) -> TokenTree:
         """`draft_proposal`: all levels of a tree after its sequence's decode."""
-        self.commit_decodes(rows.decodes, self._block_tables)
-        return self.grow(rows.roots, self._block_tables)
+        self.commit_decodes(self._decodes(rows), self.tables.block_tables)
+        slots = rows.slots[:, 1].contiguous()
+        trees = self.grow(self.growth.roots_of(self.tables, slots, rows.levels.shape[1]), self.tables.block_tables)
+        for into, field in zip(self.trees, trees, strict=True):
+            (into[:, : field.shape[1]] if field.dim() == 2 else into)[slots] = field
+        return trees
 
 
 @torch.inference_mode()

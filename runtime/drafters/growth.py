@@ -40,6 +40,19 @@ class Roots(NamedTuple):
     """int64 [num_reqs]"""
 
 
+class SlotTables(NamedTuple):
+    """What a growth reads by slot, at addresses that do not change."""
+
+    committed_lens: Tensor
+    """int64 [num_slots], as the next two."""
+    last_token_ids: Tensor
+    seeds: Tensor
+    temperatures: Tensor
+    """float32 [num_slots]"""
+    block_tables: Tensor
+    """int64 [num_slots, max_blocks_per_seq]"""
+
+
 class Level(NamedTuple):
     """The nodes of one depth that are expanded; `width` is the top_k of the trees."""
 
@@ -90,26 +103,22 @@ class Growth:
         for num_reqs in batch_sizes if self.top_k > 1 else ():
             self._table(num_reqs)
 
-    def roots(self, batch: DraftBatch, slots: Tensor, into: Roots | None = None) -> Roots:
+    def roots(self, batch: DraftBatch, slots: Tensor) -> Roots:
         """Of a batch's proposals.
 
         Args:
             slots: int64 [num_reqs], the proposals' on the drafter's device.
-            into: where to write them, all but the slots; allocated where None.
         """
-        lens, num_reqs, depth = batch.committed_lens[slots], len(slots), self.depth(batch)
-        if into is None:
-            temperatures = batch.temperatures.new_empty(num_reqs)
-            into = Roots(
-                slots, torch.empty_like(lens), lens.new_empty(num_reqs, depth), temperatures, torch.empty_like(lens)
-            )
+        lens = batch.committed_lens[slots]
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
-        into.token_ids.copy_(batch.token_ids[slots, last])
-        torch.add(lens[:, None], self._steps[:depth], out=into.positions)
-        torch.index_select(batch.temperatures, 0, slots, out=into.temperatures)
-        torch.index_select(batch.seeds, 0, slots, out=into.seeds)
-        return into
+        positions = lens[:, None] + self._steps[: self.depth(batch)]
+        return Roots(slots, batch.token_ids[slots, last], positions, batch.temperatures[slots], batch.seeds[slots])
+
+    def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
+        """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""
+        positions = tables.committed_lens[slots][:, None] + self._steps[:depth]
+        return Roots(slots, tables.last_token_ids[slots], positions, tables.temperatures[slots], tables.seeds[slots])
 
     def grow(self, roots: Roots, logits: Tensor, expand: Expand, rules: Rules = ()) -> TokenTree:
         """One tree per root.

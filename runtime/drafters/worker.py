@@ -14,14 +14,14 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
-from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.protocol.transfer import copy_all, upload
 from wingbeat.runtime.speculation.growth_rule import GrowthRule
 from wingbeat.runtime.speculation.policy import GrowthLimits
 
 HOST_COLUMNS = ("decode_slots", "proposal_slots")
 """Fields of a `DraftBatch` that stay on the host."""
 
-SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds")
+SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "last_token_ids")
 """Fields of a `DraftBatch` that an outcome has by slot."""
 
 
@@ -96,9 +96,8 @@ class DraftWorker:
         for attachment, outcome in pending:
             count = RoundHeader.read(outcome.header).num_proposals
             if trees is not None and count:
-                _write_reply(
-                    attachment.end, outcome, count, TokenTree(*(field[start : start + count] for field in trees))
-                )
+                own = TokenTree(*(field[start : start + count] for field in trees))
+                _write_reply(attachment, outcome, own, self.drafter.trees_by_slot)
             start += count
             attachment.end.publish_reply()
         return True
@@ -119,10 +118,15 @@ def _shape(spec: ChannelSpec) -> tuple:
     return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
 
 
-def _write_reply(end: DrafterEnd, outcome: Outcome, count: int, trees: TokenTree) -> None:
-    reply, slots = end.reply, outcome.proposal_slots[:count]
-    reply.epochs.copy_(outcome.epochs)
-    reply.committed_lens.copy_(outcome.committed_lens)
+def _write_reply(attachment: _Attachment, outcome: Outcome, trees: TokenTree, by_slot: TokenTree | None) -> None:
+    reply, slots = attachment.end.reply, outcome.proposal_slots[: len(trees.token_ids)]
+    copies = [(reply.epochs, outcome.epochs), (reply.committed_lens, outcome.committed_lens)]
+    if by_slot is not None:
+        # Rows of slots that asked for nothing hold earlier trees: the verifier knows what it asked for.
+        own = slice(attachment.slot_offset, attachment.slot_offset + len(reply.epochs))
+        copy_all(copies + [(getattr(reply, name), field[own]) for name, field in by_slot._asdict().items()])
+        return
+    copy_all(copies)
     where = reply.token_ids.device
     if where != slots.device:
         slots = upload(slots.tolist(), where)
@@ -258,6 +262,7 @@ def _by_slot(rounds: list[_Asked], attached: list[_Attachment], device: torch.de
             "block_tables": outcome.block_tables + attachment.block_offset,
             "temperatures": outcome.temperatures,
             "seeds": outcome.seeds,
+            "last_token_ids": outcome.last_token_ids,
         }
         for name, value in columns.items():
             _place(tables, name, value, attachment, num_slots, device)

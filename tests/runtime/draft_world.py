@@ -66,7 +66,9 @@ class World:
             max_levels,
         )
         on_host = (*HOST_COLUMNS, "chunk_slots", "chunk_positions", "chunk_lens", "max_committed_len", "max_levels")
-        moved = {k: v.to(device) for k, v in batch._asdict().items() if k not in on_host and k != "growth_rules"}
+        moved = {
+            k: v.to(device) for k, v in batch._asdict().items() if k not in on_host and isinstance(v, torch.Tensor)
+        }
         return batch._replace(**moved)
 
     def feed(self, drafter, device="cpu"):
