@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in cases.values():
         (count,) = table[0].get_closest_marker("few").args
-        rows = [item.callspec.indices.items() for item in table]
+        # A value is itself wherever it stands in a table; its index may be that of the whole case.
+        rows = [{(name, id(value)) for name, value in item.callspec.params.items()} for item in table]
         by_default, by_pairs = set(spread(rows, count)), set(meeting(rows))
         for index in set(range(len(table))) - by_default:
             table[index].add_marker(pytest.mark.slow)

@@ -19,7 +19,7 @@ def meeting(rows: Sequence[Collection[Hashable]]) -> list[int]:
     """Indices of rows in which any two values meet that meet in some row; the one with the most new pairs first."""
     bits: dict[Hashable, int] = {}
     # A row of one value is worth that value.
-    values = [combinations(row, min(2, len(row))) for row in rows]
+    values = [combinations(sorted(row), min(2, len(row))) for row in rows]
     pairs = [sum(1 << bits.setdefault(pair, len(bits)) for pair in row) for row in values]
     chosen, left = [], (1 << len(bits)) - 1
     while left:
