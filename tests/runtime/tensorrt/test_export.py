@@ -56,6 +56,7 @@ def operators(file: Path) -> set[str]:
     return {node.op_type for node in onnx.load(file, load_external_data=False).graph.node}
 
 
+@pytest.mark.slow
 def test_the_graph_has_the_operators_and_names_that_builders_know(pair):
     file = pair.directory.graph("eagle_base", ".onnx")
     model = onnx.load(file, load_external_data=False)
@@ -71,6 +72,7 @@ def test_the_graph_has_the_operators_and_names_that_builders_know(pair):
     }
 
 
+@pytest.mark.slow
 def test_onnx_runtime_gives_what_torch_gives_in_every_stage(pair):
     differences = parity(pair, 4)
     assert max(differences.values()) <= TOLERANCE, differences
