@@ -74,7 +74,8 @@ class Threads {
     };
 
   private:
-    static constexpr int MOST_SPINS = 20000;
+    // Some tens of microseconds: longer than from one job of a layer to the next, shorter than between two rounds.
+    static constexpr int MOST_SPINS = 1000;
 
     static void pause() {
 #if defined(__x86_64__)
@@ -85,7 +86,8 @@ class Threads {
     // A forked child has none of its parent's threads.
     void forget_after_fork() {
         if (helpers_.empty() || process_ == getpid()) return;
-        for (auto& helper : helpers_) helper.detach();
+        // Threads that are not there can be neither joined nor detached: their names are left alone for good.
+        new std::vector<std::thread>(std::move(helpers_));
         helpers_.clear();
         asleep_.store(0);
     }

@@ -213,12 +213,12 @@ class PagedAttend:
         if packed is None:
             return None
         key_cache, value_cache = self.cache
-        layer.key_cache, layer.value_cache = key_cache.data_ptr(), value_cache.data_ptr()
-        layer.heads.scale = self.scaling
+        layers = (Layer * 1)(layer)  # a copy: several drafters may read one head
+        layers[0].key_cache, layers[0].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+        layers[0].heads.scale = self.scaling
         inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))
         out = torch.empty_like(residual)
         batch = batch_of(cos, sin, self.slot_mapping, packed, key_cache.shape[1], inputs)
-        layers = (Layer * 1)(layer)
         cpu_kernels().run_layers(layers, 0, 1, batch, residual, out)
         return out
 

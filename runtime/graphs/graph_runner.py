@@ -126,8 +126,8 @@ class GraphPool:
     def capture(self, *runners: "GraphRunner") -> None:
         """Capture every bucket of `runners`, those with most rows first: the smaller ones fit into their memory.
 
-        A runner whose first capture fails, and not for want of memory, is not tried again: what spoils one capture of a
-        model spoils them all, and each costs seconds and a pool.
+        Where a stage's first capture fails, and not for want of memory, none of its runners is tried: what spoils one
+        capture of a model spoils them all, and each costs seconds and a pool. Likewise the first one of a runner.
 
         Raises:
             Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is noted.
@@ -136,13 +136,15 @@ class GraphPool:
         jobs.sort(key=lambda job: math.prod(job[1]), reverse=True)
         stats, captured_before = self.stats, len(self.stats.captured)
         bytes_before, started = self.device.memory_bytes(), time.perf_counter()
-        hopeless: set[int] = set()
+        hopeless: set[GraphRunner | Stage] = set()
         for runner, bucket in _with_progress(jobs):
-            if id(runner) in hopeless:
+            if runner in hopeless or runner.stage in hopeless:
                 continue
             error = runner.capture(bucket)
-            if error is not None and not runner.has_graphs and not isinstance(_root(error), torch.OutOfMemoryError):
-                hopeless.add(id(runner))
+            if error is None or runner.has_graphs or isinstance(_root(error), torch.OutOfMemoryError):
+                continue
+            others = any(other.has_graphs for other in runners if other.stage == runner.stage)
+            hopeless.add(runner if others else runner.stage)
         memory_bytes = max(self.device.memory_bytes() - bytes_before, 0)
         stats.memory_bytes += memory_bytes
         logger.info(

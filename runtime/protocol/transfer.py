@@ -15,6 +15,12 @@ def upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.in
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+def upload_into(target: Tensor, values: Sequence) -> None:
+    """Host numbers into a tensor, as one copy that is not waited for."""
+    on_host = target.device.type == "cpu"
+    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=not on_host), non_blocking=not on_host)
+
+
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Copy without waiting where that is safe: a host that reads `target` next must find it complete."""
     target.copy_(source, non_blocking=target.device.type != "cpu")
@@ -54,7 +60,9 @@ class Download:
         self._event: torch.cuda.Event | None = None
         self._is_packed = packed is not None
         self._host = torch.cat([part.flatten() for part in parts]) if packed is None else packed
-        if self._host.device.type != "cpu":
+        if self._host.device.type == "cpu":
+            self._host = self._host if packed is None else packed.clone()  # which the next replay overwrites
+        else:
             pinned = torch.empty(self._host.shape, dtype=torch.int64, pin_memory=True)
             self._host = pinned.copy_(self._host, non_blocking=True)
             self._event = torch.cuda.Event()

@@ -76,10 +76,15 @@ class BatchBuilder:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.on_host = on_host
-        # A compiled graph holds torch's own attention.
-        self.in_place = reads_in_place(loaded.dtype, self.device) and not config.compile
+        # A captured or compiled graph holds torch's own attention.
+        self._may_be_in_place = on_host and not config.compile
         self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the CPU's kernels attend."""
+        return self._may_be_in_place and reads_in_place(self.dtype, self.device)
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
         """What a round's decodes read; the roots of the trees are filled in here.
@@ -149,9 +154,7 @@ class BatchBuilder:
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
         segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
-        packed_segments = pack_segments([segment]) if self.in_place else None
-        mapping = decodes.slot_mapping.flatten()
-        metadata = AttentionMetadata(self.cache.layers, mapping, [segment], packed=packed_segments)
+        metadata = AttentionMetadata(self.cache.layers, decodes.slot_mapping.flatten(), [segment])
         return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
 
     def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:

@@ -16,11 +16,18 @@ SWITCH = "WINGBEAT_CPU_KERNELS"
 """Environment variable; 0 leaves the kernels out."""
 
 
-@cache
 def cpu_kernels() -> CpuKernels | None:
-    """The kernels; None, which is said once, where there is no C++ compiler."""
-    if os.environ.get(SWITCH) == "0":
+    """The kernels; None where there is no C++ compiler, and while somebody watches torch's operations.
+
+    Who records them, as a graph does, would not see ours.
+    """
+    if os.environ.get(SWITCH) == "0" or torch._C._len_torch_dispatch_stack():
         return None
+    return _opened()
+
+
+@cache
+def _opened() -> CpuKernels | None:
     try:
         return CpuKernels(cache_dir() / "kernels")
     except NoLibraryError as error:

@@ -82,7 +82,10 @@ def fuse(model: nn.Module, layers: nn.ModuleList, attention: list[LayerAttention
 
 def _cpu_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """`reference.add_rms_norm` of rows without a residual."""
-    return cpu_kernels().rms_norm(hidden, weight, eps), hidden
+    kernels = cpu_kernels()
+    if kernels is None:
+        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
+    return kernels.rms_norm(hidden, weight, eps), hidden
 
 
 CPU_NORMS = LayerOps(_cpu_norm, reference.rotate_and_store, reference.silu_mul)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wingbeat.kernels.cpu.ops import CpuKernels
 from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
 
 FUNCTION_NAME = "apply_rotary_pos_emb"
@@ -58,24 +57,25 @@ class InputMajorLinear(nn.Linear):
     By our kernels, where there are some, a row's product does not depend on the rows beside it.
     """
 
-    _laid: tuple[Tensor, Tensor, CpuKernels | None] | None = None
-    """The weight, a view of it [in, out], and what multiplies by it where that is not torch."""
+    _laid: tuple[Tensor, Tensor, bool] | None = None
+    """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
         weight, laid = self._parameters["weight"], self._laid  # looked up by name, a parameter is slow to find
         if laid is None or laid[0] is not weight:
             laid = self.lay()
-        _, laid_weight, kernels = laid
-        if kernels is None or torch.is_grad_enabled() or torch.compiler.is_compiling() or not input.is_contiguous():
+        _, laid_weight, ours = laid
+        if not ours or torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_contiguous():
             return torch.matmul(input, laid_weight)
-        return kernels.linear(input, laid_weight)
+        kernels = cpu_kernels()
+        return torch.matmul(input, laid_weight) if kernels is None else kernels.linear(input, laid_weight)
 
-    def lay(self) -> tuple[Tensor, Tensor, CpuKernels | None]:
+    def lay(self) -> tuple[Tensor, Tensor, bool]:
         """Take the weights as they now are."""
         weight = self._parameters["weight"]
         ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
-        self._laid = (weight, weight.t(), cpu_kernels() if ours else None)
+        self._laid = (weight, weight.t(), ours)
         return self._laid
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.fakes import expected_tokens
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.engine_client import EngineFailed
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 FAKE, REAL = "fake", "real"
@@ -74,7 +75,11 @@ def verifier_stats(app: str) -> dict[str, dict[str, Any]]:
     status = serve.status().applications[app].deployments["Verifier"]
     found: dict[str, dict[str, Any]] = {}
     for _ in range(200):
-        stats = handle.stats.remote().result(timeout_s=30)
+        try:
+            stats = handle.stats.remote().result(timeout_s=30)
+        except EngineFailed:  # it is being started anew
+            time.sleep(0.1)
+            continue
         found[stats["engine_id"]] = stats
         if len(found) >= sum(status.replica_states.values()):
             break
@@ -148,7 +153,10 @@ def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client)
     assert all(stats["num_free_blocks"] == stats["num_blocks"] for stats in verifier_stats(FAKE).values())
 
 
-def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_app: httpx.Client, tiny_model: Path):
+@pytest.mark.parametrize("victim", ["engine_pid", "pid"])
+def test_requests_of_a_killed_process_go_on_elsewhere_and_it_is_replaced(
+    fake_app: httpx.Client, tiny_model: Path, victim: str
+):
     from wingbeat.runtime.tokenizer import Tokenizer
 
     prompt = tuple(Tokenizer.load(tiny_model).encode("abc"))
@@ -157,10 +165,18 @@ def test_requests_of_a_killed_engine_go_on_elsewhere_and_serve_replaces_it(fake_
     with ThreadPoolExecutor(6) as threads:
         answers = [threads.submit(complete, fake_app, seed=seed % 2, max_tokens=500) for seed in range(6)]
         until(lambda: all(stats["num_requests"] > 0 for stats in verifier_stats(FAKE).values()), 20)
-        killed = next(iter(verifier_stats(FAKE).values()))
-        os.kill(killed["pid"], signal.SIGKILL)
+        before = verifier_stats(FAKE)
+        killed = next(iter(before.values()))
+        os.kill(killed[victim], signal.SIGKILL)
         assert [answer.result()["choices"][0]["text"] for answer in answers] == undisturbed * 3
-    until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
+    if victim == "pid":
+        until(lambda: len(verifier_stats(FAKE).keys() - {killed["engine_id"]}) == 2)
+        until(lambda: not process_exists(killed["engine_pid"]))
+    else:
+        until(lambda: fake_app.get("/health").status_code == 200)
+        now = verifier_stats(FAKE)
+        assert now.keys() == before.keys(), "no new replica"
+        assert now[killed["engine_id"]]["num_engine_restarts"] == 1
 
 
 @pytest.mark.slow

@@ -201,20 +201,35 @@ def test_a_failed_capture_runs_eagerly_with_one_warning_that_names_it(caplog):
     assert device.captured[0].pool != device.captured[1].pool
 
 
-def test_what_fails_at_its_first_capture_is_not_tried_again_and_others_are(caplog):
+def test_the_first_failure_of_a_stage_ends_its_captures_and_no_other_stages(caplog):
     device = FakeDevice(failing=lambda capture: capture == 1)
     pool = GraphPool(device)
-    hopeless, other = (
-        runner_of(Counting(), [Bucket(n, 3) for n in sizes], pool, Stage.BASE_VERIFICATION)
-        for sizes in ((4, 3, 1), (2, 1))
+    stages = (Stage.BASE_VERIFICATION, Stage.BASE_VERIFICATION, Stage.BASE_DECODING)
+    sizes = ((4, 3, 1), (2, 1), (1,))
+    hopeless, alike, other = (
+        runner_of(Counting(), [Bucket(n, 3) for n in batches], pool, stage)
+        for stage, batches in zip(stages, sizes, strict=True)
     )
     with caplog.at_level(logging.WARNING):
-        pool.capture(hopeless, other)
+        pool.capture(hopeless, alike, other)
     assert len(caplog.messages) == len(pool.stats.failed) == 1
-    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, (2, 3)), (Stage.BASE_VERIFICATION, (1, 3))]
+    assert device.num_captures == 2
+    assert pool.stats.captured == [(Stage.BASE_DECODING, (1, 3))]
     inputs = some_inputs(1, 3)
-    assert hopeless.run(Bucket(1, 3), inputs).sums.tolist() == inputs.tokens.sum(dim=1).tolist()
-    assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 1}
+    for runner in (hopeless, alike):
+        assert runner.run(Bucket(1, 3), inputs).sums.tolist() == inputs.tokens.sum(dim=1).tolist()
+    assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 2}
+
+
+def test_a_runner_that_fails_beside_one_of_its_stage_that_was_captured_ends_alone():
+    """Of two ways to choose tokens one may wait for the device."""
+    device = FakeDevice(failing=lambda capture: capture == 2)
+    pool = GraphPool(device)
+    good, bad = (runner_of(Counting(), [Bucket(n, 3) for n in (2, 1)], pool, Stage.BASE_DECODING) for _ in range(2))
+    pool.capture(good, bad)
+    assert device.num_captures == 3
+    assert good.has_graphs
+    assert not bad.has_graphs
 
 
 def test_a_capture_that_lacks_memory_leaves_the_smaller_ones_their_chance():
