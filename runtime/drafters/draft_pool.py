@@ -216,6 +216,8 @@ class PagedAttend:
         layers = (Layer * 1)(layer)  # a copy: several drafters may read one head
         layers[0].key_cache, layers[0].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
         layers[0].heads.scale = self.scaling
+        # The nodes of a level share their angles.
+        cos, sin = (part.expand(*residual.shape[:-1], *part.shape[-2:]) for part in (cos, sin))
         inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))
         out = torch.empty_like(residual)
         batch = batch_of(cos, sin, self.slot_mapping, packed, key_cache.shape[1], inputs)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, VOCAB, World, channel_spec
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.growth import Growth
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
@@ -117,6 +118,22 @@ def test_trees_are_those_of_whole_paths(kind, shape, temperature):
         assert torch.equal(found.parents, expected.parents)
         torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
     assert {"prefill", "accept", "proposal"} == {str(stage) for stage in session.ran}
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_the_torch_drafters_trees_are_those_of_whole_paths_too(kind, shape):
+    speculation, head = SHAPES[shape], head_of(kind)
+    drafter = EagleDrafter(head_of(kind), speculation)
+    spec = channel_spec(speculation, head.taps_size)
+    drafter.resize(spec, NUM_SLOTS, spec.num_blocks)
+    world = World(speculation, head.taps_size, LENS)
+    world.feed(drafter)
+    found = drafter.draft(world.batch(proposals=world.slots))
+    expected = DenseTrees(head, world, speculation).grow(None)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
 
 
 def test_a_channel_of_paged_blocks_is_refused():
