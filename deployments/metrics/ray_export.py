@@ -48,6 +48,6 @@ class RayExport:
         told = self._told.get(key, 0.0)
         # An engine that took another's place counts from zero.
         step = value if value < told else value - told
+        self._told[key] = value
         if step > 0:
             metric.inc(step, labels)
-            self._told[key] = value

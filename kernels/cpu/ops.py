@@ -63,7 +63,8 @@ class CpuKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of each row of x [..., size], contiguous, by a weight [size]."""
+        """Root-mean-square norm of each row of x [..., size] by a weight [size]."""
+        x = x.contiguous()  # rows may be part of wider ones, such as the latents that a split leaves
         out, size = torch.empty_like(x), len(weight)
         self._library.wingbeat_norm(x.data_ptr(), x.numel() // size, size, weight.data_ptr(), eps, out.data_ptr())
         return out

@@ -216,7 +216,7 @@ class PagedAttend:
         layers = (Layer * 1)(layer)  # a copy: several drafters may read one head
         layers[0].key_cache, layers[0].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
         layers[0].heads.scale = self.scaling
-        # The nodes of a level share their angles.
+        # Nodes of one level share a position, and its angles.
         cos, sin = (part.expand(*residual.shape[:-1], *part.shape[-2:]) for part in (cos, sin))
         inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))
         out = torch.empty_like(residual)

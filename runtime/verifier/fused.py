@@ -199,13 +199,13 @@ class FusedLayer(nn.Module):
 
 
 class FusedNorm(nn.Module):
-    """`FusedLayer` of a norm that stands alone."""
+    """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
 
-    _ops: LayerOps
+    _ops: LayerOps | None = None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""
-        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return super().forward(hidden_states)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)

@@ -98,6 +98,19 @@ def test_no_kill_costs_a_request_or_a_text(tmp_path):
     assert run["met"]["decoding"] > 0
 
 
+@pytest.mark.slow
+def test_an_engine_in_a_process_of_its_own_runs_the_rounds_of_one_in_process(tmp_path):
+    blocks = quick_run("engine_process.py", tmp_path / "process.json", "--ways", "process", "own")["blocks"]
+    assert {(block["way"], block["concurrency"]) for block in blocks} == {
+        ("process", 1),
+        ("process", 2),
+        ("own", 1),
+        ("own", 2),
+    }
+    assert all(block["num_tokens"] == 16 * block["concurrency"] for block in blocks)
+    assert all(block["num_rounds"] > 0 and block["thread_shares"] for block in blocks)
+
+
 def test_drafters_are_compared_on_new_and_on_repeated_requests(tmp_path):
     figures = quick_run("drafters.py", tmp_path / "drafters.json")
     assert set(figures) == {"held-out text", "the same requests again"}

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from tests.deployments.engine_world import ThreadedEngine
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
-from tests.fakes import expected_tokens, wait_until
+from tests.fakes import FakeEngine, expected_tokens, wait_until
 from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
@@ -242,3 +243,23 @@ def test_requests_and_outputs_survive_the_wire():
     rounds = VerifiedRound((1,)), VerifiedRound((2,), (1, 2, 3), (-1, 0, 0), (1,))
     output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16, rounds=rounds)
     assert unpack(pack_output(8, output)) == (8, output, None)
+
+
+def test_an_engine_whose_replica_does_not_read_goes_on_and_loses_no_token():
+    async def scenario() -> None:
+        fake = FakeEngine()
+        engine = ThreadedEngine(fake, ring_bytes=2048)
+        stream = engine.connect("client")
+        requests = [make_request(count=190, seed=seed) for seed in range(4)]
+        engine.submit("client", [pack_request(number, request) for number, request in enumerate(requests)])
+        # This thread is the replica's event loop.
+        wait_until(lambda: fake.num_started == 4 and not fake.has_unfinished_requests())
+        assert engine.client._link._in.has_bytes
+        got: dict[int, list[int]] = {number: [] for number in range(4)}
+        while min(map(len, got.values())) < 190:
+            for packed in await stream.take():
+                got[packed[0]] += packed[1]
+        assert [tuple(got[seed]) for seed in range(4)] == [expected_tokens((1, 2, 3), seed, 190) for seed in range(4)]
+        engine.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

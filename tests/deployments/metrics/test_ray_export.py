@@ -3,6 +3,8 @@
 import asyncio
 from collections import defaultdict
 
+from prometheus_client.core import CounterMetricFamily
+
 from tests.deployments.metrics.engine_figures import Engines, engine_stats
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.ray_export import RayExport
@@ -70,3 +72,13 @@ def test_published_twice_sums_are_those_of_the_page():
     assert ray.kinds["vllm_spec_decode_num_drafts_total"] == "counter"
     # Of a counter Ray would change the name.
     assert ray.kinds["vllm_request_queue_time_seconds_bucket"] == "gauge"
+
+
+def test_a_counter_that_begins_anew_goes_on_where_the_last_one_ended():
+    ray = FakeRay()
+    export = RayExport(ray)
+    for value in (5, 7, 0, 8):
+        family = CounterMetricFamily("tokens", "Of an engine that took another's place.", labels=("engine",))
+        family.add_metric(("a",), value)
+        export.publish([family])
+    assert ray.values["tokens_total", "a"] == 15

@@ -67,6 +67,15 @@ def test_memory_of_the_token_before_is_found(monkeypatch):
     assert "differ" in refusal(random_model("llama"))
 
 
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """Attention by torch's operations, whose steps these tests take apart."""
+    for user in ("attention", "batch", "fused", "speed_up"):
+        for name in ("cpu_kernels", "reads_in_place"):
+            monkeypatch.setattr(f"wingbeat.runtime.verifier.{user}.{name}", lambda *args: None, raising=False)
+
+
+@pytest.mark.usefixtures("without_kernels")
 def test_a_tree_read_as_a_chain_is_found(monkeypatch):
     """An attention function that is right in chunks and plain steps, and lets siblings see each other."""
     original = attention.build_segment
@@ -78,6 +87,7 @@ def test_a_tree_read_as_a_chain_is_found(monkeypatch):
     assert "of a token tree differ" in refusal(random_model("llama"))
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_window_one_off_is_found(monkeypatch):
     original = attention.attend_segments
 
