@@ -46,8 +46,8 @@ clean:
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	if nvidia-smi -L >/dev/null 2>&1; then \
-		$(VENV)/bin/pip install --quiet -e '.[test,bench]'; \
+		$(VENV)/bin/pip install --quiet -e '.[test,bench,tensorrt-rtx]'; \
 	else \
-		$(VENV)/bin/pip install --quiet -e '.[test,bench]' -c constraints/cpu.txt; \
+		$(VENV)/bin/pip install --quiet -e '.[test,bench,tensorrt-rtx]' -c constraints/cpu.txt; \
 	fi
 	touch $@

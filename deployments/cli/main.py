@@ -131,7 +131,10 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
 
         def run(
             config: InspectConfig,
-            folder: Annotated[Path, typer.Argument(help="Folder of a draft head or a model.", show_default=False)],
+            folder: Annotated[
+                Path,
+                typer.Argument(help="Folder of a draft head or a model, or an engine directory.", show_default=False),
+            ],
             as_json: JsonOption = False,
         ) -> None:
             """Show what a checkpoint holds, and how it drafts for a verifier."""

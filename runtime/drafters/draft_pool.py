@@ -216,8 +216,6 @@ class PagedAttend:
         layers = (Layer * 1)(layer)  # a copy: several drafters may read one head
         layers[0].key_cache, layers[0].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
         layers[0].heads.scale = self.scaling
-        # The rows of a level share a position.
-        cos, sin = (part.expand(*inputs.shape[:2], *part.shape[2:]) for part in (cos, sin))
         # Nodes of one level share a position, and its angles.
         cos, sin = (part.expand(*residual.shape[:-1], *part.shape[-2:]) for part in (cos, sin))
         inputs, residual, cos, sin = (part.contiguous() for part in (inputs, residual, cos, sin))

@@ -42,6 +42,6 @@ def test_the_openai_client_gets_the_text_of_generate(ray_cluster, tmp_path):
         for prompt in prompts:
             ids = tokenizer.encode(prompt)
             response = app.complete(prompt, max_tokens=NUM_TOKENS)
-            assert response.choices[0].text == tokenizer.decode(greedy(loaded.model, ids, NUM_TOKENS)[0])
+            assert response.choices[0].text == tokenizer.decode(greedy(loaded.model, [ids], NUM_TOKENS)[0][0])
             assert response.metrics["speculative_decoding"]["num_drafts"] > 0
         app.check_integrity()

@@ -6,6 +6,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig
 
 from tests.runtime.models import DEMO_PAIR
 from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
@@ -83,11 +84,13 @@ def test_the_builder_takes_the_verifiers_stages_for_three_gpus(builder, name, dt
 @pytest.mark.tensorrt
 @pytest.mark.slow
 def test_the_builder_takes_the_demo_heads_stages_for_three_gpus(builder, tmp_path):
+    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
     head = load_eagle_head(
         DEMO_PAIR / "drafter",
-        target_hidden_size=160,
-        target_num_layers=24,
-        target_vocab_size=4096,
+        target_hidden_size=target.hidden_size,
+        target_num_layers=target.num_layers,
+        target_vocab_size=target.vocab_size,
+        target_embedding=target.embedding,
         dtype=torch.float16,
         device="cpu",
     ).eval()

@@ -1,15 +1,17 @@
-"""The draft engine grows the trees of the torch drafter, of every kind of EAGLE head, from the same batches."""
+"""The draft engine grows the trees that its head means, of every kind of EAGLE head, chains and trees."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, VOCAB, World, channel_spec
-from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, draft_session
+from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.growth import Growth
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
@@ -30,7 +32,6 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=5, draft_top_k=1, verify_tree_size=6),
 }
 LENS = (17, 3, 29, 8, 2)
-CAPACITY = LIMITS.capacity
 
 
 def head_of(kind: str):
@@ -51,31 +52,88 @@ def linear(world: World) -> World:
     return world
 
 
+def attend_densely(query, key, value):
+    """Causal attention over everything: [1, T, heads, dim] in and out."""
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+class DenseTrees:
+    """Trees of a head without any KV: every node's whole path is run from the start of its sequence."""
+
+    def __init__(self, head, world: World, speculation: SpeculationConfig) -> None:
+        self.head, self.world = head, world
+        self.growth = Growth(speculation, head.draft_token_ids)
+
+    def grow(self, max_levels: int | None):
+        """One tree per sequence of the world."""
+        world = self.world
+        batch = world.batch(proposals=world.slots, max_levels=max_levels)
+        roots = self.growth.roots(batch, torch.tensor(world.slots))
+        self.level_before = [[([], self.hidden(slot, []))] for slot in world.slots]
+        logits = torch.stack([self.head.logits(nodes[0][1])[None] for nodes in self.level_before])
+        return self.growth.grow(roots, logits, self.expand)
+
+    def expand(self, level):
+        """Logits of what follows each node of a level."""
+        now = []
+        for row, slot in enumerate(self.world.slots):
+            nodes = []
+            for token, parent in zip(level.token_ids[row], level.parents[row].tolist(), strict=True):
+                path, hidden = self.level_before[row][parent]
+                longer = [*path, (token, self.head.feedback(hidden))]
+                nodes.append((longer, self.hidden(slot, longer)))
+            now.append(nodes)
+        self.level_before = now
+        return torch.stack([torch.stack([self.head.logits(hidden) for _, hidden in nodes]) for nodes in now])
+
+    def hidden(self, slot: int, path) -> torch.Tensor:
+        """The head's output at the end of a path behind a sequence's known pairs."""
+        world, head = self.world, self.head
+        known = int(world.lens[slot]) - 1
+        ids = torch.cat([world.tokens[slot, 1 : known + 1], *(token[None] for token, _ in path)])
+        features = torch.cat([head.fuse(world.taps[slot, :known]), *(feature[None] for _, feature in path)])
+        positions = torch.arange(len(ids))[None]
+        return head(ids[None], features[None], head.rotary(positions), attend_densely)[0, -1]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.few(6)
 @torch.inference_mode()
-def test_trees_are_those_of_the_torch_drafter(kind, shape, temperature):
+def test_trees_are_those_of_whole_paths(kind, shape, temperature):
     speculation, head = SHAPES[shape], head_of(kind)
     config = draft_config(head)
     session = draft_session(head, config)
     engine = EngineDrafter(session, config, head.draft_token_ids, speculation)
-    spec = channel_spec(speculation, head.taps_size)
-    engine.resize(replace(spec, block_size=CAPACITY, max_blocks_per_seq=1, num_blocks=NUM_SLOTS + 1), NUM_SLOTS, 10)
-    ours = linear(World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS))
-    ours.feed(engine)
-    found = [engine.draft(ours.batch(proposals=ours.slots, max_levels=levels)) for levels in (None, 2)]
-    torch_drafter = EagleDrafter(head_of(kind), speculation)
-    torch_drafter.resize(spec, NUM_SLOTS, spec.num_blocks)
-    theirs = World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS)
-    theirs.feed(torch_drafter)
-    expected = [torch_drafter.draft(theirs.batch(proposals=theirs.slots, max_levels=levels)) for levels in (None, 2)]
-    for tree, other in zip(found, expected, strict=True):
-        assert torch.equal(tree.token_ids, other.token_ids)
-        assert torch.equal(tree.parents, other.parents)
-        torch.testing.assert_close(tree.scores, other.scores, atol=1e-4, rtol=1e-4)
+    spec = replace(channel_spec(speculation, head.taps_size), max_blocks_per_seq=1)
+    engine.resize(spec, NUM_SLOTS, NUM_SLOTS + 1)
+    world = linear(World(speculation, head.taps_size, LENS, (temperature,) * NUM_SLOTS))
+    world.feed(engine)
+    dense = DenseTrees(head, world, speculation)
+    for levels in (None, 2):
+        found, expected = engine.draft(world.batch(proposals=world.slots, max_levels=levels)), dense.grow(levels)
+        assert torch.equal(found.token_ids, expected.token_ids)
+        assert torch.equal(found.parents, expected.parents)
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
     assert {"prefill", "accept", "proposal"} == {str(stage) for stage in session.ran}
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_the_torch_drafters_trees_are_those_of_whole_paths_too(kind, shape):
+    speculation, head = SHAPES[shape], head_of(kind)
+    drafter = EagleDrafter(head_of(kind), speculation)
+    spec = channel_spec(speculation, head.taps_size)
+    drafter.resize(spec, NUM_SLOTS, spec.num_blocks)
+    world = World(speculation, head.taps_size, LENS)
+    world.feed(drafter)
+    found = drafter.draft(world.batch(proposals=world.slots))
+    expected = DenseTrees(head, world, speculation).grow(None)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-4)
 
 
 def test_a_channel_of_paged_blocks_is_refused():
