@@ -39,7 +39,8 @@ _CHUNKS = (7, 1)
 _WIDEST_TRIED_WINDOW = 64
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 2e-3}
 """Of a row's logits, by their spread; other dtypes round by more, and how much is measured."""
-_LOW_PRECISION_TOLERANCE, _LARGEST_TOLERANCE = 5e-2, 0.25
+_LOW_PRECISION_TOLERANCE, _LARGEST_TOLERANCE = 0.1, 0.25
+"""Kernels keep sums in float32 where torch rounds them: no noise of transformers' own tells how far that leads."""
 
 
 class TrialText(NamedTuple):
