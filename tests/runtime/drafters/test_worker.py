@@ -245,8 +245,9 @@ def upload_to_meta(values, device, dtype=torch.int64):
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_device_channel_is_served_without_reading_the_device(speculation, num_verifiers, captured, monkeypatch):
     """A tensor on "meta" has no data: reading one, or indexing it by what lies on the host, fails."""
-    for module in (draft_worker, eagle, eagle_stages):
+    for module in (draft_worker, eagle):
         monkeypatch.setattr(module, "upload", upload_to_meta)
+    monkeypatch.setattr(eagle_stages, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
     head = random_head(reference("llama").loaded).to("meta")
     drafter = EagleDrafter(head, speculation, FakeDevice() if captured else None)
     worker = DraftWorker(drafter)
@@ -325,4 +326,5 @@ def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device
 
 def test_uploads_of_the_worker_are_those_of_the_runtime():
     """What the tests above replace is what a GPU runs."""
-    assert draft_worker.upload is eagle.upload is eagle_stages.upload is transfer.upload
+    assert draft_worker.upload is eagle.upload is transfer.upload
+    assert eagle_stages.upload_into is transfer.upload_into
