@@ -244,6 +244,20 @@ def attend_segments(
             sinks=sinks,
             workspace=workspace,
         )
+    return _attend_gathered(query, key_cache, value_cache, segments, scaling, sliding_window, softcap, sinks)
+
+
+def _attend_gathered(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    segments: list[AttentionSegment],
+    scaling: float,
+    sliding_window: int,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """By torch's operations over dense masks: each segment's keys and values are read out of the pool first."""
     num_kv_heads = key_cache.shape[2]
     group = query.shape[1] // num_kv_heads
     parts = []

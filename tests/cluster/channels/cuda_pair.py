@@ -1,0 +1,37 @@
+"""A verifier and a drafter on a channel through GPU memory, without a GPU."""
+
+import pytest
+
+from tests.cluster.fake_cuda import FakeCuda, FakeMachine
+from tests.cluster.peers import DEVICE, SPEC
+from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+
+
+class Pair:
+    """A verifier and a drafter that are two CUDA processes on one machine, in this one."""
+
+    def __init__(self, name: str, machine: FakeMachine) -> None:
+        self.name, self.machine = name, machine
+        self.verifier_cuda, self.drafter_cuda = FakeCuda(machine), FakeCuda(machine)
+        self.verifier: VerifierSide = CudaIpcChannel.create(name, SPEC, DEVICE, self.verifier_cuda).verifier_end
+        self.drafter = self.attach(1)
+
+    def attach(self, incarnation: int) -> DrafterSide:
+        self.drafter = CudaIpcChannel.attach(self.name, incarnation, DEVICE, self.drafter_cuda)
+        return self.drafter
+
+    def answer(self) -> None:
+        assert self.drafter.poll_outcome() is not None
+        self.drafter.publish_reply()
+
+    def kill_drafter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.verifier, "_peer_process", _Dead)
+
+    def kill_verifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.drafter, "_verifier", _Dead())
+
+
+class _Dead:
+    def alive(self) -> bool:
+        return False
