@@ -33,7 +33,8 @@ def test_greedy_text_is_that_of_generate(shape, batch):
     engine, session, _ = torch_pair(expected.loaded, speculation, limits(speculation, batch), shape != "plain")
     texts = Run(engine, expected.prompts, greedy_params(NUM_TOKENS)).finish()
     assert texts == [more[:NUM_TOKENS] for more in expected.continuations]
-    assert ("verify" in session.ran) == (shape != "plain")
+    # Without drafts the stage of many rows is left to short ends of prompts.
+    assert (session.ran.count("plain") > 10 * session.ran.count("verify")) == (shape == "plain")
 
 
 def test_sampled_text_is_that_of_the_torch_backend():
