@@ -5,7 +5,6 @@ drafts by n-grams. The engines take turns; texts must be equal.
 """
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,23 +19,22 @@ from workload import held_out_prompts
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
-from wingbeat.runtime.verifier.cpu_kernels import SWITCH
+from wingbeat.runtime.verifier.cpu_kernels import use_kernels
 
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS = 128
 WAYS = {"plain": False, "speculating": True}
-KERNELS = {"with": "1", "without": "0"}
+KERNELS = {"with": True, "without": False}
 
 
 @contextmanager
 def kernels(way: str) -> Iterator[None]:
     """The CPU's kernels on or off."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = KERNELS[way]
+    before = use_kernels(KERNELS[way])
     try:
         yield
     finally:
-        os.environ.pop(SWITCH) if before is None else os.environ.__setitem__(SWITCH, before)
+        use_kernels(before)
 
 
 def random_pair(folder: Path) -> Pair:

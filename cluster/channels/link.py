@@ -94,10 +94,9 @@ class Link:
         return self._out.num_read >= end
 
     def receive(self) -> Iterator[Any]:
-        """The messages that have come whole, oldest first."""
-        if not self._in.has_bytes:
-            return
-        self._partial += self._in.read()
+        """The messages that have come whole, oldest first; what is not taken is left for the next call."""
+        if self._in.has_bytes:
+            self._partial += self._in.read()
         while len(self._partial) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + int.from_bytes(self._partial[:_LENGTH_BYTES], "little")
             if len(self._partial) < end:

@@ -26,7 +26,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
 
     try:
         engine, _, _, check = engine_of_pair(
-            _pair_settings(config),
+            pair_settings(config),
             config.resolved_device(),
             lambda convention, loaded: needs_with_capture(config, ask_needs(convention), len(loaded.layers)),
         )
@@ -50,13 +50,14 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     Raises:
         ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
     """
-    drafter = drafter_of_pair(_pair_settings(config), config.drafter_device())
+    drafter = drafter_of_pair(pair_settings(config), config.drafter_device())
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     return DraftWorker(drafter)
 
 
-def _pair_settings(config: AppConfig) -> PairSettings:
+def pair_settings(config: AppConfig) -> PairSettings:
+    """What a configuration says of a verifier and its drafter."""
     return PairSettings(
         config.model_dir(),
         config.choice(),

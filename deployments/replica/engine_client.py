@@ -190,9 +190,9 @@ class EngineClient:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
                     self._asking = self._event_loop.create_task(self._ask(*rest))
-                case ToReplica.STARTED:
+                case ToReplica.STARTED if not self._started.done():  # else its caller was cancelled
                     self._started.set_result(*rest)
-                case ToReplica.FAILED:
+                case ToReplica.FAILED if not self._started.done():
                     self._started.set_exception(*rest)
                 case ToReplica.ENDED:
                     self.lose(*rest)

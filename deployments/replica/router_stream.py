@@ -1,8 +1,11 @@
 """Outputs on their way from the engine's process to one router: conflated while the router is behind."""
 
 import asyncio
+import logging
 
-from wingbeat.deployments.fleet.wire import GIVEN_UP, WireOutput, join
+from wingbeat.deployments.fleet.wire import GIVEN_UP, GivenUp, Verdict, WireOutput, join, pack_given_up
+
+logger = logging.getLogger(__name__)
 
 
 class RouterGone(Exception):
@@ -23,13 +26,19 @@ class RouterStream:
         self._ended_by: Exception | None = None
 
     def put(self, message: list[WireOutput]) -> None:
-        """Add a message."""
+        """Add a message; an output that fits no earlier one gives up its request, and no other."""
         for packed in message:
             if packed[GIVEN_UP] is not None:
                 self._last_words.append(packed)
                 continue
-            earlier = self._outputs.get(packed[0])
-            self._outputs[packed[0]] = packed if earlier is None else join(earlier, packed)
+            number = packed[0]
+            try:
+                self._outputs[number] = join(self._outputs[number], packed) if number in self._outputs else packed
+            except Exception as error:
+                logger.exception("The outputs of request %s do not fit together", number)
+                reason = f"its outputs do not fit together: {type(error).__name__}"
+                self._last_words.append(pack_given_up(number, GivenUp(Verdict.FAILED, reason)))
+                del self._outputs[number]
         self._ready.set()
 
     def end(self, error: Exception) -> None:

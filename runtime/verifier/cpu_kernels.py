@@ -13,7 +13,8 @@ from wingbeat.runtime.disk_cache import cache_dir
 logger = logging.getLogger(__name__)
 
 SWITCH = "WINGBEAT_CPU_KERNELS"
-"""Environment variable; 0 leaves the kernels out."""
+"""Environment variable, read when this is imported; 0 leaves the kernels out."""
+_used = os.environ.get(SWITCH) != "0"
 
 
 def cpu_kernels() -> CpuKernels | None:
@@ -21,9 +22,16 @@ def cpu_kernels() -> CpuKernels | None:
 
     Who records them, as a graph does, would not see ours.
     """
-    if os.environ.get(SWITCH) == "0" or torch._C._len_torch_dispatch_stack():
+    if not _used or torch._C._len_torch_dispatch_stack():
         return None
     return _opened()
+
+
+def use_kernels(wanted: bool) -> bool:
+    """Whether kernels are used from now on, whatever the environment says; returns whether they were."""
+    global _used
+    _used, before = wanted, _used
+    return before
 
 
 @cache

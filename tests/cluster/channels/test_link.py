@@ -56,6 +56,13 @@ def test_a_full_ring_holds_its_writer_up_for_nothing(sides: Sides):
     assert sides.parent.was_read(ends[-1])
 
 
+def test_a_reader_that_is_interrupted_finds_the_rest_later(sides: Sides):
+    for number in range(3):
+        sides.parent.send(number)
+    assert next(sides.child.receive()) == 0
+    assert list(sides.child.receive()) == [1, 2]
+
+
 def test_what_cannot_be_sent_leaves_the_link_as_it_was(sides: Sides):
     with pytest.raises((AttributeError, TypeError)):
         sides.parent.send(lambda: None)

@@ -12,7 +12,7 @@ from tests.fakes import FakeEngine, expected_tokens, wait_until
 from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
-from wingbeat.deployments.fleet.wire import pack_output, pack_request, unpack, unpack_request
+from wingbeat.deployments.fleet.wire import Verdict, pack_output, pack_request, unpack, unpack_request
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.outbox import Outbox
 from wingbeat.deployments.replica.router_stream import RouterStream
@@ -232,6 +232,20 @@ def test_a_slow_consumer_gets_several_messages_as_one():
         one, other = await stream.take()
         assert unpack(one)[1] == RequestOutput("", (0, 1, 2, 3, 4, 5), FinishReason.STOP)
         assert unpack(other)[1].token_ids == (9,) * 5
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))
+
+
+def test_outputs_that_do_not_fit_together_give_up_their_request_alone():
+    async def scenario() -> None:
+        stream = RouterStream()
+        unsendable = RequestOutput("r", None)
+        stream.put([pack_output(1, unsendable)])
+        stream.put([pack_output(1, unsendable), pack_output(2, RequestOutput("s", (9,)))])
+        good, bad = await stream.take()
+        assert unpack(good)[:2] == (2, RequestOutput("", (9,)))
+        number, _, given_up = unpack(bad)
+        assert (number, given_up.verdict) == (1, Verdict.FAILED)
 
     asyncio.run(asyncio.wait_for(scenario(), 5))
 

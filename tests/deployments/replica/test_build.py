@@ -59,3 +59,10 @@ def test_the_drafters_process_does_not_wait_for_the_verifiers_code():
     code = "import sys, wingbeat.deployments.replica.drafter_thread; print(*sys.modules)"
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in got.stdout.split() if name.removeprefix("wingbeat.").startswith(rooms)]
+
+
+@pytest.mark.parametrize(("threads", "most"), [(0, len(os.sched_getaffinity(0))), (1, None), (3, None)])
+def test_the_number_of_threads_is_tried_where_none_is_given(threads, most):
+    from wingbeat.deployments.replica.build import pair_settings
+
+    assert pair_settings(AppConfig(threads=threads)).most_threads == most

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from tests.runtime.engine.arrivals import Load, drafter_of, ending
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine, random_model, random_prompts, reference
+from tests.runtime.recorded_graphs import WAITS
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.loader import prepare_model
@@ -35,13 +36,11 @@ def engine_of():
 class Blindfold(TorchDispatchMode):
     """Fails where the host looks at device data, which on an accelerator would be a wait for it."""
 
-    WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
-
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name.removeprefix("aten::")
         indices = args[1] if name.startswith("index") and isinstance(args[1], list | tuple) else ()
         by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
-        waits = by_mask or name in self.WAITS
+        waits = by_mask or name in WAITS
         assert not waits, f"{function} waits for the device"
         return function(*args, **(kwargs or {}))
 
