@@ -17,6 +17,7 @@ from report import RESULTS, Report, Table, machine_facts, model_facts, spread
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.grammar.maskers import GrammarMasker
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
 from wingbeat.runtime.verifier.token_masks import TokenMasks
@@ -98,14 +99,14 @@ class MaskClock:
 
 
 @contextmanager
-def without_certain_tokens(llm: LLM) -> Iterator[None]:
+def without_certain_tokens() -> Iterator[None]:
     """Draft only what the drafter drafts."""
-    masks = llm.engine.runner.masks
-    masks.draft_forced = lambda plan, trees, max_depth: trees
+    forced = GrammarMasker.forced
+    GrammarMasker.forced = lambda self, most: []
     try:
         yield
     finally:
-        del masks.draft_forced
+        GrammarMasker.forced = forced
 
 
 def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generation:
@@ -137,7 +138,7 @@ def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table]
         acceptance, texts = {}, {}
         for _ in range(repeats):
             for mode, so_far in rates.items():
-                with without_certain_tokens(llm) if mode == DRAFTED else nullcontext():
+                with without_certain_tokens() if mode == DRAFTED else nullcontext():
                     result = run_schemas(llm, mode, batch_size, num_seeds)
                 so_far.append(result.tokens_per_s)
                 acceptance[mode], texts[mode] = result.metrics.acceptance_length, result.token_ids

@@ -50,8 +50,8 @@ class GrammarMasker:
 
         self._matcher = GrammarMatcher(grammar.compiled)
         self._encode = grammar.encode
-        self._certain: deque[int] = deque()
-        """Tokens of certain text that are still ahead."""
+        self._certain: deque[int] | None = None
+        """Tokens of certain text that are still ahead; None before they are looked for."""
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -59,8 +59,9 @@ class GrammarMasker:
         """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
         if not self._matcher.accept_token(token_id):
             raise ValueError(f"token {token_id} breaks the grammar")
-        if self._certain and self._certain.popleft() != token_id:  # the same text in other tokens
-            self._certain.clear()
+        # Where it is another one, the same text is written in other tokens.
+        if not self._certain or self._certain.popleft() != token_id or not self._certain:
+            self._certain = None
         return self._matcher.is_terminated()
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -80,8 +81,8 @@ class GrammarMasker:
 
     def forced(self, most: int) -> list[int]:
         """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
-        if not self._certain:
-            self._certain.extend(self._find_certain())
+        if self._certain is None:
+            self._certain = deque(self._find_certain())
         return list(islice(self._certain, most))
 
     def _find_certain(self) -> list[int]:

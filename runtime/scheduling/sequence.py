@@ -127,6 +127,19 @@ class Sequence:
         """Tokens it has at most once the rounds in flight are settled."""
         return len(self.token_ids) + sum(self.in_flight)
 
+    def certain(self, most: int) -> list[int]:
+        """Tokens, at most so many, that are drafted whatever the drafter says: see `TokenMasker.forced`."""
+        params = self.request.params
+        if self.masker is None or not params.speculation:
+            return []
+        # The last token that may be emitted needs no draft: it is the one behind the accepted path.
+        return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its next round may hold more than its root: a tree was asked for, or something is certain."""
+        return self.draft.tree_requested or bool(self.certain(1))
+
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
