@@ -110,6 +110,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
+            vocab_size=0 if self.overlap else self.loaded.vocab_size,
         )
 
     def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
@@ -198,7 +199,6 @@ class Engine:
         with clock.draft_wait:
             drafted = self.drafting.collect(plan, rows)
         with clock.accept:
-            # Elsewhere they are drafted within the round, whose shape is fixed.
             trees = with_certain(plan, drafted, self.config.speculation) if self.runner.on_host else drafted
             trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)

@@ -1,5 +1,6 @@
 """Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
@@ -14,6 +15,8 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 MOST_TREE_S = 0.005
 """For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
+MOST_AHEAD_S = 0.001
+"""CPU time of telling the drafter what is allowed, which a round waits for; what takes longer is not told again."""
 _MOST_CERTAIN = 2048
 """Characters of certain text that become tokens at a time: a schema may hold a constant of any length."""
 
@@ -52,6 +55,7 @@ class GrammarMasker:
         self._encode = grammar.encode
         self._certain: deque[int] | None = None
         """Tokens of certain text that are still ahead; None before they are looked for."""
+        self._looks_ahead = True
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -78,6 +82,29 @@ class GrammarMasker:
             torch.from_numpy(masks),
             MOST_TREE_S,
         )
+
+    def allows(self, token_id: int) -> bool:
+        """See `TokenMasker`."""
+        is_allowed = self._matcher.accept_token(token_id)
+        if is_allowed:
+            self._matcher.rollback(1)
+        return is_allowed
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """See `TokenMasker`."""
+        if not self._looks_ahead:
+            return False
+        matcher, started, num_taken = self._matcher, time.thread_time(), 0
+        for token_id in token_ids:
+            if matcher.is_terminated() or not matcher.accept_token(token_id):
+                break
+            num_taken += 1
+        goes_on = num_taken == len(token_ids) and not matcher.is_terminated()
+        is_restricted = goes_on and matcher.fill_next_token_bitmask(mask[None], 0)
+        if num_taken:
+            matcher.rollback(num_taken)
+        self._looks_ahead = time.thread_time() - started <= MOST_AHEAD_S
+        return is_restricted
 
     def forced(self, most: int) -> list[int]:
         """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
@@ -127,6 +154,14 @@ class BadWords:
         """See `TokenMasker`: nothing is."""
         return []
 
+    def allows(self, token_id: int) -> bool:
+        """See `TokenMasker`: what is said only of trees that grammars add to."""
+        return True
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """See `TokenMasker`: too few are forbidden for a drafter to be told."""
+        return False
+
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         """See `TokenMasker`."""
         masks[:] = -1
@@ -153,6 +188,12 @@ class _Both:
 
     def forced(self, most: int) -> list[int]:
         return self._grammar.forced(most)
+
+    def allows(self, token_id: int) -> bool:
+        return self._grammar.allows(token_id)
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        return self._grammar.ahead(token_ids, mask)
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         more = np.empty_like(masks)

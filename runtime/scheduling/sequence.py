@@ -25,6 +25,21 @@ class TokenMasker(Protocol):
         """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
         ...
 
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next, as far as that is known."""
+        ...
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """Write the tokens allowed behind the next ones, which are not taken yet.
+
+        Args:
+            mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
+
+        Returns:
+            False where it is not known, or nothing is forbidden there: the mask is then not to be read.
+        """
+        ...
+
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         """Write the tokens allowed behind each node of a tree whose root is the last token taken.
 

@@ -114,9 +114,7 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
             demand(problem is None, problem or "")
         demand(bool(limit) or not any(mine), f"nothing was to be written, and there is {mine}")
     if _goes_on(body) or not limit:
-        demand(
-            set(told.finish_reasons) == {"length"}, f"it goes on, and finish reasons {told.finish_reasons}"
-        )
+        demand(set(told.finish_reasons) == {"length"}, f"it goes on, and finish reasons {told.finish_reasons}")
     return told
 
 
