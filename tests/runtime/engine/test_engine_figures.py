@@ -58,6 +58,24 @@ def test_tokens_and_phases_add_up(ref, engine_of, overlap):
     assert (len(waits), sum(waits)) == (num_requests, pytest.approx(times.queue_s.total))
 
 
+def test_a_wait_ends_where_the_first_round_begins(ref, engine_of, monkeypatch):
+    engine = engine_of()
+    launch, now = engine.runner.launch, 0.0
+
+    def launch_for_five_seconds(*args):
+        nonlocal now
+        now += 5.0
+        return launch(*args)
+
+    monkeypatch.setattr(engine.runner, "launch", launch_for_five_seconds)
+    monkeypatch.setattr(engine.requests, "_clock", lambda: now)  # a clock is chosen where an engine is built
+    engine.add_request(Request("r", tuple(ref.prompts[0]), greedy_params(1)))
+    while engine.has_unfinished_requests():
+        engine.step()
+    times = engine.stats().requests
+    assert (times.queue_s.total, times.prefill_s.total) == (0.0, 5.0)
+
+
 def test_preempted_requests_wait_and_begin_once(ref, engine_of):
     engine = engine_of(max_model_len=128, num_kv_blocks=20)
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()
