@@ -16,7 +16,9 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 MOST_TREE_S = 0.005
 """For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
 MOST_AHEAD_S = 0.001
-"""CPU time of telling the drafter what is allowed, which a round waits for; what takes longer is not told again."""
+"""CPU time of telling the drafter what is allowed, which a round waits for."""
+MOST_SLOW = 4
+"""Times that it may take longer, before the drafter is told nothing more."""
 _MOST_CERTAIN = 2048
 """Characters of certain text that become tokens at a time: a schema may hold a constant of any length."""
 
@@ -55,7 +57,7 @@ class GrammarMasker:
         self._encode = grammar.encode
         self._certain: deque[int] | None = None
         """Tokens of certain text that are still ahead; None before they are looked for."""
-        self._looks_ahead = True
+        self._num_slow = 0
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -92,7 +94,7 @@ class GrammarMasker:
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
         """See `TokenMasker`."""
-        if not self._looks_ahead:
+        if self._num_slow == MOST_SLOW:
             return False
         matcher, started, num_taken = self._matcher, time.thread_time(), 0
         for token_id in token_ids:
@@ -103,7 +105,7 @@ class GrammarMasker:
         is_restricted = goes_on and matcher.fill_next_token_bitmask(mask[None], 0)
         if num_taken:
             matcher.rollback(num_taken)
-        self._looks_ahead = time.thread_time() - started <= MOST_AHEAD_S
+        self._num_slow += time.thread_time() - started > MOST_AHEAD_S
         return is_restricted
 
     def forced(self, most: int) -> list[int]:

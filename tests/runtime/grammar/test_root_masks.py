@@ -20,8 +20,8 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.grammar.compiler import Grammars
-from wingbeat.runtime.grammar.maskers import GrammarMasker
-from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
+from wingbeat.runtime.grammar.maskers import MOST_SLOW, GrammarMasker
+from wingbeat.runtime.scheduling.request import GrammarSpec
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +88,23 @@ def listener(sequences, loaded):
     return drafter
 
 
-def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars):
-    prompts = [TOKENIZER.encode(text) for text in ("a = ", "bc = ", "import json\n")]
-    params = [params_of(SPECS[0], 1), params_of(SPECS[1], 2), SamplingParams(40, 0.0, ignore_eos=True)]
-    plain, _ = generate(loaded, grammars, prompts[:2], params[:2])
-    drafter = listener([prompt + more + [1] * 8 for prompt, more in zip(prompts, plain, strict=False)], loaded)
-    tokens, _ = generate(loaded, grammars, prompts[:2], params[:2], drafter)
+def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", 10.0)
+    prompts = [TOKENIZER.encode(text) for text in ("a = ", "bc = ")]
+    params = [params_of(SPECS[0], 1), params_of(SPECS[1], 2)]
+    plain, _ = generate(loaded, grammars, prompts, params)
+    drafter = listener([prompt + more + [1] * 8 for prompt, more in zip(prompts, plain, strict=True)], loaded)
+    tokens, _ = generate(loaded, grammars, prompts, params, drafter)
     assert tokens == plain
     assert len(drafter.heard) > 10
     for history, told in drafter.heard:
-        index = next(i for i, prompt in enumerate(prompts[:2]) if history[: len(prompt)] == prompt)
+        index = next(i for i, prompt in enumerate(prompts) if history[: len(prompt)] == prompt)
         matcher = GrammarMatcher(grammars.compile(params[index].grammar).compiled)
-        assert all(map(matcher.accept_token, history[len(prompts[index]) :]))
         expected = np.full((1, -(-loaded.vocab_size // 32)), -1, np.int32)
-        matcher.fill_next_token_bitmask(expected, 0)
+        answer = history[len(prompts[index]) :]
+        if 0 not in answer:  # behind the end nothing is told
+            assert all(map(matcher.accept_token, answer))
+            matcher.fill_next_token_bitmask(expected, 0)
         assert told is None or np.array_equal(told, expected[0])
     assert sum(told is not None for _, told in drafter.heard) > 10
 
@@ -121,14 +124,14 @@ def test_rounds_in_flight_tell_nothing(loaded, grammars):
     assert all(told is None for _, told in drafter.heard)
 
 
-def test_a_slow_grammar_is_asked_once(loaded, grammars, monkeypatch):
+def test_a_slow_grammar_is_asked_no_more(loaded, grammars, monkeypatch):
     monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", -1.0)
     prompt, params = TOKENIZER.encode("a = "), params_of(SPECS[0], 1)
     plain, _ = generate(loaded, grammars, [prompt], [params])
     drafter = listener([prompt + plain[0] + [1] * 8], loaded)
     tokens, _ = generate(loaded, grammars, [prompt], [params], drafter)
     assert tokens == plain
-    assert sum(told is not None for _, told in drafter.heard) == 1
+    assert sum(told is not None for _, told in drafter.heard) == MOST_SLOW < len(drafter.heard)
 
 
 def test_looking_ahead_takes_nothing(grammars):
