@@ -20,6 +20,8 @@ class ForwardBatch(NamedTuple):
     logits_rows: Tensor | None
     """int64 [num_rows]: rows whose logits are needed; None needs all."""
     attention: AttentionMetadata
+    chunk_rows: Tensor | None = None
+    """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
 
 
 class ModelOutput(NamedTuple):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ class ModelRunner:
         self.device = slots.device
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
-        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host)
+        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces=graph_device is not None)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self._ahead = torch.arange(1, config.speculation.max_path + 1, device=self.device)
@@ -125,9 +126,9 @@ class ModelRunner:
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
-        captured = self.graphs is not None and not plan.chunks
+        captured = self.graphs is not None and bool(plan.decodes)
         if isinstance(trees, TreeInbox):
-            if captured and not any(seq.masker is not None for seq in plan.decodes):
+            if captured and not self.masks.wanted(plan):
                 return self._replay(plan, rows, num_nodes)
             trees = trees.checked(rows)
         trees = self.masks.draft_forced(plan, trees, self.max_depth)
@@ -154,7 +155,7 @@ class ModelRunner:
             masks.result()
         num_rows = (0 if decodes is None else decodes.num_rows) + sum(chunk.samples for chunk in plan.chunks)
         chosen = self.chooser.choose(plan, decodes, output.logits[:num_rows])
-        return self._commit(plan, decodes, chosen, output, forward_s, evidence)
+        return self._commit(plan, decodes, chosen, output, batch.chunk_rows, forward_s, evidence)
 
     @torch.inference_mode()
     def widest_round(self) -> None:
@@ -168,11 +169,19 @@ class ModelRunner:
         self._decide_round(result, Choosing.ALTERED)
 
     def _replay(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> RoundInFlight:
-        """`launch` of a round without prompt chunks, as one graph."""
+        """`launch` of a round's decodes as graphs; behind them its prompt chunks, eagerly."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         started = time.perf_counter()
-        accepted = self.graphs.run(rows, num_nodes, choosing)
-        return launched_round(plan, accepted, rows.slots[:0], None, time.perf_counter() - started)
+        accepted, chunks = self.graphs.run(rows, num_nodes, choosing), _Chunks(rows.slots[:0])
+        if plan.chunks:
+            accepted = accepted._replace(packed=None)  # which has no room for what chunks tell the host
+            alone = plan._replace(decodes=[])
+            batch = self.builder.flatten(alone, None)
+            output = self.model(batch)
+            chosen = self.chooser.choose(alone, None, output.logits[: sum(chunk.samples for chunk in plan.chunks)])
+            chunks = self._take_chunks(plan, chosen, output.logits, output.taps, batch.chunk_rows)
+        forward_s = time.perf_counter() - started
+        return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, None, chunks.logprobs)
 
     def _forward_round(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> ForwardResult:
         """A round's forward pass at shapes that its arguments' shapes decide: what is captured.
@@ -213,34 +222,41 @@ class ModelRunner:
         decodes: Decodes | None,
         chosen: Tensor,
         output: ModelOutput,
+        chunk_rows: Tensor | None,
         forward_s: float,
         evidence: Tensor | None,
     ) -> RoundInFlight:
-        num_decode_rows = 0 if decodes is None else decodes.num_rows
-        taps = output.taps
-        accepted = self.acceptance.accept(decodes, chosen[:num_decode_rows], taps)._replace(evidence=evidence)
-        sampled = chosen[num_decode_rows:]
+        num_rows = 0 if decodes is None else decodes.num_rows
+        logits, taps = output
+        accepted = self.acceptance.accept(decodes, chosen[:num_rows], taps)._replace(evidence=evidence)
+        if any(seq.request.params.has_penalties for seq in plan.decodes):
+            self.slots.processors.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
+        asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
+        if asking:
+            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, asking))
+        own_taps = None if taps is None else taps[num_rows:] if chunk_rows is None else taps
+        chunks = self._take_chunks(plan, chosen[num_rows:], logits[num_rows:], own_taps, chunk_rows)
+        return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, asking, chunks.logprobs)
+
+    def _take_chunks(
+        self, plan: SchedulerOutput, sampled: Tensor, logits: Tensor, taps: Tensor | None, rows: Tensor | None
+    ) -> "_Chunks":
+        """Bring the state of sequences whose prompts end up to date.
+
+        Args:
+            sampled: int64 [num_sampling_chunks].
+            logits: of the chunks: those that sample, then prompt tokens whose log-probabilities are asked for.
+            taps: of the chunks' rows alone, or of all where `rows` says which.
+        """
         sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if sampling:
             slots = upload([seq.slot for seq in sampling], self.device)
             self.slots.committed_lens[slots] += 1
             self.slots.last_token_ids[slots] = sampled
-        self._count(plan, accepted, sampling, sampled)
-        asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
-        if asking:
-            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, asking))
-        chunk_logprobs = self._chunk_logprobs(plan, sampling, sampled, output.logits[num_decode_rows:])
-        chunk_taps = None if taps is None else taps[num_decode_rows:]
-        return launched_round(plan, accepted, sampled, chunk_taps, forward_s, asking, chunk_logprobs)
-
-    def _count(self, plan: SchedulerOutput, accepted: AcceptedPaths, sampling: list[Sequence], sampled: Tensor) -> None:
-        """Note the tokens for penalties, where a sequence has some."""
-        tables = self.slots.processors
-        if any(seq.request.params.has_penalties for seq in plan.decodes):
-            tables.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
-        if any(seq.request.params.has_penalties for seq in sampling):
-            slots = upload([seq.slot for seq in sampling], self.device)
-            tables.count(slots, sampled[:, None], torch.ones_like(sampled))
+            if any(seq.request.params.has_penalties for seq in sampling):
+                self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
+        logprobs = self._chunk_logprobs(plan, sampling, sampled, logits)
+        return _Chunks(sampled, taps if taps is None or rows is None else taps.index_select(0, rows), logprobs)
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
@@ -250,6 +266,14 @@ class ModelRunner:
         if not targets and not any(seq.request.params.logprobs is not None for seq in sampling):
             return None
         return self.chooser.chunk_logprobs(logits, torch.cat([sampled, upload(targets, self.device)]))
+
+
+class _Chunks(NamedTuple):
+    """What a round decided for its prompt chunks; fields as in `RoundInFlight` and `RoundResult`."""
+
+    sampled: Tensor
+    taps: Tensor | None = None
+    logprobs: Tensor | None = None
 
 
 def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:

@@ -17,6 +17,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.choice import Choosing
 from wingbeat.runtime.verifier.decode_graphs import num_graphs
 
@@ -42,6 +43,8 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, plain": 1,
     "beside the graphs of a round, chain": 7,
     "beside the graphs of a round, tree": 7,
+    "prompt chunk beside decodes and its layers": 52,
+    "another prompt chunk in a round": 0,
     "graphs of a verifier": 60,
     "graphs of a drafter": 56,
 }
@@ -57,6 +60,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     for name, shape in SHAPES.items():
         found |= _drafter_counts(gpu, name, shape)
     found |= _round_counts(gpu)
+    found |= _chunk_counts(gpu, found["layer"])
     found["graphs of a verifier"] = num_graphs(SERVED)
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
@@ -110,6 +114,30 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
         found[f"beside the graphs of a round, {name}"] = min(totals)
     gpu.strict = False
     return found
+
+
+def _chunk_counts(gpu: FakeGpu, per_layer: int) -> dict[str, int]:
+    """Of rounds in which one sequence decodes, and prompts of others are computed."""
+    totals = [_mixed_round(gpu, num_chunks) for num_chunks in (1, 2)]
+    return {
+        "prompt chunk beside decodes and its layers": totals[0] - per_layer,
+        "another prompt chunk in a round": totals[1] - totals[0],
+    }
+
+
+def _mixed_round(gpu: FakeGpu, num_chunks: int) -> int:
+    config = engine_config(TREE, 4, max_num_batched_tokens=64, cuda_graphs=True)
+    engine = Engine(verifier(1), config, DrafterNeeds(), FakeGraphDevice(gpu))
+    engine.add_request(Request("first", (1, 2, 3), GREEDY))
+    engine.step()
+    for number in range(num_chunks):
+        engine.add_request(Request(str(number), (1,) * (7 + number), GREEDY))
+    gpu.strict = True
+    gpu.launches.clear()
+    engine.step()
+    gpu.strict = False
+    assert gpu.launches["graph"] == 2, "the decodes are replayed"
+    return beside(gpu.launches)
 
 
 def beside(launches: Counter[str]) -> int:
