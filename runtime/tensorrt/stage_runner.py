@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.graphs.buckets import batch_buckets
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.graphs.graph_runner import batch_buckets
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV, row_ranges
 from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, TensorSpec
 
