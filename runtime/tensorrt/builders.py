@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.tensorrt.profiles import Profile, input_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import Profile, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import torch
 from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.tensorrt.backend import engine_limits
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.engine_directory import (
     EngineDirectory,
@@ -15,7 +16,6 @@ from wingbeat.runtime.tensorrt.engine_directory import (
     write_config,
     write_draft_to_target,
 )
-from wingbeat.runtime.tensorrt.engine_model import engine_limits
 
 
 @pytest.fixture(scope="module")

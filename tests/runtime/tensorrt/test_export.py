@@ -19,8 +19,8 @@ from tests.runtime.models import (
 from tests.runtime.tensorrt.engine_world import engine_on
 from tests.runtime.tensorrt.exported import exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
-from wingbeat.runtime.tensorrt.backend import engine_drafter
-from wingbeat.runtime.tensorrt.base_graph import check_exportable
+from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
+from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 
@@ -119,7 +119,7 @@ def test_text_by_onnx_runtime_is_that_of_generate(pair, shape, batch):
     limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
     drafter = None
     if shape != "plain":
-        drafter = engine_drafter(pair.directory.folder, pair.head, pair.model, limits, "cpu")
+        drafter = open_drafter(pair.directory.folder, pair.head, pair.model, speculation, torch.device("cpu"))
     session = OnnxSession(pair.directory.graph("eagle_base", ".onnx"))
     engine = engine_on(session, pair.directory.base, limits, drafter)
     assert Run(engine, prompts, greedy_params(64)).finish() == expected
@@ -132,7 +132,5 @@ def test_a_mixture_of_experts_is_refused_by_name():
 
 
 def test_attention_sinks_are_refused():
-    from wingbeat.runtime.tensorrt.base_graph import graph_attention
-
     with pytest.raises(UnsupportedModelError, match="attention sinks"):
         graph_attention(None, torch.zeros(0), torch.zeros(0), torch.zeros(0), None, s_aux=torch.zeros(4))
