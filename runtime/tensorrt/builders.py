@@ -128,6 +128,7 @@ def _tensorrt() -> EngineBuilder | None:
     try:
         module = import_module("tensorrt")
     except (ImportError, OSError):
+        logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
     # Bindings without their libraries import on some versions, as an empty module.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None

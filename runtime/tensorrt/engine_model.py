@@ -113,7 +113,7 @@ def _picked(segment: AttentionSegment, wanted: list[int] | None) -> _Picked:
     num_reqs, num_query, start = segment.num_reqs, segment.num_query, segment.start
     device = segment.block_tables.device
     count = num_reqs * num_query
-    if wanted is None or (num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count))):
+    if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
         # Every row of trees is wanted, and these lie before all chunks.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
