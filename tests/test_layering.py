@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "cluster.child_process": set(),
     "cluster.cores": set(),
     "cluster.placement": set(),
+    "cluster.prefix_index": {"runtime.kv"},
     "cluster.process_tree": {"cluster.channels"},
     "cluster.routing": set(),
     "deployments.api": {
@@ -82,7 +83,7 @@ MAY_IMPORT = {
         "runtime.config",
         "runtime.hub",
     },
-    "deployments.fleet": {"cluster.routing", "runtime.scheduling"},
+    "deployments.fleet": {"cluster.prefix_index", "cluster.routing", "runtime.kv", "runtime.scheduling"},
     "deployments.launch": {
         "cluster.channels",
         "cluster.placement",
@@ -110,6 +111,8 @@ MAY_IMPORT = {
         "cluster.child_process",
         "cluster.cores",
         "cluster.placement",
+        "cluster.prefix_index",
+        "cluster.routing",
         "deployments.app_config",
         "deployments.fleet",
         "deployments.log",
@@ -119,6 +122,7 @@ MAY_IMPORT = {
         "runtime.engine",
         "runtime.grammar",
         "runtime.heads",
+        "runtime.kv",
         "runtime.pair",
         "runtime.protocol",
         "runtime.recordings",

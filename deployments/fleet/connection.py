@@ -7,8 +7,21 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+from wingbeat.cluster.prefix_index import PrefixIndex
+from wingbeat.cluster.routing import AnswerLength
 from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed, RequestRefused
-from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput, WireRequest, merge, pack_request, unpack
+from wingbeat.deployments.fleet.wire import (
+    REPORT,
+    EngineReport,
+    GivenUp,
+    Verdict,
+    WireOutput,
+    WireRequest,
+    merge,
+    pack_request,
+    unpack,
+    unpack_report,
+)
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -57,10 +70,11 @@ class EngineTransport(Protocol):
 class RequestStream:
     """What has come for one request and was not read yet."""
 
-    def __init__(self, number: int, request: Request) -> None:
+    def __init__(self, number: int, request: Request, num_cached_tokens: int = 0) -> None:
         self.number = number
-        self.outstanding_tokens = len(request.prompt_token_ids) + request.params.max_tokens
-        self.unwritten_tokens = request.params.max_tokens
+        self.uncomputed_tokens = request.num_tokens - num_cached_tokens
+        """Of the prompt; 0 as soon as anything has come back."""
+        self.unwritten_tokens = request.params.max_tokens - len(request.output_token_ids)
         self.ended = False
         """Whether the engine has nothing left to do for it."""
         self._outputs: deque[RequestOutput] = deque()
@@ -75,7 +89,7 @@ class RequestStream:
             self.fail(_as_error(given_up))
             return
         self._outputs.append(output)
-        self.outstanding_tokens -= len(output.token_ids)
+        self.uncomputed_tokens = 0
         self.unwritten_tokens -= len(output.token_ids)
         self.ended = output.finish_reason is not None
         self._ready.set()
@@ -112,12 +126,19 @@ class EngineConnection:
         transport: EngineTransport,
         on_end: Callable[["EngineConnection"], None],
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
+        answers: AnswerLength | None = None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
         self.client_id = uuid.uuid4().hex
         self.open = False
         self.retiring = False
+        self.index = PrefixIndex()
+        """What its prefix cache holds, as far as it has told."""
+        self.other_requests = 0
+        """Of other routers there, as it has told; so the tokens they have outstanding."""
+        self._other_tokens = 0
+        self._answers = answers or AnswerLength()
         self._going_down = False
         """The engine has said its last words: its process is still there, and takes nothing."""
         self._transport = transport
@@ -138,17 +159,23 @@ class EngineConnection:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens and tokens still to come of the requests not finished."""
-        return sum(stream.outstanding_tokens for stream in self._streams.values())
+        """Prompt tokens to compute and tokens expected of the requests not finished, other routers' included."""
+        expected = self._answers.expected_tokens
+        own = sum(stream.uncomputed_tokens + expected(stream.unwritten_tokens) for stream in self._streams.values())
+        return own + self._other_tokens
 
     @property
     def unwritten_tokens(self) -> int:
         """Tokens still to come, at most, of the requests not finished."""
         return sum(stream.unwritten_tokens for stream in self._streams.values())
 
-    def submit(self, request: Request) -> RequestStream:
-        """Queue a request for the next call to the engine; requests of one moment travel together."""
-        stream = RequestStream(self._next_number, request)
+    def submit(self, request: Request, num_cached_tokens: int = 0) -> RequestStream:
+        """Queue a request for the next call to the engine; requests of one moment travel together.
+
+        Args:
+            num_cached_tokens: of its prompt, that the engine is known to have.
+        """
+        stream = RequestStream(self._next_number, request, num_cached_tokens)
         self._next_number += 1
         self._streams[stream.number] = stream
         self._submits.append(pack_request(stream.number, request))
@@ -218,6 +245,9 @@ class EngineConnection:
 
         One that cannot be read ends this request and not the connection.
         """
+        if packed[0] == REPORT:
+            self._learn(unpack_report(packed))
+            return 0
         stream = self._streams.get(packed[0])
         if stream is None:
             return 0
@@ -231,6 +261,12 @@ class EngineConnection:
             self._going_down, self.open = True, False
         stream.put(output, given_up)
         return len(output.token_ids)
+
+    def _learn(self, report: EngineReport) -> None:
+        if report.changes is not None:
+            self.index.apply(report.changes)
+        if report.others is not None:
+            self.other_requests, self._other_tokens = report.others
 
     async def _send_loop(self) -> None:
         while True:

@@ -6,7 +6,15 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from wingbeat.cluster.routing import EngineLoad, TokenRate, choose_engine, num_missing_places, retry_after_s
+from wingbeat.cluster.prefix_index import PromptBlocks
+from wingbeat.cluster.routing import (
+    AnswerLength,
+    EngineLoad,
+    TokenRate,
+    choose_engine,
+    num_missing_places,
+    retry_after_s,
+)
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineLost, EngineTransport
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
@@ -44,6 +52,7 @@ class EnginePool:
         self.num_admitted = 0
         """Places taken and not given back."""
         self._token_rate = TokenRate()
+        self._answers = AnswerLength()
         self._info: ModelInfo | None = None
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
@@ -97,9 +106,9 @@ class EnginePool:
         return not self._draining and any(connection.open for connection in self._connections.values())
 
     def loads(self) -> list[EngineLoad]:
-        """The engines that take requests, with what this pool has outstanding there."""
+        """The engines that take requests, with what all routers have outstanding there."""
         return [
-            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests)
+            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests + connection.other_requests)
             for engine_id, connection in self._connections.items()
             if connection.open
         ]
@@ -123,11 +132,13 @@ class EnginePool:
         """
         if self._draining:
             raise EngineUnavailable(SHUTTING_DOWN)
-        num_engines = len(self.loads())
-        if not num_engines:
+        engines = [connection for connection in self._connections.values() if connection.open]
+        if not engines:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        # Places are the fleet's, however many routers give them out.
+        num_admitted = self.num_admitted + sum(connection.other_requests for connection in engines)
         missing = num_missing_places(
-            num_requests, self.num_admitted, num_engines, self.max_num_seqs, self._max_queued_requests
+            num_requests, num_admitted, len(engines), self.max_num_seqs, self._max_queued_requests
         )
         if missing:
             raise EngineOverloaded(retry_after_s=self._retry_after_s(missing))
@@ -136,7 +147,7 @@ class EnginePool:
         self.num_admitted += num_requests
         return Reservation(self, num_requests)
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: Request, session_id: str = "") -> AsyncGenerator[RequestOutput, None]:
         """Run a request that was admitted; yields its tokens as they arrive, several per output possible.
 
         The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
@@ -147,6 +158,9 @@ class EnginePool:
         that may have caused it, and these are not tried again; one that just vanishes says nothing, so that every
         request it ran may have.
 
+        Args:
+            session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
+
         Raises:
             EngineUnavailable: no engine is left to run it, or two of them died while they had it.
             RequestFailed: processing it raised, or its engine broke in its first round.
@@ -155,14 +169,16 @@ class EnginePool:
         emitted: list[int] = []
         num_lost = 0
         while num_lost < MAX_LOST_ENGINES:
-            connection = self._choose()
-            stream = connection.submit(_resumed(request, emitted))
+            rest = _resumed(request, emitted)
+            connection, num_cached_tokens = self._choose(rest, session_id)
+            stream = connection.submit(rest, num_cached_tokens)
             try:
                 while True:
                     output = await stream.next()
                     emitted.extend(output.token_ids)
                     yield _for_caller(output, request, connection.engine_id)
                     if output.finish_reason is not None:
+                        self._answers.add(len(emitted))
                         return
             except EngineLost as error:
                 num_lost += error.taken_up
@@ -193,11 +209,24 @@ class EnginePool:
             raise EngineUnavailable("An engine was lost before its cache was reset.") from error
         return len(engine_ids)
 
-    def _choose(self) -> EngineConnection:
-        engine_id = choose_engine(self.loads())
+    def _choose(self, request: Request, session_id: str) -> tuple[EngineConnection, int]:
+        """The connection for a request, and how many of its tokens the engine there has cached."""
+        prompt = self._prompt_blocks(request)
+
+        def num_cached_tokens(engine_id: str) -> int:
+            return self._connections[engine_id].index.num_cached_tokens(prompt)
+
+        engine_id = choose_engine(self.loads(), prompt.num_tokens, num_cached_tokens, session_id)
         if engine_id is None:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        return self._connections[engine_id]
+        return self._connections[engine_id], num_cached_tokens(engine_id)
+
+    def _prompt_blocks(self, request: Request) -> PromptBlocks:
+        # A prompt that is to be reported on is computed anew, wherever it is cached.
+        block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
+        return PromptBlocks(
+            (*request.prompt_token_ids, *request.output_token_ids), block_size, request.params.cache_salt
+        )
 
     def _retry_after_s(self, num_missing: int) -> int:
         connections = (*self._connections.values(), *self._retired)
@@ -220,7 +249,9 @@ class EnginePool:
 
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
-            self._connections[engine_id] = EngineConnection(engine_id, self._source, self._on_end, self._count)
+            self._connections[engine_id] = EngineConnection(
+                engine_id, self._source, self._on_end, self._count, self._answers
+            )
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

@@ -37,6 +37,8 @@ class ToReplica(StrEnum):
     """The exception that kept it from starting"""
     OUTPUTS = "outputs"
     """list of WireOutput by client"""
+    CACHED = "cached"
+    """`CacheChanges` of its prefix cache"""
     RESULT = "result"
     """number of the call, its result, its exception or None"""
     ENDED = "ended"

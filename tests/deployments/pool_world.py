@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from tests.deployments.engine_world import ThreadedEngine
-from tests.fakes import VOCAB_SIZE, FakeEngine
+from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
@@ -24,7 +24,7 @@ class LocalEngines:
         self.messages = 0
 
     async def describe(self) -> ModelInfo:
-        return ModelInfo("fake", 200, VOCAB_SIZE)
+        return ModelInfo("fake", 200, VOCAB_SIZE, block_size=BLOCK_SIZE)
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
         self.listeners.append(listener)
