@@ -137,6 +137,10 @@ class TokenRate:
     def per_s(self, now: float) -> float | None:
         """The rate; None before any time has passed."""
         self._pass(now)
+        return self.latest_per_s()
+
+    def latest_per_s(self) -> float | None:
+        """The rate as it was when tokens last came; None before that."""
         return self._tokens / self._seconds if self._seconds else None
 
     def _pass(self, now: float) -> None:

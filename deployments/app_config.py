@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
@@ -40,6 +41,12 @@ class AppConfig(ModelOptions):
     num_replicas: int | None = Field(None, ge=1, description="Verifier + drafter pairs; 1 where nothing is given.")
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
+    )
+    target_queue_s: float = Field(
+        TARGET_QUEUE_S,
+        gt=0,
+        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
+        "may wait then.",
     )
     num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "cluster.channels": {"runtime.free_memory", "runtime.protocol"},
     "cluster.child_process": set(),
     "cluster.cores": set(),
+    "cluster.engine_speed": {"cluster.routing"},
     "cluster.placement": set(),
     "cluster.prefix_index": {"runtime.kv"},
     "cluster.process_tree": {"cluster.channels"},
@@ -75,6 +76,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "deployments.app_config": {
+        "cluster.autoscaling",
         "cluster.placement",
         "deployments.api",
         "deployments.metrics",
@@ -110,6 +112,7 @@ MAY_IMPORT = {
         "cluster.channels",
         "cluster.child_process",
         "cluster.cores",
+        "cluster.engine_speed",
         "cluster.placement",
         "cluster.prefix_index",
         "cluster.routing",

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.routing import AnswerLength
 from wingbeat.deployments.fleet.wire import FINISH_REASON, WireOutput, WireRequest
 
@@ -65,6 +66,24 @@ class ClientLoads:
         """A client is gone, with all it had."""
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def replica_load(self, num_slots: int, num_kv_tokens: int, tokens_per_s: float) -> ReplicaLoad:
+        """What a policy of scaling is told.
+
+        Args:
+            num_slots: sequences that the engine runs at once.
+            num_kv_tokens: that its pool holds; 0 where that is not known.
+            tokens_per_s: what it was measured to do.
+        """
+        started = [request for request in self._open.values() if request.num_written]
+        num_tokens = sum(load.num_tokens for load in self.by_client().values())
+        kv_share = sum(request.num_held for request in started) / num_kv_tokens if num_kv_tokens else 0.0
+        return ReplicaLoad(self.num_requests, len(started), num_tokens, kv_share, num_slots, tokens_per_s)
 
     def by_client(self) -> dict[str, ClientLoad]:
         """What each client has there."""
