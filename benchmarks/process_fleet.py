@@ -52,6 +52,10 @@ class ProcessFleet:
         """Stop requests."""
         self._clients[engine_id].abort(client_id, numbers)
 
+    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Ask for requests back that have not begun to run."""
+        self._clients[engine_id].withdraw(client_id, numbers)
+
     async def reset_prefix_cache(self, engine_id: str) -> None:
         """Forget cached prefixes."""
         await self._clients[engine_id].call("reset_prefix_cache")

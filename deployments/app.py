@@ -67,7 +67,12 @@ class Router:
         self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
         source = ServeEngines(engines)
         self._pool = EnginePool(
-            source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
+            source,
+            max_num_seqs=config.max_num_seqs,
+            max_queued_requests=config.max_queued_requests,
+            engine_wait_s=config.engine_wait_s,
+            may_sleep=config.may_sleep(),
+            grace_s=config.shutdown_timeout_s,
         )
         await self._pool.start()
         self._monitor = self._new_monitor(source)

@@ -58,6 +58,7 @@ class FakeEngine:
         self.num_checks = 0
         self.num_resets = 0
         self.broken = False
+        self.taken: list[Request] = []
         self._running: dict[str, tuple[Request, int]] = {}
         self.cache_log = CacheLog()
         """Tells of every prompt's full blocks as soon as it has run."""
@@ -66,10 +67,14 @@ class FakeEngine:
         if len(request.prompt_token_ids) + request.params.max_tokens > self.max_model_len:
             raise ValueError(f"the request does not fit {self.max_model_len} tokens")
         self.num_started += 1
+        self.taken.append(request)
         self._running[request.request_id] = (request, len(request.output_token_ids))
 
     def abort_request(self, request_id: str) -> None:
         self._running.pop(request_id, None)
+
+    def is_waiting(self, request_id: str) -> bool:
+        return request_id in list(self._running)[self.max_num_seqs :]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)

@@ -41,6 +41,8 @@ class Verdict(StrEnum):
     """Processing it raised, or it is under suspicion of having broken the engine."""
     RETURNED = "returned"
     """The engine goes down without having taken it up: another one can run it as if it had never been here."""
+    WITHDRAWN = "withdrawn"
+    """It had not begun to run, and its router has asked for it back."""
 
 
 class GivenUp(NamedTuple):

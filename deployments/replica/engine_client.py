@@ -127,6 +127,11 @@ class EngineClient:
         if self.failure is None:
             self._send((ToEngine.ABORT, client_id, numbers))
 
+    def withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
+        """Ask for requests back; those that have not begun to run are given up in the stream, the others go on."""
+        if self.failure is None:
+            self._send((ToEngine.WITHDRAW, client_id, list(numbers)))
+
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
 

@@ -68,6 +68,7 @@ class EngineLoop:
         self._handlers: dict[str, Callable[..., None]] = {
             ToEngine.SUBMIT: self._add,
             ToEngine.ABORT: self._abort_numbers,
+            ToEngine.WITHDRAW: self._withdraw,
             ToEngine.DISCONNECT: self._drop_client,
             ToEngine.CALL: self._call,
             ToEngine.STOP: self.stop,
@@ -225,6 +226,14 @@ class EngineLoop:
 
     def _abort_numbers(self, client_id: str, numbers: Iterable[int]) -> None:
         self._abort([_request_id(client_id, number) for number in numbers])
+
+    def _withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            request_id = _request_id(client_id, number)
+            if request_id in self._owners and self._engine.is_waiting(request_id):
+                self._abort([request_id])
+                self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has asked for it back")
+        self._flush(time.monotonic())
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

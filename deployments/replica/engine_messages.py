@@ -19,6 +19,8 @@ class ToEngine(StrEnum):
     """client, list of WireRequest"""
     ABORT = "abort"
     """client, numbers of its requests"""
+    WITHDRAW = "withdraw"
+    """client, numbers of its requests: those that have not begun to run are given back"""
     DISCONNECT = "disconnect"
     """client"""
     CALL = "call"

@@ -98,6 +98,16 @@ class Verifier:
         if numbers:
             self._engines.client.abort(client_id, numbers)
 
+    async def withdraw(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Give requests back that have not begun to run; the stream says which.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id, client_id)
+        self._engines.client.withdraw(client_id, numbers)
+
     async def stream(self, *, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
 
