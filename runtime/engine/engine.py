@@ -78,9 +78,8 @@ class Engine:
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
         shape = config.speculation
-        self.policy = FixedSpeculation(shape.max_path - 1)
-        if shape.adaptive:
-            self.policy = MeasuredSpeculation(self.runner, config)
+        fixed = FixedSpeculation(shape.max_path - 1)
+        self.policy = MeasuredSpeculation(self.runner, config) if shape.adaptive else fixed
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
         )
@@ -255,6 +254,7 @@ class Engine:
 
     def _schedule(self) -> SchedulerOutput:
         plan = self._plan = self.scheduler.schedule()
+        self.requests.admitted(plan.admitted)
         for seq in plan.admitted:
             self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:

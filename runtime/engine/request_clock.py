@@ -1,11 +1,12 @@
 """What an engine's requests take: seconds of each phase, and tokens."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from wingbeat.runtime.histogram import REQUEST_S, ROUND_TOKENS, Histogram
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
@@ -70,9 +71,9 @@ class RequestClock(RoundObserver):
         running = self._running.get(request_id)
         return running is not None and running.admitted_at is None
 
-    def launched(self, flight: RoundInFlight) -> None:
-        """Whoever got its first slot waits no longer."""
-        for seq in flight.plan.admitted:
+    def admitted(self, seqs: Iterable[Sequence]) -> None:
+        """Whoever gets its first slot waits no longer."""
+        for seq in seqs:
             running = self._running.get(seq.request.request_id)
             if running is not None and running.admitted_at is None:
                 running.admitted_at = self._clock()
