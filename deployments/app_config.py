@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, choose_channel
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
@@ -41,12 +42,24 @@ class AppConfig(ModelOptions):
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
     )
+    target_queue_s: float = Field(
+        TARGET_QUEUE_S,
+        gt=0,
+        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
+        "may wait then.",
+    )
     num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
     )
     max_queued_requests: int = Field(
         256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
+    )
+    engine_wait_s: float = Field(
+        120.0,
+        ge=0,
+        description="What a request waits where no engine is there, such as while one is started; 0 answers 503 at "
+        "once.",
     )
     max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
@@ -207,14 +220,13 @@ class AppConfig(ModelOptions):
         except ValueError as error:
             raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
 
-    @field_validator("autoscaling_config", "router_autoscaling_config")
+    @field_validator("router_autoscaling_config")
     @classmethod
     def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Load is reported by replicas and seen by routers, so with none of them nothing would wake one."""
         for name in ("min_replicas", "initial_replicas"):
             number = (value or {}).get(name)
             if isinstance(number, int | float) and number < 1:
-                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a deployment of 0 replicas")
+                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a router")
         return value
 
     @model_validator(mode="after")
@@ -224,6 +236,8 @@ class AppConfig(ModelOptions):
             raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
         if self.num_replicas is not None and self.autoscaling_config is not None:
             raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
+        if self.may_sleep() and not self.engine_wait_s:
+            raise ValueError("engine_wait_s is 0: min_replicas 0 needs requests to wait for the engine they wake")
         if self.device == "cuda" and self.num_gpus_per_verifier == 0:
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
@@ -259,6 +273,10 @@ class AppConfig(ModelOptions):
             allowed_origins=self.allowed_origins,
             allowed_hosts=self.allowed_hosts,
         )
+
+    def may_sleep(self) -> bool:
+        """Whether there may be no pair at all while nobody asks for anything."""
+        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
     def parsers(self) -> Parsers:
         """What reads answers.
