@@ -3,11 +3,14 @@
 import logging
 import os
 import threading
+import time
 from typing import Any, Protocol
 
 import torch
 
+from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
+from wingbeat.cluster.channels.doorbell import POLL_NAP_S
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import build_draft_worker
@@ -20,8 +23,6 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 logger = logging.getLogger(__name__)
 WAIT_S = 0.1
 """Longest wait for a round; within it the doorbell wakes the thread at once."""
-SHARED_WAIT_S = 0.3e-3
-"""With several channels the thread listens to one at a time, so a round of another one waits up to this long."""
 
 
 class Worker(Protocol):
@@ -56,6 +57,7 @@ class DrafterThread:
         self._loaded = threading.Event()
         self._lock = threading.Lock()
         self._attached = threading.Event()
+        self._busy_at = 0.0
         threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True).start()
         self._loaded.wait()
         if self._problem is not None:
@@ -122,7 +124,10 @@ class DrafterThread:
 
     def _run_once(self) -> bool:
         with self._lock:
-            return self._worker.run_once()
+            answered = self._worker.run_once()
+        if answered:
+            self._busy_at = time.monotonic()
+        return answered
 
     def _wait_for_round(self) -> None:
         self._attached.clear()
@@ -130,5 +135,9 @@ class DrafterThread:
             ends = self._worker.ends
         if not ends:
             self._attached.wait(WAIT_S)
-        for end in ends:
-            end.wait_outcome(WAIT_S if len(ends) == 1 else SHARED_WAIT_S)
+        elif len(ends) == 1:
+            ends[0].wait_outcome(WAIT_S)
+        elif any(end.round_waits() for end in ends):
+            time.sleep(POLL_NAP_S)  # its device is not there yet, which no bell announces
+        else:
+            wait_for_any([end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at)

@@ -68,7 +68,7 @@ class DraftWorker:
             token_bytes = self.drafter.needs.token_bytes
             self.room.check(end.spec, num_slots, num_blocks, token_bytes)
             if self.drafter.device.type != "cpu":
-                # All at once: what is captured holds its addresses, and capturing it anew would keep the others waiting.
+                # All at once: what is captured holds its addresses, and capturing it anew would hold up the others.
                 num_slots = self.room.num_slots
                 num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
         self.drafter.resize(spec, num_slots, num_blocks)
