@@ -121,6 +121,7 @@ MAY_IMPORT = {
         "runtime.engine",
         "runtime.grammar",
         "runtime.heads",
+        "runtime.kv",
         "runtime.pair",
         "runtime.protocol",
         "runtime.recordings",

@@ -139,7 +139,9 @@ def _first_problem(error: ValidationError, config_class: type[Config]) -> str:
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return problem
-    option = ".".join([option_name(str(first["loc"][0])), *(part for part in first["loc"][1:] if isinstance(part, str))])
+    option = ".".join(
+        [option_name(str(first["loc"][0])), *(part for part in first["loc"][1:] if isinstance(part, str))]
+    )
     if first["type"] == "missing":
         return f"{option} is required"
     if _is_secret(config_class.model_fields.get(str(first["loc"][0]))):
