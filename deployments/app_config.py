@@ -14,6 +14,7 @@ from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.hub import HubName
 
@@ -47,6 +48,11 @@ class AppConfig(ModelOptions):
         gt=0,
         description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
         "may wait then.",
+    )
+    drafters: SharedDrafters = Field(
+        None,
+        description='Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
+        "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s.",
     )
     num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
@@ -254,6 +260,8 @@ class AppConfig(ModelOptions):
             )
         if self.has_drafter():
             self.channel_kind()
+        if self.drafters is not None:
+            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
         if self.otlp_traces_endpoint is not None:
             check_packages()
         for name in ("engine_factory", "drafter_factory"):
@@ -297,7 +305,8 @@ class AppConfig(ModelOptions):
 
     def _limits(self, max_model_len: int) -> EngineConfig:
         share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu"
-        if self.drafter_device() == "cuda" and share < 1 and share + self.num_gpus_per_drafter <= 1 + ROUNDING:
+        own = self.drafters is None
+        if own and self.drafter_device() == "cuda" and share < 1 and share + self.num_gpus_per_drafter <= 1 + ROUNDING:
             share, beside = share + self.num_gpus_per_drafter, True
         return self._engine_config(
             max_model_len=max_model_len,
@@ -314,7 +323,7 @@ class AppConfig(ModelOptions):
 
     def shares_core(self) -> bool:
         """Whether the pair's threads are to be kept on one core."""
-        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_drafter()
+        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_own_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
@@ -332,6 +341,10 @@ class AppConfig(ModelOptions):
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""
         return self.choice().drafts
+
+    def has_own_drafter(self) -> bool:
+        """Whether each verifier has a drafter beside it; False where they share some or have none."""
+        return self.has_drafter() and self.drafters is None
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

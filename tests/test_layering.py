@@ -82,6 +82,7 @@ MAY_IMPORT = {
         "deployments.metrics",
         "deployments.model_options",
         "deployments.parsing",
+        "deployments.pool_options",
         "runtime.config",
         "runtime.hub",
     },
@@ -107,6 +108,7 @@ MAY_IMPORT = {
     },
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},
+    "deployments.pool_options": set(),
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
