@@ -190,8 +190,8 @@ def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table]
         rows,
         "All modes write the same tokens.",
     )
-    note = "All nodes: of a round, on a thread of its own, beside the forward pass. For the drafter: of a sequence, once "
-    note += "the round has ended."
+    note = "All nodes: of a round, on a thread of its own, beside the forward pass. "
+    note += "For the drafter: of a sequence, once the round has ended."
     return [speeds, Table("Masks, ms", ("", "mean", "99 %", "worst", "number"), costs, note)], figures
 
 
