@@ -11,7 +11,7 @@ import torch
 
 from tests.runtime.json_schemas import random_schema
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
+from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree, wrong_tree
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.engine import calibration
@@ -163,47 +163,32 @@ BEHIND_THOUGHTS = {
     "format": {
         "type": "sequence",
         "elements": [
-            {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"},
+            {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "\n"},
             {"type": "regex", "pattern": "[0-9]{2}-[a-c]{3,5}"},
         ],
     },
 }
 
 
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape):
-    """Free text up to a mark, then a form; the drafter knows both, and drafts across the mark."""
+@pytest.mark.parametrize(("shape", "plan"), [(CHAIN, right_chain), (TREE, right_tree)], ids=["chain", "tree"])
+def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
+    """Free text up to the end of a line, then a form; the drafter knows both, and drafts across the end."""
     spec = GrammarSpec("structural_tag", json.dumps(BEHIND_THOUGHTS))
-    prompt = TOKENIZER.encode("x = ")
-    thoughts = TOKENIZER.encode("import os</think>")
-    # What is generated already brings the mark close; behind it the model is free within the form.
-    params, crossed = params_of(spec, 5, max_tokens=40), 0
-    for cut in range(len(thoughts) - 2, len(thoughts)):
-        bias = tuple((token_id, 100.0) for token_id in thoughts[cut:])
-        biased = replace(params, logit_bias=bias, max_tokens=cut + 24)
-        requests = [replace(biased, speculation=False), biased]
-        texts = []
-        for param in requests:
-            drafter = None
-            if param.speculation:
-                known = [prompt + thoughts[:cut] + texts[0] + [1] * 8]
-                drafter = ScriptedDrafter(known, right_tree if shape is TREE else right_chain, loaded.vocab_size)
-            engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300), drafter)
-            try:
-                request = Request("0", tuple(prompt), param, output_token_ids=tuple(thoughts[:cut]))
-                engine.add_request(request, grammars.compile(spec))
-                tokens, outputs = [], []
-                while engine.has_unfinished_requests():
-                    outputs += engine.step()
-                tokens = [token_id for output in outputs for token_id in output.token_ids]
-                crossed += sum(
-                    "</think>" in text_of(thoughts[:cut] + tokens[: len(output.token_ids)]) for output in outputs
-                )
-            finally:
-                engine.model.remove_taps()
-            texts.append(tokens)
-        assert texts[0] == texts[1]
-    assert crossed
+    prompts, params = [TOKENIZER.encode("x = ")], [params_of(spec, 5)]
+    plain, _ = generate(loaded, grammars, prompts, params)
+    assert re.search(r"\n[0-9]{2}-[a-c]{3,5}$", text_of(plain[0][:-1] if plain[0][-1] == 0 else plain[0]))
+    drafter = ScriptedDrafter([prompts[0] + plain[0] + [1] * 8], plan, loaded.vocab_size)
+    engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300), drafter)
+    try:
+        run, rounds = Constrained(engine, grammars, prompts, params), []
+        while engine.has_unfinished_requests():
+            before = len(run.tokens[0])
+            run.step()
+            rounds.append(run.tokens[0][before:])
+    finally:
+        engine.model.remove_taps()
+    assert run.tokens == plain
+    assert any("\n" in text_of(tokens[:-1]) for tokens in rounds)
 
 
 SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
