@@ -24,6 +24,7 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
@@ -257,7 +258,7 @@ class CompletionService:
             min_tokens=params.min_tokens,
         )
         prefix, metrics, finish = choice.echo, None, None
-        async with aclosing(self.pool.generate(choice.request)) as outputs:
+        async with aclosing(self.pool.generate(choice.request, session_id())) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
                 if choice.is_echo_alone:

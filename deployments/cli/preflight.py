@@ -153,12 +153,11 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
 
 
 def _check_engines(config: AppConfig, folder: Path) -> None:
-    from wingbeat.runtime.tensorrt.backend import check_model
+    from wingbeat.runtime.tensorrt.backend import engine_limits
     from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
-    from wingbeat.runtime.tensorrt.engine_model import engine_limits
 
     directory = EngineDirectory(config.engine_dir)
-    check_model(directory, folder)
+    directory.check_model(folder)
     engine_limits(config.engine_config(), directory.base)
 
 

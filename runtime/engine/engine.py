@@ -83,6 +83,7 @@ class Engine:
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
+        self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
         self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
@@ -186,23 +187,22 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        clock = self.clock
         if self._in_flight and any(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way.
             self._settle(leave=0)
-        with clock.schedule:
+        with self.clock.schedule:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):
                 return self._settle(leave=0)
             rows = self.slots.load(plan)
-        with clock.draft_wait:
+        with self.clock.draft_wait:
             drafted = self.drafting.collect(plan, rows)
-        with clock.accept:
+        with self.clock.accept:
             trees = with_certain(plan, drafted, self.config.speculation) if self.runner.on_host else drafted
             trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)
-        with clock.publish:
+        with self.clock.publish:
             self.drafting.publish(plan, flight)
         self._settle(leave=1 if self.overlap else 0)
 

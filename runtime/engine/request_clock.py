@@ -66,6 +66,11 @@ class RequestClock(RoundObserver):
         """A request was queued."""
         self._running[request.request_id] = _Running(len(request.prompt_token_ids), self._clock())
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether it has never had a slot."""
+        running = self._running.get(request_id)
+        return running is not None and running.admitted_at is None
+
     def admitted(self, seqs: Iterable[Sequence]) -> None:
         """Whoever gets its first slot waits no longer."""
         for seq in seqs:

@@ -21,6 +21,11 @@ class TokenMasks:
         self._tables = tables
         self._thread: ThreadPoolExecutor | None = None
 
+    def wanted(self, plan: SchedulerOutput) -> bool:
+        """Whether a sequence of the round is masked."""
+        seqs = (*plan.decodes, *(chunk.seq for chunk in plan.chunks if chunk.samples))
+        return any(seq.masker is not None for seq in seqs)
+
     def start(self, plan: SchedulerOutput, trees: TokenTree | None) -> "Future[list[int]] | None":
         """Begin; None where no sequence of the round is masked.
 

@@ -37,6 +37,18 @@ def rig(ref):
     made.engine.model.remove_taps()
 
 
+def test_a_request_waits_until_it_has_had_a_slot_and_is_unknown_once_it_is_gone(ref, engine_of):
+    engine = engine_of(max_num_seqs=1)
+    for name in "ab":
+        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(2)))
+    assert [engine.is_waiting(name) for name in "abc"] == [True, True, False]
+    engine.step()
+    assert [engine.is_waiting(name) for name in "ab"] == [False, True]
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert [engine.is_waiting(name) for name in "ab"] == [False, False]
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["in step", "one behind"])
 def test_tokens_and_phases_add_up(ref, engine_of, overlap):
     engine = engine_of(eagle_drafter(ref.loaded, TREE), overlap=overlap, max_num_batched_tokens=512)
