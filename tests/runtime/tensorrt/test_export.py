@@ -60,10 +60,10 @@ def demo(tmp_path_factory):
     return exported_demo(tmp_path_factory.mktemp("demo"))
 
 
-def parity(pair, batch):
+def parity(pair, batch, relative=False):
     config = pair.directory.base
     session = OnnxSession(pair.directory.graph("eagle_base", ".onnx"))
-    return largest_differences(Both(pair.loaded(), session, config), batch)
+    return largest_differences(Both(pair.loaded(), session, config), batch, relative)
 
 
 def operators(file: Path) -> set[str]:
@@ -138,7 +138,8 @@ def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_demo_pair_has_torchs_numbers_in_every_stage(demo, batch):
-    differences = parity(demo, batch)
+    # Its hidden states reach into the hundreds, where a float32 has no more than five digits behind the point.
+    differences = parity(demo, batch, relative=True)
     assert max(differences.values()) <= TOLERANCE, differences
     session, config = OnnxSession(demo.directory.graph("eagle_draft", ".onnx")), demo.directory.draft
     differences = draft_differences(session, config, demo_head(torch.float32), 4096, batch)
