@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.draft_world import VOCAB
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -126,23 +125,20 @@ def test_half_precision_uses_the_attention_operator(dtype, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "demo"])
 def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
-    head, file = head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
+    head, file = demo_head(torch.float32) if kind == "demo" else head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float32), file)
     for batch in (1, 4):
-        differences = draft_differences(OnnxSession(file), draft_config(head), head, VOCAB, batch)
+        differences = draft_differences(OnnxSession(file), draft_config(head), head, batch, relative=kind == "demo")
         assert max(differences.values()) <= TOLERANCE, differences
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_demo_pair_has_torchs_numbers_in_every_stage(demo, batch):
-    # Its hidden states reach into the hundreds, where a float32 has no more than five digits behind the point.
+def test_the_demo_verifier_has_torchs_numbers_in_every_stage(demo, batch):
+    # Its hidden states are around 20 and reach 120: 2e-5 is under three units in the last place of a float32 there.
     differences = parity(demo, batch, relative=True)
-    assert max(differences.values()) <= TOLERANCE, differences
-    session, config = OnnxSession(demo.directory.graph("eagle_draft", ".onnx")), demo.directory.draft
-    differences = draft_differences(session, config, demo_head(torch.float32), 4096, batch)
     assert max(differences.values()) <= TOLERANCE, differences
 
 
