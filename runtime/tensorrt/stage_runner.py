@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.graphs.buckets import batch_buckets
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.graphs.graph_runner import batch_buckets
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.graph_shapes import BATCH, MASK, ROWS, SELECTED, START, GraphShapes, cache_names
