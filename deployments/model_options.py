@@ -115,6 +115,11 @@ class ModelOptions(LoadOptions):
     allow_bad_drafter: bool = Field(
         False, description="Use a drafter that fails its self-test at the start, with a warning."
     )
+    drafter_weights: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Of an EAGLE head: 'fp8' rounds them to eight bits with a scale per channel, which a GPU reads in "
+        "half the time; 'auto' has the dtype of the model.",
+    )
     draft_steps: int | None = Field(
         None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )

@@ -20,6 +20,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_par
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
+from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
@@ -261,5 +262,7 @@ def build_eagle(
         dtype=options.dtype,
         device=options.device,
     )
+    if options.fp8_weights:
+        use_fp8(head)
     captured = options.cuda_graphs and head.device.type == "cuda"
     return EagleDrafter(head, speculation, CudaGraphDevice(head.device) if captured else None)

@@ -165,12 +165,17 @@ class DecoderHead(DraftHead):
         mixed = self.o_proj(attend.over(query).flatten(-2))
         normed, hidden = add_rms_norm(mixed, before, norm.weight, norm.eps)
         active = silu_mul(self.gate_up_proj(normed))
+        if not isinstance(self.down_proj, nn.Linear):
+            return (hidden + self.down_proj(active)).view(residual.shape)
         # The product is added where it is summed: one launch, and one rounding less.
         return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
 
     def _kernel_layer(self) -> Layer | None:
         """The layer as the CPU's kernels read it; None where its weights do not lie so."""
-        weights = (self.qkv_proj.weight, self.gate_up_proj.weight, self.down_proj.weight)
+        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
+        if not all(isinstance(linear, nn.Linear) for linear in linears):
+            return None
+        weights = tuple(linear.weight for linear in linears)
         addresses = tuple(weight.data_ptr() for weight in weights)
         if self._kernel is None or self._kernel[0] != addresses:
             self._kernel = (addresses, kernel_layer(self))

@@ -33,6 +33,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(triton_sampling_workspace, "_TILE", 64)
     monkeypatch.setattr(triton_sampling_workspace, "_SEARCH_TILE", 32)
     monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 2)
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 128)
 
 
 def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, workspace=None) -> torch.Tensor:
