@@ -21,6 +21,7 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
+from wingbeat.runtime.verifier.certain_tokens import add_certain
 from wingbeat.runtime.verifier.choice import Choosing, TokenChooser
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
@@ -88,7 +89,7 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
-        self.masks = TokenMasks(slots.processors, chains=config.speculation.draft_top_k == 1)
+        self.masks = TokenMasks(slots.processors)
         if graph_device is not None:
             slots.processors.allocate()
             self.graphs = DecodeGraphs(self._forward_round, self._decide_round, slots, self.inbox, config, graph_device)
@@ -130,8 +131,7 @@ class ModelRunner:
         if isinstance(trees, TreeInbox):
             if captured and not self.masks.wanted(plan):
                 return self._replay(plan, rows, num_nodes)
-            trees = trees.checked(rows)
-        trees = self.masks.draft_forced(plan, trees, self.max_depth)
+            trees = add_certain(plan, trees.checked(rows), self.config.speculation)
         masks = self.masks.start(plan, trees)
         if captured:
             trees = _rooted(trees, masks)
