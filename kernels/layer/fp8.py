@@ -48,6 +48,6 @@ def fp8_linear(inputs: Tensor, weight: Fp8Weight, bias: Tensor | None = None) ->
     if inputs.is_cuda:
         from wingbeat.kernels.layer import fp8_triton
 
-        return fp8_triton.fp8_linear(inputs, weight, bias)
+        return fp8_triton.fp8_linear(inputs, values, scales, bias)
     out = (inputs.to(torch.float32) @ values.to(torch.float32).t()) * scales
     return (out if bias is None else out + bias.to(torch.float32)).to(inputs.dtype)

@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from wingbeat.kernels.layer.fp8 import Fp8Weight
-
 _LEAST_ROWS, _MOST_ROWS = 16, 64
 """Rows of a tile: at least what the tensor cores take."""
 _OUT_TILE = 32
@@ -47,9 +45,9 @@ def _fp8_linear_kernel(
     tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & real[None, :])
 
 
-def fp8_linear(inputs: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
-    """See `wingbeat.kernels.layer.fp8.fp8_linear`."""
-    out_features, in_features = weight.values.shape
+def fp8_linear(inputs: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """See `wingbeat.kernels.layer.fp8.fp8_linear`; the weight is values * scales[:, None]."""
+    out_features, in_features = values.shape
     rows = inputs.reshape(-1, in_features).contiguous()
     num_rows = len(rows)
     out = rows.new_empty(num_rows, out_features)
@@ -58,8 +56,8 @@ def fp8_linear(inputs: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor
         with torch.cuda.device_of(rows):
             _fp8_linear_kernel[(triton.cdiv(out_features, _OUT_TILE), triton.cdiv(num_rows, tile))](
                 rows,
-                weight.values,
-                weight.scales,
+                values,
+                scales,
                 bias,
                 out,
                 num_rows,

@@ -100,7 +100,7 @@ def launch_layers(num_tokens: int, hidden_size: int, heads: tuple[int, int], dim
         triton_layer.rotate_and_store(qkv, turned, turned, cache, cache, ints(num_tokens), norm, norm, 1e-6)
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
     for bias in (None, hidden.new_zeros(intermediate_size)):
-        fp8_triton.fp8_linear(hidden, to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
+        fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
+from wingbeat.kernels.layer.fp8 import fp8_linear, to_fp8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -52,8 +52,8 @@ def test_the_kernel_is_the_reference(num_rows, has_bias):
     weight = to_fp8(random_weight(45, 150))
     inputs = draw(num_rows, 150)
     bias = torch.arange(45.0) if has_bias else None
-    moved = Fp8Weight(*(part.to(DEVICE) for part in weight))
-    found = fp8_triton.fp8_linear(inputs.to(DEVICE), moved, None if bias is None else bias.to(DEVICE)).cpu()
+    moved = (part.to(DEVICE) for part in weight)
+    found = fp8_triton.fp8_linear(inputs.to(DEVICE), *moved, None if bias is None else bias.to(DEVICE)).cpu()
     torch.testing.assert_close(found, fp8_linear(inputs, weight, bias), rtol=1e-4, atol=1e-3)
 
 
