@@ -117,22 +117,25 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
 
 
 def _chunk_counts(gpu: FakeGpu, per_layer: int) -> dict[str, int]:
-    """Of rounds in which sequences decode, and prompts of others are computed."""
-    config = engine_config(TREE, 4, max_num_batched_tokens=64, cuda_graphs=True)
-    engine = Engine(verifier(1), config, DrafterNeeds(), FakeGraphDevice(gpu))
-    totals = []
-    for num_chunks in (1, 1, 2):  # the first one has no decodes beside it
-        for number in range(num_chunks):
-            name = f"{len(totals)}-{number}"
-            engine.add_request(Request(name, tuple(range(1, 8 + number)), GREEDY))
-        gpu.launches.clear()
-        engine.step()
-        totals.append(beside(gpu.launches))
-        assert gpu.launches["graph"] == (2 if len(totals) > 1 else 0), "decodes are replayed"
+    """Of rounds in which one sequence decodes, and prompts of others are computed."""
+    totals = [_mixed_round(gpu, num_chunks) for num_chunks in (1, 2)]
     return {
-        "prompt chunk beside decodes and its layers": totals[1] - per_layer,
-        "another prompt chunk in a round": totals[2] - totals[1],
+        "prompt chunk beside decodes and its layers": totals[0] - per_layer,
+        "another prompt chunk in a round": totals[1] - totals[0],
     }
+
+
+def _mixed_round(gpu: FakeGpu, num_chunks: int) -> int:
+    config = engine_config(TREE, 3, max_num_batched_tokens=64, cuda_graphs=True)
+    engine = Engine(verifier(1), config, DrafterNeeds(), FakeGraphDevice(gpu))
+    engine.add_request(Request("first", (1, 2, 3), GREEDY))
+    engine.step()
+    for number in range(num_chunks):
+        engine.add_request(Request(str(number), (1,) * (7 + number), GREEDY))
+    gpu.launches.clear()
+    engine.step()
+    assert gpu.launches["graph"] == 2, "the decodes are replayed"
+    return beside(gpu.launches)
 
 
 def beside(launches: Counter[str]) -> int:
