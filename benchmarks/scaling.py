@@ -188,6 +188,9 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=4)
     parser.add_argument("--target-queue-s", type=float, default=1.0)
     parser.add_argument("--downscale-delay-s", type=float, default=10.0)
+    parser.add_argument(
+        "--engine-factory", help="module:function of engines that are quick to start, for busy machines"
+    )
     parser.add_argument("--patience-s", type=float, default=120.0, help="for all replicas to go")
     args = parser.parse_args()
     if args.quick:
@@ -201,6 +204,7 @@ def main() -> None:
         max_num_seqs=args.max_num_seqs,
         target_queue_s=args.target_queue_s,
         engine_wait_s=300.0,
+        engine_factory=args.engine_factory,
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": args.max_replicas,
@@ -216,6 +220,7 @@ def main() -> None:
         f"downscale_delay_s {args.downscale_delay_s:g}"
     )
     facts = {**machine_facts(), **model_facts(*pair), "workload": workload}
+    facts["engine"] = args.engine_factory or "Wingbeat's own"
     report = Report("Scaling on Ray Serve", facts, [table(figures)], figures)
     report.show()
     report.save(args.output or RESULTS / "scaling.json")
