@@ -1,6 +1,6 @@
 """Policies of scaling over a simulated day: requests lost, waiting, replica hours.
 
-    python benchmarks/autoscaling_sim.py [--peak-per-s 2] [--kind long|short] [--max-replicas 8]
+    python benchmarks/autoscaling_sim.py [--peak-per-s 2] [--max-replicas 8]
 
 Made-up requests and engines (`simulated_fleet.py`), the real policies: Wingbeat's by tokens, and Ray Serve's own by
 requests, each under Serve's own delays. Both see the same requests, the same routing to the least loaded engine, and
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ray.serve.autoscaling_policy import _apply_delay_logic
 from ray.serve.config import AutoscalingConfig
 from report import RESULTS, Report, Table, machine_facts
-from simulated_fleet import DAY_S, LONG, NUM_SLOTS, SHORT, START_S, SimulatedEngine, SimulatedRequest, day
+from simulated_fleet import DAY_S, NUM_SLOTS, START_S, SimulatedEngine, SimulatedRequest, day
 
 from wingbeat.cluster.autoscaling import DELAYS, desired_replicas
 
@@ -159,7 +159,6 @@ def main() -> None:
     """Simulate, print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peak-per-s", type=float, default=2.0, help="requests per second after noon")
-    parser.add_argument("--kind", choices=[LONG, SHORT], default=LONG, help="of requests")
     parser.add_argument("--max-replicas", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="a day of one hour: shows that it runs")
@@ -168,13 +167,14 @@ def main() -> None:
     day_s = 3600.0 if args.quick else DAY_S
     outcomes: list[Outcome] = []
     for way in ways():
-        requests = list(day(random.Random(args.seed), args.peak_per_s, day_s, args.kind))
+        requests = list(day(random.Random(args.seed), args.peak_per_s, day_s))
         outcomes.append(simulate(way, requests, day_s, args.max_replicas))
         print(row(outcomes[-1]), flush=True)
     columns = "policy", "lost", "first token after s, median", "p99", "longest", "replica hours", "changes"
     facts: dict[str, Any] = machine_facts() | {
-        "workload": f"{outcomes[0].num_requests} {args.kind} requests of {day_s / 3600:g} h, {args.peak_per_s:g}/s at the peak, "
-        f"bursts of twice that; 1 to {args.max_replicas} replicas of {NUM_SLOTS} slots, {START_S:g} s to start one"
+        "workload": f"{outcomes[0].num_requests} requests of {day_s / 3600:g} h, "
+        f"{args.peak_per_s:g}/s at the peak, bursts of twice that; 1 to {args.max_replicas} replicas of "
+        f"{NUM_SLOTS} slots, {START_S:g} s to start one"
     }
     figures = {"rows": [dict(zip(columns, row(outcome), strict=True)) for outcome in outcomes]}
     report = Report(

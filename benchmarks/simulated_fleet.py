@@ -34,13 +34,10 @@ class SimulatedRequest:
     started_s: float | None = None
 
 
-LONG, SHORT = "long", "short"
-
-
-def day(rng: random.Random, peak_per_s: float, day_s: float = DAY_S, kind: str = LONG) -> Iterator[SimulatedRequest]:
+def day(rng: random.Random, peak_per_s: float, day_s: float = DAY_S) -> Iterator[SimulatedRequest]:
     """Requests in order of arrival: quiet at night, most after noon, and six bursts of ten minutes at twice the rate.
 
-    Of the long ones three of four are chats, and the others documents with short answers; short ones are all alike.
+    Three of four are chats; the others are documents with short answers.
     """
     bursts = sorted(rng.uniform(0, day_s) for _ in range(6))
     now = 0.0
@@ -54,8 +51,8 @@ def day(rng: random.Random, peak_per_s: float, day_s: float = DAY_S, kind: str =
             rate *= 2
         if rng.random() < rate / 2:
             is_chat = rng.random() < 0.75
-            prompt = rng.lognormvariate(math.log(100 if kind == SHORT else 200 if is_chat else 3000), 0.6)
-            answer = rng.lognormvariate(math.log(50 if kind == SHORT else 300 if is_chat else 80), 0.7)
+            prompt = rng.lognormvariate(math.log(200 if is_chat else 3000), 0.6)
+            answer = rng.lognormvariate(math.log(300 if is_chat else 80), 0.7)
             limit = 1024
             answer = max(1, min(limit, int(answer)))
             yield SimulatedRequest(now, max(1, int(prompt)), answer, limit, float(int(prompt) or 1), float(answer))
