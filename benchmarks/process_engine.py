@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,13 +46,10 @@ class PlainDrafter:
         self.convention = convention
         return await self._call("needs", convention)
 
-    async def pid(self) -> int:
-        """Its process id, once it is ready."""
-        return await self._call("pid")
-
-    async def attach(self, channel_name: str, incarnation: int) -> None:
-        """Make it serve a channel."""
-        await self._call("attach", channel_name, incarnation)
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id."""
+        await self._call("attach", channel_name, next_incarnation())
+        return self._process.pid
 
     def kill(self) -> None:
         """End it without waiting."""

@@ -27,6 +27,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
+from wingbeat.deployments.replica.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -47,7 +48,7 @@ SCALING_ENV = {
     "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.03",
 }
 """Serve's controller hears of the load every second, and not every 6 to 10."""
-ROUTER, VERIFIER = "Router", "Verifier"
+ROUTER, VERIFIER, DRAFTER_POOL = "Router", "Verifier", "DrafterPool"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
@@ -128,12 +129,13 @@ def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
 
 def build(args: AppConfig) -> Application:
     """The application for a configuration; starts nothing."""
-    return _router(args).bind(args, _verifier(args).bind(args))
+    pool = _drafter_pool().bind(args) if args.has_drafter() and not args.has_own_drafter() else None
+    return _router(args).bind(args, _verifier(args).bind(args, pool))
 
 
 def _verifier(config: AppConfig) -> serve.Deployment:
     verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_own_drafter() else None
     return serve.deployment(
         Verifier,
         name=VERIFIER,
@@ -151,6 +153,20 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
         **_scaling(config.num_replicas, _with_load_policy(config)),
+    )
+
+
+def _drafter_pool() -> serve.Deployment:
+    return serve.deployment(
+        DrafterPool,
+        name=DRAFTER_POOL,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV}},
+        max_ongoing_requests=UNLIMITED,
+        max_constructor_retry_count=START_ATTEMPTS,
+        logging_config=LoggingConfig(enable_access_log=False),
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        num_replicas=1,
     )
 
 

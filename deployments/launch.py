@@ -181,7 +181,7 @@ class ServedApplication:
     def _check_gpus(self) -> None:
         config = self._config
         verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-        drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+        drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_own_drafter() else None
         try:
             check_node_gpus(verifier, drafter, node_gpus())
         except ValueError as error:

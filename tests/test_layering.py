@@ -78,10 +78,9 @@ MAY_IMPORT = {
     "deployments.app_config": {
         "cluster.autoscaling",
         "cluster.placement",
-        "deployments.api",
-        "deployments.metrics",
         "deployments.model_options",
-        "deployments.parsing",
+        "deployments.pool_options",
+        "deployments.surface_options",
         "runtime.config",
         "runtime.hub",
     },
@@ -107,6 +106,7 @@ MAY_IMPORT = {
     },
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},
+    "deployments.pool_options": set(),
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
@@ -134,6 +134,12 @@ MAY_IMPORT = {
     "deployments.request_context": set(),
     "deployments.start_up": set(),
     "deployments.stop_signals": set(),
+    "deployments.surface_options": {
+        "deployments.api",
+        "deployments.metrics",
+        "deployments.model_options",
+        "deployments.parsing",
+    },
     "kernels.attention": {"kernels.tree"},
     "kernels.cpu": set(),
     "kernels.kv": set(),

@@ -184,7 +184,9 @@ class DrafterSide:
         self._reply_ready = memory.reply_ready
         self.on_close: Callable[[], object] | None = None
         """Lets go of the memory; returns False where it is still in use and stays mapped."""
-        self._doorbell = Doorbell(Bell(self._words, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self.bell = Bell(self._words, Word.OUTCOME_SEQ)
+        """Rung by the verifier, for each round and at its end."""
+        self._doorbell = Doorbell(self.bell, IDLE_SLEEP_S)
         self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
         self._active_at = time.monotonic()
@@ -212,7 +214,7 @@ class DrafterSide:
 
         Tensors on a device may be read by what this thread's current stream is given from now on.
         """
-        if not self._round_waits():
+        if not self.round_waits():
             return None
         fence()
         round_number = self._answered + 1
@@ -222,11 +224,15 @@ class DrafterSide:
         self._polled = round_number
         return self._outcomes[round_number % 2]
 
+    def has_outcome(self) -> bool:
+        """Whether a round waits and the verifier's device is done with it; `poll_outcome` asks for less."""
+        return self.round_waits() and self._outcome_ready.finished((self._answered + 1) % 2)
+
     def wait_outcome(self, timeout_s: float) -> Outcome | None:
         """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
         words = self._words
         self._doorbell.wait(
-            lambda: self._round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
+            lambda: self.round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
             timeout_s,
             gone=lambda: not self._verifier.alive(),
             quiet_since=self._active_at,
@@ -269,16 +275,17 @@ class DrafterSide:
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
-    def _in_charge(self) -> bool:
-        return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
-
-    def _round_waits(self) -> bool:
+    def round_waits(self) -> bool:
+        """Whether the verifier has published a round that is not answered yet."""
         words = self._words
         if not self._in_charge():
             return False
         if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor woke up and wrote its own
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
+
+    def _in_charge(self) -> bool:
+        return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
 
     def _own_reply_word(self) -> int:
         return self.incarnation << ROUND_BITS | self._answered

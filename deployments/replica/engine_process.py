@@ -92,6 +92,10 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS)
         if problem is not None:
             raise problem
+        if needs is None:  # of drafters that are shared, whether one runs or not
+            from wingbeat.deployments.replica.build import needs_of_shared_drafter
+
+            return needs_of_shared_drafter(config, convention)
         return pickle.loads(needs)
 
     build = load_factory(config.engine_factory) if config.engine_factory else _build

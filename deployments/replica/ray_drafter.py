@@ -1,7 +1,13 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group."""
 
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
 import ray
 
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.placement import Share, drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
@@ -22,6 +28,7 @@ class RayDrafter:
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
         self.convention = convention
         """How it was told to read its head; its successors are told the same."""
+        self._process: PeerProcess | None = None
 
     async def needs(self, convention: bytes) -> bytes:
         """What it needs of its verifier, once it is ready; both pickled.
@@ -35,14 +42,16 @@ class RayDrafter:
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
-    async def pid(self) -> int:
-        """Its process id, once it is ready."""
-        return await self._actor.pid.remote()
-
-    async def attach(self, channel_name: str, incarnation: int) -> None:
-        """Make it serve a channel."""
-        await self._actor.attach.remote(channel_name, incarnation)
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id."""
+        pid = await self._actor.pid.remote()
+        self._process = PeerProcess(pid, process_start(pid))
+        await self._actor.attach.remote(channel_name, next_incarnation())
+        return pid
 
     def kill(self) -> None:
-        """End it without waiting."""
+        """Through Ray, which gives its bundle back, and by signal: a stopped process reads no request to exit."""
         ray.kill(self._actor, no_restart=True)
+        if self._process is not None and self._process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)

@@ -3,14 +3,11 @@
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 
@@ -23,7 +20,7 @@ STABLE_S = 60.0
 
 
 class DrafterHandle(Protocol):
-    """One drafter process."""
+    """One drafter process, or the place in one that others share."""
 
     convention: bytes | None
     """How it was told to read its head, pickled; None before that is settled."""
@@ -32,16 +29,16 @@ class DrafterHandle(Protocol):
         """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start."""
         ...
 
-    async def pid(self) -> int:
-        """Its process id, once it is ready. Raises if it could not start."""
-        ...
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id. Raises if it could not start.
 
-    async def attach(self, channel_name: str, incarnation: int) -> None:
-        """Make it serve a channel."""
+        Args:
+            next_incarnation: gives one that none has had, for every attempt.
+        """
         ...
 
     def kill(self) -> None:
-        """End it without waiting."""
+        """Have no more of it, without waiting: one that is nobody else's ends."""
         ...
 
 
@@ -72,7 +69,6 @@ class DrafterSupervisor:
         self._clock = clock
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
-        self._process: PeerProcess | None = None
 
     async def start(self, drafter: DrafterHandle) -> None:
         """Attach the first drafter, launched ahead of time.
@@ -83,6 +79,9 @@ class DrafterSupervisor:
         try:
             await self._attach_new(drafter)
         except EngineFailed:
+            raise
+        except asyncio.CancelledError:
+            self._kill()
             raise
         except Exception as error:
             self._kill()
@@ -116,26 +115,27 @@ class DrafterSupervisor:
         """End the drafter."""
         self._kill()
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether there is no drafter because those there are hold as many verifiers as they can."""
+        return getattr(self._drafter, "lacks_room", False)
+
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
         self._drafter = drafter or self._launch()
-        self.incarnation += 1
-        self.pid = await self._drafter.pid()
-        self._process = PeerProcess(self.pid, process_start(self.pid))
-        await self._drafter.attach(self._channel_name, self.incarnation)
+        self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
         await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
 
+    def _next_incarnation(self) -> int:
+        self.incarnation += 1
+        return self.incarnation
+
     def _kill(self) -> None:
-        """Through Ray, which gives its bundle back, and by signal: a stopped process reads no request to exit."""
         drafter, self._drafter = self._drafter, None
-        process, self._process = self._process, None
         if drafter is not None:
             drafter.kill()
-        if process is not None and process.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
 
 
 def root_cause(error: BaseException | str) -> str:

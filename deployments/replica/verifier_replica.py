@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
@@ -27,6 +28,7 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
+from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.ray_drafter import RayDrafter
 
 logger = logging.getLogger(__name__)
@@ -44,9 +46,12 @@ class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
+
+    Args:
+        drafters: the `DrafterPool`, where drafters are shared.
     """
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
@@ -58,7 +63,11 @@ class Verifier:
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
         start = EngineStart(config, self._engine_id, core, gpus)
-        launch = partial(RayDrafter, config, core) if config.has_drafter() else None
+        launch = None
+        if config.has_own_drafter():
+            launch = partial(RayDrafter, config, core)
+        elif config.has_drafter():
+            launch = partial(PoolDrafter, ServedPool(drafters))
         self._engines = EngineSupervisor(lambda: EngineLife(start, launch))
         try:
             await self._engines.start()
@@ -154,6 +163,7 @@ class Verifier:
             "drafter_state": figures.drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
+            "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
             "num_engine_restarts": self._engines.num_restarts,

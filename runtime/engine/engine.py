@@ -13,7 +13,7 @@ from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
-from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
@@ -22,18 +22,16 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.verifier.backend import TORCH, Backend
+from wingbeat.runtime.verifier.certain_tokens import with_certain
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
 
 logger = logging.getLogger(__name__)
-PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
-"""What an engine runs to find out whether it still works."""
-PROBE_ROUNDS = 8
 
 
 class Engine:
@@ -112,6 +110,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
+            vocab_size=0 if self.overlap else self.loaded.vocab_size,
         )
 
     def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
@@ -197,9 +196,10 @@ class Engine:
                 return self._settle(leave=0)
             rows = self.slots.load(plan)
         with self.clock.draft_wait:
-            trees = self.drafting.collect(plan, rows)
+            drafted = self.drafting.collect(plan, rows)
         with self.clock.accept:
-            trees = self.policy.prune(trees, plan.decodes)
+            trees = with_certain(plan, drafted, self.config.speculation) if self.runner.on_host else drafted
+            trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)
         with self.clock.publish:

@@ -1,10 +1,8 @@
 """Pauses between the drafters of a series of failures, by a clock that only sleeping moves."""
 
 import asyncio
+from collections.abc import Callable
 
-import pytest
-
-from wingbeat.deployments.replica import supervisor as drafter_supervisor
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.supervisor import POLL_S, DrafterSupervisor
 
@@ -46,13 +44,12 @@ class FakeDrafter:
         self.world = world
         self.lives_s = lives_s
 
-    async def pid(self) -> int:
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
-        return 0
-
-    async def attach(self, channel_name: str, incarnation: int) -> None:
+        self.world.incarnations.append(next_incarnation())
         self.world.dies_at = self.world.time.now + self.lives_s
+        return 0
 
     def kill(self) -> None:
         self.world.num_killed += 1
@@ -67,6 +64,7 @@ class World:
         self.dies_at = 0.0
         self.num_killed = 0
         self.pauses: list[float] = []
+        self.incarnations: list[int] = []
         self._lives = list(lives_s)
         self.supervisor = DrafterSupervisor(
             self.engine.call, "channel", self._launch, sleep=self.time.sleep, clock=self.time.clock
@@ -90,13 +88,8 @@ def pauses(*lives_s: float | None) -> list[float]:
 
     asyncio.run(main())
     assert world.num_killed >= len(lives_s)
+    assert world.incarnations == sorted(set(world.incarnations))
     return world.pauses
-
-
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake drafters have no process to watch."""
-    monkeypatch.setattr(drafter_supervisor, "PeerProcess", lambda pid, start: None)
 
 
 def test_a_drafter_that_never_starts_is_tried_less_and_less_often_however_long_that_goes_on():
