@@ -9,6 +9,8 @@ replicas are Serve's own.
 
 import argparse
 import asyncio
+import itertools
+import math
 import time
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from local_engine import add_model_options, chosen_pair, quiet
 from ray import serve
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
-from steady_load import Comparison, SteadyLoad, compare
+from steady_load import Answer, Comparison, SteadyLoad, compare
 from workload import held_out_prompts
 
 from wingbeat.deployments.app_config import AppConfig
@@ -90,12 +92,23 @@ class Step(NamedTuple):
 
 
 async def run_step(
-    app: App, bodies: list[dict[str, Any]], watch: Watch, answers: dict, num: int, seconds: float
+    app: App,
+    bodies: list[dict[str, Any]],
+    watch: Watch,
+    answers: dict[int, Answer],
+    num: int,
+    rises: bool,
+    seconds: float,
+    patience_s: float,
 ) -> Step:
-    """One step of load."""
+    """One step of load; one that rises goes on until it has brought another replica, and half a step longer."""
     load, began, before = SteadyLoad(app.url, bodies, num), time.perf_counter(), watch.sights[-1].running
     running = asyncio.create_task(load.run())
     await asyncio.sleep(seconds)
+    while rises and math.isnan(watch.first(began, before + 1)) and time.perf_counter() - began < patience_s:
+        await asyncio.sleep(POLL_S)
+    if rises:
+        await asyncio.sleep(seconds / 2)
     load.stop()
     await running
     for trace in load.traces:
@@ -104,7 +117,7 @@ async def run_step(
     compared: Comparison = compare(load.traces, answers)
     longest_s = max(trace.ended_s - trace.started_s for trace in load.traces)
     first_more_s, most = watch.first(began, before + 1), watch.most(began)
-    return Step(num, seconds, most, first_more_s, compared.num_requests, longest_s, *compared[1:])
+    return Step(num, time.perf_counter() - began, most, first_more_s, compared.num_requests, longest_s, *compared[1:])
 
 
 async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
@@ -112,8 +125,9 @@ async def measure(app: App, bodies: list[dict[str, Any]], args: argparse.Namespa
     watch, answers, steps = Watch(), {}, []
     watching = asyncio.create_task(watch.run())
     to_zero = [await watch.until(0, args.patience_s)]
-    for num_clients in args.steps:
-        steps.append(await run_step(app, bodies, watch, answers, num_clients, args.step_s))
+    for before, num_clients in itertools.pairwise([0, *args.steps]):
+        rises, length = num_clients > before, (args.step_s, args.patience_s)
+        steps.append(await run_step(app, bodies, watch, answers, num_clients, rises, *length))
         print(f"{num_clients} clients: {steps[-1]}", flush=True)
     to_zero.append(await watch.until(0, args.patience_s))
     watching.cancel()
@@ -174,6 +188,9 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=4)
     parser.add_argument("--target-queue-s", type=float, default=1.0)
     parser.add_argument("--downscale-delay-s", type=float, default=10.0)
+    parser.add_argument(
+        "--engine-factory", help="module:function of engines that are quick to start, for busy machines"
+    )
     parser.add_argument("--patience-s", type=float, default=120.0, help="for all replicas to go")
     args = parser.parse_args()
     if args.quick:
@@ -187,6 +204,7 @@ def main() -> None:
         max_num_seqs=args.max_num_seqs,
         target_queue_s=args.target_queue_s,
         engine_wait_s=300.0,
+        engine_factory=args.engine_factory,
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": args.max_replicas,
@@ -202,6 +220,7 @@ def main() -> None:
         f"downscale_delay_s {args.downscale_delay_s:g}"
     )
     facts = {**machine_facts(), **model_facts(*pair), "workload": workload}
+    facts["engine"] = args.engine_factory or "Wingbeat's own"
     report = Report("Scaling on Ray Serve", facts, [table(figures)], figures)
     report.show()
     report.save(args.output or RESULTS / "scaling.json")

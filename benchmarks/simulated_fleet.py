@@ -37,7 +37,7 @@ class SimulatedRequest:
 def day(rng: random.Random, peak_per_s: float, day_s: float = DAY_S) -> Iterator[SimulatedRequest]:
     """Requests in order of arrival: quiet at night, most after noon, and six bursts of ten minutes at twice the rate.
 
-    Three of four are chats, whose prompts and answers are short; the others are documents with short answers.
+    Three of four are chats; the others are documents with short answers.
     """
     bursts = sorted(rng.uniform(0, day_s) for _ in range(6))
     now = 0.0
@@ -51,8 +51,8 @@ def day(rng: random.Random, peak_per_s: float, day_s: float = DAY_S) -> Iterator
             rate *= 2
         if rng.random() < rate / 2:
             is_chat = rng.random() < 0.75
-            prompt = rng.lognormvariate(math.log(200 if is_chat else 2000), 0.6)
-            answer = rng.lognormvariate(math.log(120 if is_chat else 40), 0.7)
+            prompt = rng.lognormvariate(math.log(200 if is_chat else 3000), 0.6)
+            answer = rng.lognormvariate(math.log(300 if is_chat else 80), 0.7)
             limit = 1024
             answer = max(1, min(limit, int(answer)))
             yield SimulatedRequest(now, max(1, int(prompt)), answer, limit, float(int(prompt) or 1), float(answer))
@@ -76,17 +76,17 @@ class SimulatedEngine:
         return len(self.running) + len(self.waiting)
 
     def run(self, now: float, seconds: float) -> list[SimulatedRequest]:
-        """Work for so long; returns what began to write."""
+        """Work for so long from now on; returns what began to write."""
         while self.waiting and len(self.running) < NUM_SLOTS:
             self.running.append(self.waiting.popleft())
-        begun = []
+        begun, whole = [], seconds
         for request in self.running:
             if request.uncomputed and seconds > 0:
                 done = min(request.uncomputed, seconds * PROMPT_PER_S)
                 request.uncomputed -= done
                 seconds -= done / PROMPT_PER_S
                 if not request.uncomputed:
-                    request.started_s = now
+                    request.started_s = max(now, request.arrived_s) + whole - seconds
                     self.num_passed += request.prompt_tokens
                     begun.append(request)
         writing = [request for request in self.running if not request.uncomputed]

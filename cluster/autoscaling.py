@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 TARGET_QUEUE_S = 2.0
-DELAYS = {"upscale_delay_s": 1.0, "downscale_delay_s": 120.0}
-"""Up fast, because requests wait; down slowly, because a replica takes a while to come back. Serve's own are 30 and
-600 s."""
-SPARE = 0.5
+DELAYS = {"upscale_delay_s": 5.0, "downscale_delay_s": 300.0}
+"""Up fast, because requests wait, but not for what is done before a replica could start; down slowly, because a replica
+takes a while to come back. Serve's own are 30 and 600 s."""
+SPARE = 0.75
 """Of an engine's slots: while so many are free, a request that comes does not queue, and no engine need be added."""
 
 
@@ -31,7 +31,7 @@ class ReplicaLoad(NamedTuple):
 def desired_replicas(loads: Iterable[ReplicaLoad], target_queue_s: float) -> float:
     """Replicas that do all the work there is within `target_queue_s`, which is what a request that comes may wait then.
 
-    Never fewer than hold what runs; never more than it takes to have half of the slots free, when nothing waits.
+    Never fewer than hold what runs; never more than it takes to have `SPARE` of the slots free, when nothing waits.
 
     Args:
         loads: of every replica that runs; at least one.

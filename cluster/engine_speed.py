@@ -21,11 +21,11 @@ class EngineSpeed:
         """Measure from the last look to now.
 
         Args:
-            num_passed: tokens so far.
+            num_passed: tokens so far; fewer than before are those of another engine in its place.
             num_requests: that the engine has now.
         """
         was_busy, self._busy = self._busy, 2 * num_requests >= self._num_slots
-        if was_busy:
+        if was_busy and num_passed >= self._num_passed:
             self._rate.add(num_passed - self._num_passed, now)
         elif self._busy:
             self._rate.resume(now)

@@ -174,8 +174,9 @@ class AppConfig(SurfaceOptions):
             raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
         if self.num_replicas is not None and self.autoscaling_config is not None:
             raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
-        if self.may_sleep() and not self.engine_wait_s:
-            raise ValueError("engine_wait_s is 0: min_replicas 0 needs requests to wait for the engine they wake")
+        for name in ("engine_wait_s", "max_queued_requests"):
+            if self.may_sleep() and not getattr(self, name):
+                raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")
         if self.device == "cuda" and self.num_gpus_per_verifier == 0:
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:

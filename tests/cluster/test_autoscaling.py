@@ -50,10 +50,10 @@ def test_an_engine_that_was_not_measured_yet_is_taken_to_be_as_fast_as_the_other
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_no_engine_is_added_while_half_of_the_slots_are_free(rate):
-    loads = [ReplicaLoad(8, 8, 10_000, 0.1, 16, rate), ReplicaLoad(8, 8, 10_000, 0.1, 16, rate)]
+def test_no_engine_is_added_while_three_quarters_of_the_slots_are_free(rate):
+    loads = [ReplicaLoad(4, 4, 10_000, 0.1, 16, rate), ReplicaLoad(4, 4, 10_000, 0.1, 16, rate)]
     assert desired_replicas(loads, 2.0) == 2.0
-    assert desired_replicas([ReplicaLoad(20, 8, 10_000, 0.1, 16, rate)], 2.0) == 2.5
+    assert desired_replicas([ReplicaLoad(20, 8, 10_000, 0.1, 16, rate)], 2.0) == 5.0
 
 
 def test_what_runs_keeps_the_slots_and_the_memory_it_has():

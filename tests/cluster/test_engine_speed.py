@@ -21,6 +21,15 @@ def test_time_with_little_to_do_does_not_count():
     assert speed.tokens_per_s == pytest.approx(400.0)
 
 
+def test_an_engine_that_was_replaced_is_measured_from_its_own_beginning():
+    speed = EngineSpeed(2)
+    for second in range(10):
+        speed.look(100 * second, 2, float(second))
+    for second in range(10, 20):
+        speed.look(100 * (second - 10), 2, float(second))
+    assert speed.tokens_per_s == pytest.approx(100.0)
+
+
 def test_an_idle_hour_changes_nothing():
     speed = EngineSpeed(2)
     for second in range(10):

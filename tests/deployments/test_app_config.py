@@ -130,7 +130,11 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
         ({"channel": "nccl"}, "channel"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
-        ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0: min_replicas 0 needs"),
+        ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0: with min_replicas 0"),
+        (
+            {"autoscaling_config": {"min_replicas": 0}, "max_queued_requests": 0},
+            "max_queued_requests is 0: with min_rep",
+        ),
         ({"router_autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: at least 1"),
         ({"router_autoscaling_config": {"min_replicas": 0}}, "min_replicas is 0: at least 1"),
         ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),

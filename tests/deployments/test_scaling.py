@@ -1,8 +1,10 @@
 """What Serve is told about adding and removing replicas; starts nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from wingbeat.cluster.autoscaling import DELAYS
+from wingbeat.cluster.autoscaling import DELAYS, ReplicaLoad
 from wingbeat.deployments.app import _verifier
 from wingbeat.deployments.app_config import AppConfig
 
@@ -19,6 +21,14 @@ def test_replicas_scale_by_tokens_within_the_target_fast_up_and_slowly_down():
     assert found.policy.policy_kwargs == {"target_queue_s": 4.0}
     assert (found.upscale_delay_s, found.downscale_delay_s) == (DELAYS["upscale_delay_s"], DELAYS["downscale_delay_s"])
     assert found.upscale_delay_s < found.downscale_delay_s
+
+
+def test_the_policy_works_where_serve_has_unpacked_it():
+    policy = scaling(autoscaling_config={"max_replicas": 3}, target_queue_s=2.0).policy
+    load = ReplicaLoad(num_requests=64, num_tokens=500, num_slots=16, tokens_per_s=100)
+    metrics = {name: {"replica": [SimpleNamespace(value=value)]} for name, value in load._asdict().items()}
+    unpacked = policy.get_policy()(**policy.policy_kwargs)
+    assert unpacked(SimpleNamespace(raw_metrics=metrics, target_num_replicas=1)) == (2.5, {})
 
 
 def test_delays_and_a_policy_of_ones_own_are_kept():
