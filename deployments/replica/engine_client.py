@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full."""
 
-AskDrafter = Callable[[bytes], Awaitable[bytes]]
-"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them."""
+AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
+"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them. None
+where the engine's process is to find the needs out."""
 
 
 class EngineFailed(RuntimeError):
