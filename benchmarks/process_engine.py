@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, pack_request
+from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, REPORT, pack_request
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_life import EngineLife
@@ -93,6 +93,8 @@ async def generate(client: EngineClient, prompts: list[list[int]], params: Sampl
         num_left = len(prompts)
         while num_left:
             for packed in await stream.take():
+                if packed[0] == REPORT:
+                    continue
                 if packed[GIVEN_UP] is not None:
                     raise RuntimeError(f"the engine gave a request up: {packed[GIVEN_UP]}")
                 tokens[packed[0]] += packed[1]

@@ -46,8 +46,10 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         drafter=config.choice().label,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
+        block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
     )
-    return EngineSetup(engine, info, engine.channel_spec if config.has_drafter() else None, check)
+    spec = engine.channel_spec if config.has_drafter() else None
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log)
 
 
 def build_draft_worker(config: AppConfig) -> DraftWorker:

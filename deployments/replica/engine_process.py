@@ -69,7 +69,8 @@ def serve(link: Link) -> bool:
     setup, channel = _load(link, start)
     name = None if channel is None else channel.name
     calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
-    loop = EngineLoop(setup.engine, link, calls, config.stream_interval_ms / 1000, _grammar_trial(setup))
+    interval_s = config.stream_interval_ms / 1000
+    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)

@@ -12,8 +12,9 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from wingbeat.cluster.autoscaling import LOAD_METRIC
+from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
+from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -33,6 +34,8 @@ from wingbeat.deployments.replica.ray_drafter import RayDrafter
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
 """A router that shows no sign of life for this long has died or hangs; its requests are aborted."""
+LOOK_S = 0.5
+"""Between two looks at what the engine does per second."""
 
 
 class WrongEngine(RuntimeError):
@@ -55,6 +58,7 @@ class Verifier:
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
+        self._speed = EngineSpeed(config.max_num_seqs)
         self._core: CoreClaim | None = claim_core() if config.shares_core() else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
@@ -75,6 +79,7 @@ class Verifier:
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
         self._spawn(self._export())
+        self._spawn(self._measure())
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -101,6 +106,16 @@ class Verifier:
         self._check(engine_id, client_id)
         if numbers:
             self._engines.client.abort(client_id, numbers)
+
+    async def withdraw(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Give requests back that have not begun to run; the stream says which.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id, client_id)
+        self._engines.client.withdraw(client_id, numbers)
 
     async def stream(self, *, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
@@ -208,8 +223,10 @@ class Verifier:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
-        life = self._engines.life
-        return {LOAD_METRIC: 0.0 if life is None else float(life.client.num_requests)}
+        life, num_slots = self._engines.life, self._config.max_num_seqs
+        if life is None:
+            return ReplicaLoad(num_slots=num_slots)._asdict()
+        return life.client.loads.replica_load(num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s)._asdict()
 
     def check_health(self) -> None:
         """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
@@ -236,6 +253,14 @@ class Verifier:
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
+
+    async def _measure(self) -> None:
+        """Learn what the engine does per second while it has enough to do."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (life := self._engines.life) is not None:
+                loads = life.client.loads
+                self._speed.look(loads.num_passed, loads.num_requests, time.monotonic())
 
     async def _export(self) -> None:
         """Publish the engine's figures among Ray's metrics, whenever there is an engine."""

@@ -80,6 +80,7 @@ def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment],
         max_committed_len=longest,
         max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
         growth_rules=_growth_rules(rounds) if on_cpu else (),
+        allowed_tokens=_allowed_tokens(rounds) if on_cpu else None,
     )
 
 
@@ -134,6 +135,14 @@ def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
             rules.append((proposed, growth_rule(outcome, header.num_proposals)))
             start = proposed.stop
     return tuple(rules) if all(rule is not None for _, rule in rules) else ()
+
+
+def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
+    """By proposal; all tokens of the verifiers that restrict nothing."""
+    if not any(header.has_masks for _, _, header in rounds):
+        return None
+    parts = [(outcome.allowed_tokens[: header.num_proposals], header.has_masks) for _, outcome, header in rounds]
+    return torch.cat([rows if has_masks else torch.full_like(rows, -1) for rows, has_masks in parts])
 
 
 def _on_host(outcome: Outcome) -> Outcome:
