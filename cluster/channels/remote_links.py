@@ -39,18 +39,21 @@ class Link:
         raise NotImplementedError
 
     def receive(self) -> None:
-        """Take in what has come; whatever is wrong with it ends the connection."""
-        while self.connection is not None:
-            try:
-                body = self.connection.receive()
-                if body is None:
-                    return
+        """Take in the next frame, if it has come; whatever is wrong with it ends the connection.
+
+        No more than one: what came before the connection's end is looked at before the end is.
+        """
+        if self.connection is None:
+            return
+        try:
+            body = self.connection.receive()
+            if body is not None:
                 self.unpack(body)
-            except ConnectionError:
-                self.drop()
-            except FrameError as error:
-                logger.warning("the remote channel's connection is closed: %s", error)
-                self.drop()
+        except ConnectionError:
+            self.drop()
+        except FrameError as error:
+            logger.warning("the remote channel's connection is closed: %s", error)
+            self.drop()
 
     def drop(self) -> None:
         """End the connection."""

@@ -95,6 +95,13 @@ def serve_rounds(end: DrafterSide, mode: str) -> None:
     end.close()
 
 
+def serve_in_thread(end: DrafterSide, mode: str) -> threading.Thread:
+    """`serve_rounds` in a thread of this process, which ends with the channel."""
+    thread = threading.Thread(target=serve_rounds, args=(end, mode), daemon=True)
+    thread.start()
+    return thread
+
+
 def run_verifier(name: str, mode: str, kind: str) -> None:
     """A verifier that never closes its channel: it ends at once, or lives as long as the nursery."""
     channel, parent = create_channel(kind, name), os.getppid()
@@ -207,9 +214,7 @@ class RemoteRig:
         self.thread: threading.Thread | None = None
 
     def start(self, incarnation: int, mode: str) -> None:
-        drafter = RemoteChannel.attach(self.channel.name, incarnation)
-        self.thread = threading.Thread(target=serve_rounds, args=(drafter, mode), daemon=True)
-        self.thread.start()
+        self.thread = serve_in_thread(RemoteChannel.attach(self.channel.name, incarnation), mode)
         assert self.verifier.incarnation == incarnation
 
     def close_witness(self) -> Callable[[], bool]:
