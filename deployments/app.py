@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from wingbeat.cluster.autoscaling import request_load_policy
-from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
+from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
@@ -121,14 +121,14 @@ def build(args: AppConfig) -> Application:
 
 
 def _verifier(config: AppConfig) -> serve.Deployment:
-    verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_drafter() else None
+    verifier = config.verifier_share()
+    drafter = config.drafter_share() if config.has_drafter() else None
     return serve.deployment(
         Verifier,
         name=VERIFIER,
         ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
         placement_group_bundles=pair_bundles(verifier, drafter),
-        placement_group_strategy=STRATEGY,
+        placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,
         logging_config=LoggingConfig(enable_access_log=False),

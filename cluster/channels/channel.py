@@ -212,7 +212,7 @@ class DrafterSide:
 
         Tensors on a device may be read by what this thread's current stream is given from now on.
         """
-        if not self._round_waits():
+        if not self.round_waits():
             return None
         fence()
         round_number = self._answered + 1
@@ -226,7 +226,7 @@ class DrafterSide:
         """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""
         words = self._words
         self._doorbell.wait(
-            lambda: self._round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
+            lambda: self.round_waits() or words[Word.CLOSED] != 0 or words[Word.ATTACHED] != self._attached,
             timeout_s,
             gone=lambda: not self._verifier.alive(),
             quiet_since=self._active_at,
@@ -269,16 +269,17 @@ class DrafterSide:
         if released and attached == self._words[Word.ATTACHED]:
             self._words[Word.DETACHED] = self.incarnation
 
-    def _in_charge(self) -> bool:
-        return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
-
-    def _round_waits(self) -> bool:
+    def round_waits(self) -> bool:
+        """Whether the verifier has published a round that is not answered yet."""
         words = self._words
         if not self._in_charge():
             return False
         if words[Word.REPLIED] != self._own_reply_word():  # a stopped predecessor woke up and wrote its own
             words[Word.REPLIED] = self._own_reply_word()
         return words[Word.OUTCOME_SEQ] > self._answered
+
+    def _in_charge(self) -> bool:
+        return self._words[Word.ATTACHED] == self._attached and not self._words[Word.CLOSED]
 
     def _own_reply_word(self) -> int:
         return self.incarnation << ROUND_BITS | self._answered

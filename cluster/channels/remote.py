@@ -12,7 +12,7 @@ import weakref
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, ROUND_SLEEP_S
+from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, ROUND_SLEEP_S, Doorbell
 from wingbeat.cluster.channels.memory import (
     HOST_READY,
     NUM_WORDS,
@@ -32,7 +32,7 @@ from wingbeat.cluster.channels.remote_handshake import SessionKeys, introduce, n
 from wingbeat.cluster.channels.remote_links import DrafterLink, FrameBell, FrameDoorbell, VerifierLink
 from wingbeat.cluster.channels.remote_listener import HANDSHAKE_S, Listener
 from wingbeat.runtime.free_memory import free_memory
-from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome
+from wingbeat.runtime.protocol.messages import ChannelSpec
 
 
 class RemoteChannel:
@@ -108,14 +108,14 @@ class RemoteDrafterSide(DrafterSide):
     def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket, keys: SessionKeys) -> None:
         super().__init__(memory, incarnation)
         self._link = DrafterLink(memory, sock, keys, self._skip_to)
-        self._doorbell = FrameDoorbell(self._link, Word.OUTCOME_SEQ, IDLE_SLEEP_S)
+        self._doorbell = Doorbell(FrameBell(self._link, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
         self._reply_bell = FrameBell(self._link, Word.REPLIED)
         self.on_close = weakref.finalize(self, self._link.drop)
 
-    def poll_outcome(self) -> Outcome | None:
-        """The oldest round not answered yet, or None; never blocks."""
+    def round_waits(self) -> bool:
+        """Whether a round has come that is not answered yet."""
         self._link.receive()
-        return super().poll_outcome()
+        return super().round_waits()
 
     def _skip_to(self, round_number: int) -> None:
         self._answered = round_number - 1

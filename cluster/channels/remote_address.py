@@ -20,3 +20,7 @@ class RemoteAddress(NamedTuple):
 
     def __repr__(self) -> str:
         return f"RemoteAddress({self}, secret=***)"
+
+
+ChannelName = str | RemoteAddress
+"""What a drafter attaches by."""

@@ -4,13 +4,14 @@ Its replica names this class and needs nothing of torch, so that is imported onl
 """
 
 import logging
-import os
 import pickle
 from typing import TYPE_CHECKING
 
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -41,9 +42,9 @@ class DrafterActor:
         if convention is not None:
             self._needs(convention)
 
-    def pid(self) -> int:
-        """The operating system's id of this process."""
-        return os.getpid()
+    def process(self) -> DrafterProcess:
+        """This process, and where it runs."""
+        return DrafterProcess.own()
 
     def needs(self, convention: bytes) -> bytes:
         """What this drafter needs of its verifier, pickled.
@@ -56,7 +57,7 @@ class DrafterActor:
         """
         return pickle.dumps(self._needs(convention))
 
-    def attach(self, name: str, incarnation: int) -> None:
+    def attach(self, name: ChannelName, incarnation: int) -> None:
         """Serve the channel `name` from now on.
 
         Raises:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import build_draft_worker
@@ -77,7 +78,7 @@ class DrafterThread:
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
-    def attach(self, name: str, incarnation: int) -> None:
+    def attach(self, name: ChannelName, incarnation: int) -> None:
         """Serve the channel `name` from now on.
 
         Raises:
@@ -85,10 +86,11 @@ class DrafterThread:
         """
         end = attach_channel(self._config, name, incarnation)
         with self._lock:
+            self._worker.detach(name)  # a connection that broke
             self._worker.attach(name, end)
         self._attached.set()
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: ChannelName) -> None:
         """Leave the channel `name`; harmless when it is not attached."""
         with self._lock:
             self._worker.detach(name)

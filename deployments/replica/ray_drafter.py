@@ -1,10 +1,12 @@
-"""A replica's way to its drafter: an actor in the second bundle of its placement group."""
+"""A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
 import ray
 
-from wingbeat.cluster.placement import Share, drafter_options
+from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.supervisor import root_cause
 
@@ -17,8 +19,8 @@ class RayDrafter:
     """
 
     def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
-        share = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter)
-        options = drafter_options(share)
+        options = drafter_options(config.drafter_share())
+        self._process: DrafterProcess | None = None
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
         self.convention = convention
         """How it was told to read its head; its successors are told the same."""
@@ -37,12 +39,15 @@ class RayDrafter:
 
     async def pid(self) -> int:
         """Its process id, once it is ready."""
-        return await self._actor.pid.remote()
+        self._process = await self._actor.process.remote()
+        return self._process.pid
 
-    async def attach(self, channel_name: str, incarnation: int) -> None:
+    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
         """Make it serve a channel."""
         await self._actor.attach.remote(channel_name, incarnation)
 
     def kill(self) -> None:
-        """End it without waiting."""
+        """End it without waiting: through Ray, which gives its bundle back, and by signal."""
         ray.kill(self._actor, no_restart=True)
+        if self._process is not None:
+            self._process.kill()

@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 
@@ -20,6 +18,8 @@ FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
 STABLE_S = 60.0
 """A drafter that lasted this long is not part of a series of failures."""
+RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
+"""What a drafter on another node has to attach again; one whose connection broke sooner than that is replaced."""
 
 
 class DrafterHandle(Protocol):
@@ -36,12 +36,12 @@ class DrafterHandle(Protocol):
         """Its process id, once it is ready. Raises if it could not start."""
         ...
 
-    async def attach(self, channel_name: str, incarnation: int) -> None:
+    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
         """Make it serve a channel."""
         ...
 
     def kill(self) -> None:
-        """End it without waiting."""
+        """End it without waiting, also where it is stopped."""
         ...
 
 
@@ -56,7 +56,7 @@ class DrafterSupervisor:
     def __init__(
         self,
         call: Callable[[str], Awaitable[Any]],
-        channel_name: str,
+        channel_name: ChannelName,
         launch: Callable[[], DrafterHandle],
         back_off_s: float = FIRST_BACK_OFF_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -72,7 +72,6 @@ class DrafterSupervisor:
         self._clock = clock
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
-        self._process: PeerProcess | None = None
 
     async def start(self, drafter: DrafterHandle) -> None:
         """Attach the first drafter, launched ahead of time.
@@ -89,7 +88,7 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost; ends when the engine does.
+        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does.
 
         The first of a series of failures is answered at once, each further one after twice the pause.
         """
@@ -102,6 +101,8 @@ class DrafterSupervisor:
                 # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
                 if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
                     back_off_s = 0.0
+                if await self._reconnected():
+                    continue
                 self._kill()
                 await self._sleep(back_off_s)
                 back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
@@ -116,26 +117,38 @@ class DrafterSupervisor:
         """End the drafter."""
         self._kill()
 
+    async def _reconnected(self) -> bool:
+        """Whether the drafter, of which only the connection has broken, is attached again."""
+        held = self._drafter is not None and isinstance(self._channel_name, RemoteAddress)
+        if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
+            return False
+        try:
+            await asyncio.wait_for(self._attach(), RECONNECT_S)
+        except EngineFailed:
+            raise
+        except Exception as error:
+            logger.info("The drafter is not reached again: %s", root_cause(error))
+            return False
+        return True
+
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
         self._drafter = drafter or self._launch()
-        self.incarnation += 1
         self.pid = await self._drafter.pid()
-        self._process = PeerProcess(self.pid, process_start(self.pid))
+        await self._attach()
+
+    async def _attach(self) -> None:
+        self._attached_at = None
+        self.incarnation += 1
         await self._drafter.attach(self._channel_name, self.incarnation)
         await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
 
     def _kill(self) -> None:
-        """Through Ray, which gives its bundle back, and by signal: a stopped process reads no request to exit."""
         drafter, self._drafter = self._drafter, None
-        process, self._process = self._process, None
         if drafter is not None:
             drafter.kill()
-        if process is not None and process.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
 
 
 def root_cause(error: BaseException | str) -> str:
