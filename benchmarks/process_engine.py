@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, pack_request
@@ -47,10 +48,10 @@ class PlainDrafter:
         return await self._call("needs", convention)
 
     async def pid(self) -> int:
-        """Its process id, once it is ready."""
-        return await self._call("pid")
+        """Its process id."""
+        return self._process.pid
 
-    async def attach(self, channel_name: str, incarnation: int) -> None:
+    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
         """Make it serve a channel."""
         await self._call("attach", channel_name, incarnation)
 

@@ -1,12 +1,12 @@
-"""A drafter's process, named so that it can be told from all others of a cluster and ended on its own node."""
+"""A drafter's process, named so that it can be told from all others of a cluster and ended on its own node.
+
+Ray is imported only where it is called: a drafter may run without it.
+"""
 
 import contextlib
 import os
 import signal
 from typing import NamedTuple
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 
@@ -21,6 +21,8 @@ class DrafterProcess(NamedTuple):
     @classmethod
     def own(cls) -> "DrafterProcess":
         """The calling actor's."""
+        import ray
+
         pid = os.getpid()
         return cls(ray.get_runtime_context().get_node_id(), pid, process_start(pid))
 
@@ -29,6 +31,9 @@ class DrafterProcess(NamedTuple):
 
         On another node a task of Ray's does that, which takes no resources.
         """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         if self.node == ray.get_runtime_context().get_node_id():
             kill_here(self.pid, self.start)
             return
