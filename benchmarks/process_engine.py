@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,20 @@ def _run_drafter(connection: Connection, config: AppConfig, core: int | None, co
 
 
 class PlainDrafter:
-    """Stands for `RayDrafter`."""
+    """Stands for `RayDrafter`.
 
-    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+    Args:
+        reach: from a channel's name to the one by which this drafter gets there.
+    """
+
+    def __init__(
+        self,
+        config: AppConfig,
+        core: int | None,
+        convention: bytes | None = None,
+        reach: Callable[[ChannelName], ChannelName] | None = None,
+    ) -> None:
+        self._reach = reach or (lambda name: name)
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_run_drafter, args=(other, config, core, convention), daemon=True)
@@ -53,7 +64,7 @@ class PlainDrafter:
 
     async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
         """Make it serve a channel."""
-        await self._call("attach", channel_name, incarnation)
+        await self._call("attach", self._reach(channel_name), incarnation)
 
     def kill(self) -> None:
         """End it without waiting."""
@@ -65,12 +76,19 @@ class PlainDrafter:
 
 
 @contextlib.asynccontextmanager
-async def process_engine(config: AppConfig) -> AsyncIterator[EngineClient]:
-    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had."""
+async def process_engine(
+    config: AppConfig, address: str | None = None, reach: Callable[[ChannelName], ChannelName] | None = None
+) -> AsyncIterator[EngineClient]:
+    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had.
+
+    Args:
+        address: to listen on for a drafter that comes over the network.
+        reach: as for `PlainDrafter`.
+    """
     claim = claim_core() if config.shares_core() else None
     core = None if claim is None else claim.core
-    launch = (lambda convention: PlainDrafter(config, core, convention)) if config.has_drafter() else None
-    life = EngineLife(EngineStart(config, "benchmark", core), launch)
+    launch = (lambda convention: PlainDrafter(config, core, convention, reach)) if config.has_drafter() else None
+    life = EngineLife(EngineStart(config, "benchmark", core, address=address), launch)
     try:
         await life.start()
         yield life.client

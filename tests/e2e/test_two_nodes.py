@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 def test_a_pair_across_nodes_writes_plain_text_and_outlives_its_drafters_node():
     command = [sys.executable, "-m", "tests.e2e.two_nodes"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["channel"] == "remote"
