@@ -1,21 +1,21 @@
 """What of a round's buffers counts, packed into the body of a frame and laid into the same places at the other end.
 
-The buffers are those of every channel, so addresses are fixed at both ends. Of them travels what the round's header
-says counts: rows of decodes, the hidden states of the positions they computed, chunks, proposals. Of the two wide
-tables by slot only what the other end lacks travels: what follows in a token history, which grows within an epoch, and
-entries of block tables that changed.
+The buffers are those of every channel, so addresses are fixed at both ends. What takes a few bytes per slot travels
+whole, as the bytes it is; of the rest what the round's header says counts: hidden states of the positions that were
+computed, and pieces of prompts. Of the two wide tables by slot only what the other end lacks travels: what follows in a
+token history, which grows within an epoch, and entries of block tables that changed.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.memory import ChannelMemory, buffer_bytes
+from wingbeat.cluster.channels.memory import ALIGNMENT_BYTES, ChannelMemory, buffer_bytes
 from wingbeat.cluster.channels.remote_connection import FrameError
-from wingbeat.runtime.protocol.messages import ChannelSpec, ReplyHeader, RoundHeader
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
-_WHOLE = ("epochs", "committed_lens", "temperatures", "seeds", "last_token_ids", "growth_limits", "acceptance_table")
-"""A few bytes per slot."""
+_LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps")
+"""Fields of an outcome that do not travel whole: the others take 36 bytes and a path per slot."""
 _TREES = ("token_ids", "parents", "depths", "scores")
 _TREE_ROWS = ("epochs", "committed_lens", "num_valid")
 _EXTENT_BYTES = 24
@@ -23,7 +23,7 @@ _EXTENT_BYTES = 24
 
 def most_bytes(spec: ChannelSpec) -> int:
     """Bytes of the longest body either way."""
-    return buffer_bytes(spec) + 16 * 8 * (spec.num_slots + 8) + 2 * _EXTENT_BYTES * (spec.num_slots + 1)
+    return buffer_bytes(spec) + 2 * _EXTENT_BYTES * (spec.num_slots + 1)
 
 
 class _Body:
@@ -56,48 +56,40 @@ class _Body:
             raise FrameError(f"a body has {len(self._data)} bytes, {self.end} were due")
 
 
-class _Rows:
-    """Which rows of an outcome count, by its own numbers."""
+class _Round:
+    """An outcome's buffers, and what of them counts by their own numbers."""
 
-    def __init__(self, fields: dict[str, np.ndarray], spec: ChannelSpec, header: RoundHeader) -> None:
-        for name, most in (("num_decodes", spec.num_slots), ("num_chunks", spec.num_slots)):
-            _within(name, getattr(header, name), most)
-        _within("num_proposals", header.num_proposals, spec.num_slots)
-        self._fields, self._spec, self.header = fields, spec, header
+    def __init__(self, outcome: Outcome, spec: ChannelSpec) -> None:
+        self.fields = _bytes_of(outcome._asdict())
+        self.small = _runs([field for name, field in outcome._asdict().items() if name not in _LARGE])
+        """Bytes of the fields that travel whole, the header's first."""
+        self._spec = spec
+        self._steps = np.arange(spec.max_path)
+        self.num_decodes = self.num_chunk_tokens = 0
+        self.slots = np.empty(0, dtype=np.int64)
+        """Of decodes, chunks and proposals."""
 
-    def columns(self) -> list[np.ndarray]:
-        """The short columns, in the order they travel."""
-        fields, header = self._fields, self.header
-        decodes = ("decode_slots", "decode_positions", "decode_num_tokens", "decode_token_ids")
-        chunks = ("chunk_slots", "chunk_positions", "chunk_lens")
-        columns = [fields[name][: header.num_decodes] for name in decodes]
-        columns += [fields[name][: header.num_chunks] for name in chunks]
-        columns.append(fields["proposal_slots"][: header.num_proposals])
-        return columns + [fields[name] for name in _WHOLE]
-
-    def num_chunk_tokens(self) -> int:
-        """Of all chunks; once the columns are there, as all that follows."""
-        lens = self._fields["chunk_lens"][: self.header.num_chunks]
-        count = int(lens.sum())
-        if (lens < 0).any() or count > self._spec.max_prefill_tokens:
-            raise FrameError(f"chunks of {count} tokens, {self._spec.max_prefill_tokens} fit")
-        return count
+    def count(self) -> None:
+        """Read what counts. Raises FrameError where that does not fit the buffers."""
+        fields, spec = self.fields, self._spec
+        header = RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist())
+        for count in (header.num_decodes, header.num_chunks, header.num_proposals):
+            _within("rows", count, spec.num_slots)
+        self.num_decodes = header.num_decodes
+        parts = [fields["decode_slots"][: header.num_decodes], fields["proposal_slots"][: header.num_proposals]]
+        self.num_chunk_tokens = 0
+        if header.num_chunks:
+            lens = fields["chunk_lens"][: header.num_chunks].tolist()
+            self.num_chunk_tokens = sum(lens)
+            if min(lens) < 0 or self.num_chunk_tokens > spec.max_prefill_tokens:
+                raise FrameError(f"chunks of {lens} tokens, {spec.max_prefill_tokens} fit")
+            parts.append(fields["chunk_slots"][: header.num_chunks])
+        self.slots = np.concatenate(parts)
+        _check_slots(self.slots, spec.num_slots)
 
     def computed(self) -> np.ndarray:
         """Positions of the decodes that have hidden states, bool [num_decodes, max_path]."""
-        lens = self._fields["decode_num_tokens"][: self.header.num_decodes]
-        return np.arange(self._spec.max_path) < lens[:, None]
-
-    def busy(self) -> np.ndarray:
-        """Slots that the round speaks of, whose rows by slot are read; ascending."""
-        fields, header = self._fields, self.header
-        seen = np.zeros(self._spec.num_slots, dtype=bool)
-        parts = ("decode_slots", header.num_decodes), ("chunk_slots", header.num_chunks)
-        for name, count in (*parts, ("proposal_slots", header.num_proposals)):
-            slots = fields[name][:count]
-            _check_slots(slots, len(seen))
-            seen[slots] = True
-        return np.flatnonzero(seen)
+        return self._steps < self.fields["decode_num_tokens"][: self.num_decodes, None]
 
 
 class OutcomeSender:
@@ -105,8 +97,7 @@ class OutcomeSender:
 
     def __init__(self, memory: ChannelMemory) -> None:
         spec = memory.spec
-        self._spec = spec
-        self._outcomes = [_bytes_of(outcome._asdict()) for outcome in memory.outcomes]
+        self._rounds = [_Round(outcome, spec) for outcome in memory.outcomes]
         self._history = memory.token_ids.numpy()
         self._epochs = np.full(spec.num_slots, -1, dtype=np.int64)
         self._lens = np.zeros(spec.num_slots, dtype=np.int64)
@@ -114,42 +105,44 @@ class OutcomeSender:
 
     def pack(self, round_number: int, into: np.ndarray) -> int:
         """Pack a round that has been filled; returns the body's bytes."""
-        fields, body = self._outcomes[round_number % 2], _Body(into)
-        rows = _Rows(fields, self._spec, RoundHeader(*fields["header"][: len(RoundHeader._fields)].tolist()))
-        body.put(fields["header"])
-        for column in rows.columns():
-            body.put(column)
-        busy, num_chunk_tokens = rows.busy(), rows.num_chunk_tokens()
-        _put_extents(body, fields["block_tables"], *self._changed_blocks(round_number % 2, fields, busy))
-        _put_extents(body, self._history, *self._new_tokens(fields, busy))
-        body.put(fields["decode_taps"][: rows.header.num_decodes][rows.computed()])
-        body.put(fields["chunk_next_token_ids"][:num_chunk_tokens])
-        body.put(fields["chunk_taps"][:num_chunk_tokens])
+        this, body = self._rounds[round_number % 2], _Body(into)
+        this.count()
+        for run in this.small:
+            body.put(run)
+        busy = np.array(sorted(set(this.slots.tolist())), dtype=np.int64)
+        fields = this.fields
+        _put_extents(body, fields["block_tables"], self._changed_blocks(round_number % 2, fields, busy))
+        _put_extents(body, self._history, self._new_tokens(fields, busy))
+        if this.num_decodes:
+            body.put(fields["decode_taps"][: this.num_decodes][this.computed()])
+        if this.num_chunk_tokens:
+            body.put(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
+            body.put(fields["chunk_taps"][: this.num_chunk_tokens])
         return body.end
 
-    def _changed_blocks(self, parity: int, fields: dict, busy: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _changed_blocks(self, parity: int, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
         """From the first to the last entry of each row that the drafter's buffer of this parity has otherwise."""
         now, there = fields["block_tables"][busy], self._tables[parity]
         differs = now != there[busy]
+        if not differs.any():
+            return _NOTHING
         there[busy] = now
         first, last = differs.argmax(axis=1), differs.shape[1] - differs[:, ::-1].argmax(axis=1)
-        changed = differs.any(axis=1)
-        return busy[changed], first[changed], (last - first)[changed]
+        return np.stack([busy, first, last - first])[:, differs.any(axis=1)]
 
-    def _new_tokens(self, fields: dict, busy: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _new_tokens(self, fields: dict[str, np.ndarray], busy: np.ndarray) -> np.ndarray:
         epochs = fields["epochs"][busy]
         lens = fields["committed_lens"][busy].clip(0, self._history.shape[1])
         starts = np.where(self._epochs[busy] == epochs, np.minimum(self._lens[busy], lens), 0)
         self._epochs[busy], self._lens[busy] = epochs, lens
-        return busy, starts, lens - starts
+        return np.stack([busy, starts, lens - starts])
 
 
 class OutcomeReceiver:
     """The drafter's end of one connection."""
 
     def __init__(self, memory: ChannelMemory) -> None:
-        self._spec = memory.spec
-        self._outcomes = [_bytes_of(outcome._asdict()) for outcome in memory.outcomes]
+        self._rounds = [_Round(outcome, memory.spec) for outcome in memory.outcomes]
         self._history = memory.token_ids.numpy()
 
     def unpack(self, data: np.ndarray, expected: int | None) -> int:
@@ -161,24 +154,22 @@ class OutcomeReceiver:
         Raises:
             FrameError: it is another round, or its shape does not fit the channel's.
         """
-        body = _Body(data)
-        header = body.numbers(8)
-        round_number = int(header[0])
+        round_number = int(_Body(data).numbers(1)[0])
         if round_number < 1 or expected not in (None, round_number):
             raise FrameError(f"round {round_number} came where {expected} was due")
-        fields = self._outcomes[round_number % 2]
-        fields["header"][:] = header
-        rows = _Rows(fields, self._spec, RoundHeader(*header[: len(RoundHeader._fields)].tolist()))
-        for column in rows.columns():
-            body.take(column)
-        rows.busy()  # slots index whatever the drafter keeps
-        num_chunk_tokens = rows.num_chunk_tokens()
+        this, body = self._rounds[round_number % 2], _Body(data)
+        for run in this.small:
+            body.take(run)
+        this.count()
+        fields = this.fields
         _take_extents(body, fields["block_tables"])
         _take_extents(body, self._history)
-        computed, taps = rows.computed(), fields["decode_taps"][: header[1]]
-        taps[computed] = body.take(np.empty((int(computed.sum()), taps.shape[2]), dtype=np.uint8))
-        body.take(fields["chunk_next_token_ids"][:num_chunk_tokens])
-        body.take(fields["chunk_taps"][:num_chunk_tokens])
+        if this.num_decodes:
+            computed, taps = this.computed(), fields["decode_taps"][: this.num_decodes]
+            taps[computed] = body.take(np.empty((int(computed.sum()), taps.shape[2]), dtype=np.uint8))
+        if this.num_chunk_tokens:
+            body.take(fields["chunk_next_token_ids"][: this.num_chunk_tokens])
+            body.take(fields["chunk_taps"][: this.num_chunk_tokens])
         body.finish()
         return round_number
 
@@ -235,34 +226,38 @@ class ReplyFrames:
         return said.round_number
 
 
-def _put_extents(body: _Body, table: np.ndarray, slots: np.ndarray, starts: np.ndarray, lens: np.ndarray) -> None:
-    """Parts of a table int64 [num_slots, n]: of row slots[i], lens[i] entries from starts[i] on."""
-    body.put(np.array([len(slots)]))
-    for numbers in (slots, starts, lens):
-        body.put(numbers)
-    body.put(table[_cells(slots, starts, lens)])
+def _put_extents(body: _Body, table: np.ndarray, extents: np.ndarray) -> None:
+    """Parts of a table int64 [num_slots, n]: rows of slots, first entries, numbers of entries, int64 [3, count]."""
+    body.put(np.array([extents.shape[1]]))
+    if extents.size:
+        body.put(np.ascontiguousarray(extents))
+        body.put(table[_cells(extents)])
 
 
 def _take_extents(body: _Body, table: np.ndarray) -> None:
     (count,) = body.numbers(1).tolist()
     _within("rows", count, len(table))
-    slots, starts, lens = (body.numbers(count) for _ in range(3))
+    if not count:
+        return
+    extents = body.numbers(3 * count).reshape(3, count)
+    slots, starts, lens = extents
     _check_slots(slots, len(table))
     width = table.shape[1]
     if ((starts < 0) | (starts > width) | (lens < 0) | (lens > width - starts)).any():
         raise FrameError("a part of a table lies outside of it")
-    table[_cells(slots, starts, lens)] = body.numbers(int(lens.sum()))
+    table[_cells(extents)] = body.numbers(int(lens.sum()))
 
 
-def _cells(slots: np.ndarray, starts: np.ndarray, lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _cells(extents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of every entry of some extents, one after the other."""
-    begins = lens.cumsum() - lens
-    columns = np.arange(int(lens.sum())) + np.repeat(starts - begins, lens)
+    slots, starts, lens = extents
+    ends = lens.cumsum()
+    columns = np.arange(int(ends[-1])) + np.repeat(starts - ends + lens, lens)
     return np.repeat(slots, lens), columns
 
 
 def _check_slots(slots: np.ndarray, num_slots: int) -> None:
-    if ((slots < 0) | (slots >= num_slots)).any():
+    if slots.size and (slots.min() < 0 or slots.max() >= num_slots):
         raise FrameError(f"a slot lies outside of 0..{num_slots - 1}")
 
 
@@ -285,3 +280,20 @@ def _raw(taps: Tensor) -> np.ndarray:
     if not taps.numel():
         return np.empty((*taps.shape[:-1], size), dtype=np.uint8)
     return taps.view(torch.uint8).numpy()
+
+
+def _runs(fields: list[Tensor]) -> list[np.ndarray]:
+    """The bytes of fields of one region, uint8: those that lie side by side as one, the gaps of alignment included."""
+    storage = fields[0].untyped_storage()
+    raw = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    bounds: list[list[int]] = []
+    for field in fields:
+        begin = field.data_ptr() - storage.data_ptr()
+        if bounds and begin - bounds[-1][1] < ALIGNMENT_BYTES:
+            bounds[-1][1] = begin + field.nbytes
+        else:
+            bounds.append([begin, begin + field.nbytes])
+    return [raw[begin:end] for begin, end in bounds]
+
+
+_NOTHING = np.empty((3, 0), dtype=np.int64)

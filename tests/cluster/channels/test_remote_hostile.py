@@ -9,15 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, eventually, publish, round_trip, serve_in_thread
 from wingbeat.cluster.channels import remote_listener
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import ChannelError
 from wingbeat.cluster.channels.remote import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
 from wingbeat.cluster.channels.remote_connection import SIGNATURE_BYTES, START_BYTES, Connection, FrameError
+from wingbeat.cluster.channels.remote_frames import _Round
 from wingbeat.cluster.channels.remote_handshake import HELLO_BYTES, Code, greeting, new_secret
 from wingbeat.cluster.channels.remote_listener import MOST_PENDING
-from wingbeat.runtime.config import NUM_BINS
 
 GREETING_BYTES = 40
 FRAME = b"trees of round one, as bytes"
@@ -253,10 +255,11 @@ def test_an_answer_of_another_shape_ends_the_connection_and_is_no_answer(channel
 
 def outcome_body(header: tuple[int, ...] = (1,), slot: int = 0, tail: bytes = b"") -> bytes:
     """A round of one proposal and nothing else, or one with something wrong."""
-    numbers = np.zeros(8, dtype=np.int64)
-    numbers[: len(header)] = header
-    rest = sum(SPEC.num_slots * size for size in (8, 8, 4, 8, 8)) + 8 + 4 * 2 * NUM_BINS
-    return numbers.tobytes() + np.array([slot] * max(int(numbers[3]), 0)).tobytes() + bytes(rest) + bytes(16) + tail
+    outcome = InProcessChannel(SPEC).verifier_end.acquire_outcome(0.0)
+    outcome.proposal_slots.fill_(slot)
+    outcome.header[: len(header)] = torch.tensor(header)
+    num_extents = bytes(2 * 8)
+    return b"".join(run.tobytes() for run in _Round(outcome, SPEC).small) + num_extents + tail
 
 
 BAD_OUTCOMES = {
