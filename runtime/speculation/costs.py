@@ -7,6 +7,10 @@ import numpy as np
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
 _LEAST, _MOST = 0.1, 10.0
+_MOST_DRAFT = 1000.0
+"""Of a draft, which has a way to go: where that gets long, any number of times what trees take."""
+_STALE_AFTER, _STALE_WEIGHT = 32, 0.5
+"""Plain rounds after which a draft says more than all before: the way may be another one by now."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,12 @@ class CostTables:
 class Scale:
     """Real seconds over a table's, by a running mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = _MOST) -> None:
         self.value = 1.0
         self.num_seen = 0
+        self._most = most
 
-    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0, least_weight: float = _SMOOTHING) -> None:
         """Note what was really taken.
 
         Args:
@@ -52,11 +57,11 @@ class Scale:
             beside_s: likewise, of what shared the time.
         """
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, _SMOOTHING) * of_s / (of_s + beside_s)
+        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
         now = seconds / (of_s + beside_s)
         if self.num_seen > 1:  # one round of many times the usual length is an interruption, not a cost
             now = min(max(now, 0.5 * self.value), 2.0 * self.value)
-        self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
+        self.value = min(max(self.value + weight * (now - self.value), _LEAST), self._most)
 
 
 class RoundCosts:
@@ -68,7 +73,9 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain, self._verify, self._draft = Scale(), Scale(), Scale()
+        self._plain, self._verify, self._draft = Scale(), Scale(), Scale(_MOST_DRAFT)
+        self._num_plain = 0
+        """Rounds since a draft was last seen."""
         most, level = tables.batch_sizes[-1], tables.draft_level_s
         # What a token of a prompt takes: about what a row of the largest batch does.
         rows = max((tables.extra_nodes[-1] - tables.extra_nodes[0]) * most, 1)
@@ -98,6 +105,7 @@ class RoundCosts:
             num_chunk_tokens: rows of prompts.
         """
         scale = self._verify if num_extra else self._plain
+        self._num_plain += not num_extra
         pass_s = float(self._pass_s(num_reqs, np.array(num_extra), mean_context))
         scale.observe(seconds, pass_s, self._verify_row_s * num_chunk_tokens)
 
@@ -107,9 +115,10 @@ class RoundCosts:
         Args:
             num_chunk_tokens: context that the drafter took in first.
         """
-        self._draft.observe(
-            seconds, float(self._trees_s(num_reqs, np.array(levels))), self._draft_row_s * num_chunk_tokens
-        )
+        trees_s = float(self._trees_s(num_reqs, np.array(levels)))
+        weight = _STALE_WEIGHT if self._num_plain > _STALE_AFTER else _SMOOTHING
+        self._num_plain = 0
+        self._draft.observe(seconds, trees_s, self._draft_row_s * num_chunk_tokens, weight)
 
     def _pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         tables = self.tables
