@@ -26,11 +26,10 @@ from wingbeat.runtime.protocol.messages import (
     outcome_layout,
     reply_layout,
 )
-from wingbeat.runtime.protocol.transfer import Download
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.verifier.loader import prepare_model
-from wingbeat.runtime.verifier.round import RoundInFlight, RoundTimes
+from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows
 
 BATCHES = (1, 16, 64)
@@ -54,7 +53,7 @@ class InstantRunner:
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
         self.graphs = None
-        self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor, Download]] = {}
+        self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor]] = {}
 
     def prepare_trees(self) -> None:
         """Nothing to capture."""
@@ -67,16 +66,12 @@ class InstantRunner:
         key = (len(plan.decodes), num_sampled)
         if key not in self._made:
             self._made[key] = self._make(*key)
-        paths, sampled, download = self._made[key]
-        epochs = [seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks]
-        num_chunk_tokens = sum(chunk.length for chunk in plan.chunks)
-        chunk_taps = torch.zeros(num_chunk_tokens, self.taps_size)
-        paths = paths._replace(slots=rows.slots)
-        return RoundInFlight(plan, epochs, paths, sampled, chunk_taps, RoundTimes(0.0), download)
+        paths, sampled = self._made[key]
+        chunk_taps = torch.zeros(sum(chunk.length for chunk in plan.chunks), self.taps_size)
+        return launched_round(plan, paths._replace(slots=rows.slots), sampled, chunk_taps, 0.0)
 
-    def _make(self, num_reqs: int, num_sampled: int) -> tuple[AcceptedPaths, torch.Tensor, Download]:
+    def _make(self, num_reqs: int, num_sampled: int) -> tuple[AcceptedPaths, torch.Tensor]:
         token_ids = torch.full((num_reqs, self.max_path), TOKEN_ID)
-        sampled = torch.full((num_sampled,), TOKEN_ID)
         paths = AcceptedPaths(
             slots=torch.zeros(num_reqs, dtype=torch.int64),
             positions=torch.ones(num_reqs, dtype=torch.int64),
@@ -86,7 +81,7 @@ class InstantRunner:
             nodes=torch.zeros_like(token_ids),
             taps=torch.zeros(num_reqs, self.max_path, self.taps_size),
         )
-        return paths, sampled, Download([paths.num_tokens, paths.num_valid, token_ids, paths.nodes, sampled])
+        return paths, torch.full((num_sampled,), TOKEN_ID)
 
 
 class InstantDrafter:

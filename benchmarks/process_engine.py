@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, pack_request
+from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, REPORT, pack_request
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_life import EngineLife
@@ -58,13 +58,10 @@ class PlainDrafter:
         self.convention = convention
         return await self._call("needs", convention)
 
-    async def pid(self) -> int:
-        """Its process id."""
+    async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id."""
+        await self._call("attach", self._reach(channel_name), next_incarnation())
         return self._process.pid
-
-    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
-        """Make it serve a channel."""
-        await self._call("attach", self._reach(channel_name), incarnation)
 
     def kill(self) -> None:
         """End it without waiting."""
@@ -112,6 +109,8 @@ async def generate(client: EngineClient, prompts: list[list[int]], params: Sampl
         num_left = len(prompts)
         while num_left:
             for packed in await stream.take():
+                if packed[0] == REPORT:
+                    continue
                 if packed[GIVEN_UP] is not None:
                     raise RuntimeError(f"the engine gave a request up: {packed[GIVEN_UP]}")
                 tokens[packed[0]] += packed[1]

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-WIDTHS = (4, 8, 16, 32)
+WIDTHS = (4, 16)
 """Of captured trees, beside the widest."""
 REQUEST_TOKENS = 200
 SPREAD = 1.3

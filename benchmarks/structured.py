@@ -1,4 +1,4 @@
-"""What a JSON schema costs, what drafting its certain tokens buys, and the prefix cache's hits with drafts and without.
+"""What a JSON schema costs, what it tells drafts, and the prefix cache's hits with drafts and without.
 
     python benchmarks/structured.py [--model DIR --drafter DIR] [--repeats N]
 
@@ -10,18 +10,23 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
+import numpy as np
 from local_engine import MAX_MODEL_LEN, Generation, Pair, add_model_options, chosen_pair, generate, open_llm, quiet
 from report import RESULTS, Report, Table, machine_facts, model_facts, spread
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.grammar.maskers import GrammarMasker
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
 from wingbeat.runtime.verifier.token_masks import TokenMasks
 
-PLAIN, DRAFTED, FORCED = "plain", "drafted", "drafted, certain tokens too"
+PLAIN, DRAFTED, CERTAIN, TOLD, BOTH = "plain", "drafted", "with certain tokens", "drafter told the mask", "both"
+CHAIN, TREE = SpeculationConfig(7, 1, 8), SpeculationConfig(5, 4, 16)
+RUNS = (("chain of 7", CHAIN, 1), ("chain of 7", CHAIN, 4), ("tree of 16", TREE, 1))
+"""Name and shape of drafts, batch size."""
 WORD = {"type": "string", "pattern": "^[a-z]{2,8}$"}
 SCHEMAS = [
     {
@@ -98,14 +103,37 @@ class MaskClock:
 
 
 @contextmanager
-def without_certain_tokens(llm: LLM) -> Iterator[None]:
-    """Draft only what the drafter drafts."""
-    masks = llm.engine.runner.masks
-    masks.draft_forced = lambda plan, trees, max_depth: trees
+def grammars_tell(mode: str) -> Iterator[None]:
+    """What of a grammar goes into drafts: tokens that are certain, and to the drafter what may follow the root."""
+    forced, ahead = GrammarMasker.forced, GrammarMasker.ahead
+    if mode not in (CERTAIN, BOTH):
+        GrammarMasker.forced = lambda self, most: []
+    if mode not in (TOLD, BOTH):
+        GrammarMasker.ahead = lambda self, token_ids, mask: False
     try:
         yield
     finally:
-        del masks.draft_forced
+        GrammarMasker.forced, GrammarMasker.ahead = forced, ahead
+
+
+class AheadClock:
+    """Seconds of finding the mask for the drafter, which a round waits for."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        ahead = GrammarMasker.ahead
+
+        def timed(masker: GrammarMasker, token_ids: list[int], mask: np.ndarray) -> bool:
+            started = time.perf_counter()
+            found = ahead(masker, token_ids, mask)
+            self.seconds.append(time.perf_counter() - started)
+            return found
+
+        self._ahead, GrammarMasker.ahead = ahead, timed
+
+    def stop(self) -> None:
+        """Time nothing more."""
+        GrammarMasker.ahead = self._ahead
 
 
 def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generation:
@@ -130,44 +158,50 @@ def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generat
 def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table], list[dict]]:
     """Speed and acceptance under schemas, and what masks cost."""
     rows, costs, figures = [], [], []
-    for batch_size in (1, 4):
-        llm = open_llm(pair, max_num_seqs=batch_size, speculation=SpeculationConfig(5, 4, 16))
-        clock = MaskClock(llm.engine.runner.masks)
-        rates: dict[str, list[float]] = {mode: [] for mode in (PLAIN, DRAFTED, FORCED)}
-        acceptance, texts = {}, {}
+    for name, shape, batch_size in RUNS:
+        llm = open_llm(pair, max_num_seqs=batch_size, speculation=shape)
+        fill, ahead = MaskClock(llm.engine.runner.masks), AheadClock()
+        modes, texts = [PLAIN, DRAFTED, CERTAIN, TOLD, BOTH], {}
+        rates: dict[str, list[float]] = {mode: [] for mode in modes}
+        acceptance = {}
         for _ in range(repeats):
             for mode, so_far in rates.items():
-                with without_certain_tokens(llm) if mode == DRAFTED else nullcontext():
+                with grammars_tell(mode):
                     result = run_schemas(llm, mode, batch_size, num_seeds)
                 so_far.append(result.tokens_per_s)
                 acceptance[mode], texts[mode] = result.metrics.acceptance_length, result.token_ids
+        ahead.stop()
         if any(text != texts[PLAIN] for text in texts.values()):
             raise SystemExit("the modes wrote different tokens")
+        where = {"shape": name, "batch": batch_size}
         for mode, rate in rates.items():
             ratios = [mine / plain for mine, plain in zip(rate, rates[PLAIN], strict=True)]
-            name = f"{mode}, batch {batch_size}"
-            rows.append((name, spread(rate, 0), spread(ratios, 2), f"{acceptance[mode]:.2f}"))
-            figure = {"mode": mode, "batch": batch_size, "acceptance_length": acceptance[mode]}
+            label = f"{name}, batch {batch_size}: {mode}"
+            rows.append((label, spread(rate, 0), spread(ratios, 2), f"{acceptance[mode]:.2f}"))
+            figure = where | {"mode": mode, "acceptance_length": acceptance[mode]}
             figures.append(figure | {"tokens_per_s": rate, "ratio_to_plain": ratios})
-        fill_ms = sorted(1e3 * value for value in clock.fill_s)
-        figures.append({"batch": batch_size, "mask_ms": {"mean": statistics.mean(fill_ms), "worst": fill_ms[-1]}})
-        costs.append(
-            (
-                f"batch {batch_size}",
-                f"{statistics.mean(fill_ms):.3f}",
-                f"{fill_ms[len(fill_ms) * 99 // 100]:.3f}",
-                f"{fill_ms[-1]:.3f}",
-                str(len(fill_ms)),
-            )
-        )
+        for what, seconds in (("all nodes", fill.fill_s), ("for the drafter", ahead.seconds)):
+            row, figure = mask_costs(seconds)
+            costs.append((f"{name}, batch {batch_size}: {what}", *row))
+            figures.append(where | {"masks": what, "ms": figure})
     speeds = Table(
         "JSON of a schema, temperature 1",
         ("", "tokens/s", "of plain", "acceptance length"),
         rows,
         "All modes write the same tokens.",
     )
-    note = "On a thread of its own, while the forward pass runs."
-    return [speeds, Table("Masks of one round, ms", ("", "mean", "99 %", "worst", "rounds"), costs, note)], figures
+    note = (
+        "All nodes: of a round, on a thread of its own, while the forward pass runs. For the drafter: of a sequence, "
+    )
+    note += "once the round has ended."
+    return [speeds, Table("Masks, ms", ("", "mean", "99 %", "worst", "number"), costs, note)], figures
+
+
+def mask_costs(seconds: list[float]) -> tuple[tuple[str, ...], dict[str, float]]:
+    """A table's row and its figures, in ms."""
+    ms = sorted(1e3 * value for value in seconds)
+    figure = {"mean": statistics.mean(ms), "p99": ms[len(ms) * 99 // 100], "worst": ms[-1]}
+    return (*(f"{value:.3f}" for value in figure.values()), str(len(ms))), figure
 
 
 def hits(pair: Pair, speculation: bool, num_turns: int) -> tuple[float, list[list[int]]]:
@@ -190,11 +224,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=4, help="answers of each schema")
     args = parser.parse_args()
     quiet()
     pair, facts = chosen_pair(args), {}
     facts = machine_facts() | model_facts(*pair)
-    repeats, num_seeds, num_turns = (1, 1, 2) if args.quick else (args.repeats, 4, NUM_TURNS)
+    repeats, num_seeds, num_turns = (1, 1, 2) if args.quick else (args.repeats, args.seeds, NUM_TURNS)
     tables, figures = schemas_table(pair, repeats, num_seeds)
     (with_drafts, chats), (without, same) = (hits(pair, speculation, num_turns) for speculation in (True, False))
     if chats != same:

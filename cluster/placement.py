@@ -71,6 +71,19 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
 
 
+def shared_drafter_options(drafter: Share) -> dict[str, Any]:
+    """Actor options of a drafter that is no verifier's own: anywhere, and on other nodes than its like where it can."""
+    options = {**drafter.actor_options(), "scheduling_strategy": "SPREAD"}
+    return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
+
+
+def node_id() -> str:
+    """Ray's name of the node that this process runs on."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
 def address_if_remote() -> str | None:
     """This node's address, where the calling verifier's drafter has its place on another one; None where on this.
 

@@ -2,10 +2,14 @@
 knows; knows neither Ray nor HTTP."""
 
 import math
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 LONGEST_RETRY_S = 60
+MAX_COMPARED = 16
+"""Engines that are all compared. Of more, two are drawn: several routers would flood the one least loaded engine."""
 
 
 class EngineLoad(NamedTuple):
@@ -13,14 +17,74 @@ class EngineLoad(NamedTuple):
 
     engine_id: str
     outstanding_tokens: int
-    """Prompt tokens and tokens still to generate of the requests sent there and not finished."""
+    """Prompt tokens to compute and tokens still to generate of the requests there that are not finished."""
     num_requests: int
 
 
-def choose_engine(engines: Iterable[EngineLoad]) -> str | None:
-    """Id of the engine with the fewest outstanding tokens, then requests; ties go by id. None without engines."""
-    best = min(engines, key=lambda e: (e.outstanding_tokens, e.num_requests, e.engine_id), default=None)
+def cost_tokens(num_prompt_tokens: int, num_cached_tokens: int, load: EngineLoad) -> int:
+    """What an engine has to do before a request's first token, and beside its others, in tokens."""
+    return num_prompt_tokens - num_cached_tokens + load.outstanding_tokens
+
+
+def choose_engine(
+    loads: Sequence[EngineLoad],
+    num_prompt_tokens: int = 0,
+    num_cached_tokens: Callable[[str], int] = lambda engine_id: 0,
+    session_id: str = "",
+    rng: random.Random | None = None,
+) -> str | None:
+    """Id of the engine at which a request costs least; None without engines.
+
+    At equal costs a session keeps to one engine; without a session the fewest requests decide, then the id.
+
+    Args:
+        num_cached_tokens: by engine, tokens of the prompt whose KV is there.
+        session_id: whatever requests of one conversation have in common; empty for none.
+        rng: draws two of more than `MAX_COMPARED` engines; one that has the longest prefix is compared too.
+    """
+
+    def rank(load: EngineLoad) -> tuple:
+        cost = cost_tokens(num_prompt_tokens, num_cached_tokens(load.engine_id), load)
+        tie = _affinity(session_id, load.engine_id) if session_id else load.num_requests
+        return cost, tie, load.engine_id
+
+    if len(loads) > MAX_COMPARED:
+        longest = max(loads, key=lambda load: (num_cached_tokens(load.engine_id), load.engine_id))
+        loads = [*(rng or random).sample(loads, 2), longest]
+    best = min(loads, key=rank, default=None)
     return None if best is None else best.engine_id
+
+
+def _affinity(session_id: str, engine_id: str) -> bytes:
+    """Orders engines in another way for each session; an engine that comes or goes changes no other's place."""
+    return blake2b(f"{session_id}\0{engine_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+class Move(NamedTuple):
+    """Waiting requests that change engines."""
+
+    giver: str
+    taker: str
+    num_requests: int
+
+
+def waiting_moves(loads: Sequence[EngineLoad], max_num_seqs: int) -> list[Move]:
+    """What waits for a slot goes where slots are free: to the emptiest engines, from those with the longest queues.
+
+    Args:
+        max_num_seqs: sequences one engine runs at once; requests beyond wait.
+    """
+    moves = []
+    num_waiting = {load.engine_id: load.num_requests - max_num_seqs for load in loads}
+    for taker in sorted(loads, key=lambda load: (load.num_requests, load.engine_id)):
+        num_free = max_num_seqs - taker.num_requests
+        for giver in sorted(num_waiting, key=lambda engine: (-num_waiting[engine], engine)):
+            num_moved = min(num_free, num_waiting[giver])
+            if num_moved > 0:
+                moves.append(Move(giver, taker.engine_id, num_moved))
+                num_free -= num_moved
+                num_waiting[giver] -= num_moved
+    return moves
 
 
 def num_missing_places(
@@ -53,6 +117,28 @@ def retry_after_s(num_missing: int, num_admitted: int, unwritten_tokens: int, to
     return max(1, min(LONGEST_RETRY_S, math.ceil(needed / tokens_per_s)))
 
 
+class AnswerLength:
+    """How many tokens answers have, from those of late: what a request will still write, where it may write more.
+
+    Args:
+        num_answers: over which the mean is taken, about.
+    """
+
+    def __init__(self, num_answers: int = 64) -> None:
+        self._num_answers = num_answers
+        self._num_seen = 0
+        self._mean = 0.0
+
+    def add(self, num_tokens: int) -> None:
+        """An answer has ended."""
+        self._num_seen += 1
+        self._mean += (num_tokens - self._mean) / min(self._num_seen, self._num_answers)
+
+    def expected_tokens(self, unwritten_tokens: int) -> int:
+        """Of a request that may write so many more. How many it has written says little of how many will follow."""
+        return min(unwritten_tokens, math.ceil(self._mean)) if self._num_seen else unwritten_tokens
+
+
 class TokenRate:
     """Tokens per second over the latest seconds in which there was something to write; older ones fade out.
 
@@ -78,6 +164,10 @@ class TokenRate:
     def per_s(self, now: float) -> float | None:
         """The rate; None before any time has passed."""
         self._pass(now)
+        return self.latest_per_s()
+
+    def latest_per_s(self) -> float | None:
+        """The rate as it was when tokens last came; None before that."""
         return self._tokens / self._seconds if self._seconds else None
 
     def _pass(self, now: float) -> None:

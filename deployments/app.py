@@ -13,7 +13,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from wingbeat.cluster.autoscaling import request_load_policy
+from wingbeat.cluster.autoscaling import DELAYS, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
@@ -27,6 +27,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
+from wingbeat.deployments.replica.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -41,7 +42,13 @@ SERVE_ENV = {
 """One event loop per replica: in the others each message costs two thread switches, which the engine's thread pays for
 with the interpreter lock. Serve's own bundle of such switches (RAY_SERVE_THROUGHPUT_OPTIMIZED) also opens a port per
 replica and drains it for 30 s at the end."""
-ROUTER, VERIFIER = "Router", "Verifier"
+SCALING_ENV = {
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.03",
+}
+"""Serve's controller hears of the load every second, and not every 6 to 10."""
+ROUTER, VERIFIER, DRAFTER_POOL = "Router", "Verifier", "DrafterPool"
 END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
@@ -61,7 +68,12 @@ class Router:
         self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
         source = ServeEngines(engines)
         self._pool = EnginePool(
-            source, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests
+            source,
+            max_num_seqs=config.max_num_seqs,
+            max_queued_requests=config.max_queued_requests,
+            engine_wait_s=config.engine_wait_s,
+            may_sleep=config.may_sleep(),
+            grace_s=config.shutdown_timeout_s,
         )
         await self._pool.start()
         self._monitor = self._new_monitor(source)
@@ -117,16 +129,20 @@ def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
 
 def build(args: AppConfig) -> Application:
     """The application for a configuration; starts nothing."""
-    return _router(args).bind(args, _verifier(args).bind(args))
+    pool = _drafter_pool().bind(args) if args.has_drafter() and not args.has_own_drafter() else None
+    return _router(args).bind(args, _verifier(args).bind(args, pool))
 
 
 def _verifier(config: AppConfig) -> serve.Deployment:
     verifier = config.verifier_share()
-    drafter = config.drafter_share() if config.has_drafter() else None
+    drafter = config.drafter_share() if config.has_own_drafter() else None
     return serve.deployment(
         Verifier,
         name=VERIFIER,
-        ray_actor_options={**verifier.actor_options(), "runtime_env": {"env_vars": SERVE_ENV | verifier.env_vars()}},
+        ray_actor_options={
+            **verifier.actor_options(),
+            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars()},
+        },
         placement_group_bundles=pair_bundles(verifier, drafter),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
@@ -136,7 +152,21 @@ def _verifier(config: AppConfig) -> serve.Deployment:
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
-        **_scaling(config.num_replicas, _with_load_policy(config.autoscaling_config)),
+        **_scaling(config.num_replicas, _with_load_policy(config)),
+    )
+
+
+def _drafter_pool() -> serve.Deployment:
+    return serve.deployment(
+        DrafterPool,
+        name=DRAFTER_POOL,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": SERVE_ENV}},
+        max_ongoing_requests=UNLIMITED,
+        max_constructor_retry_count=START_ATTEMPTS,
+        logging_config=LoggingConfig(enable_access_log=False),
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        num_replicas=1,
     )
 
 
@@ -144,7 +174,10 @@ def _router(config: AppConfig) -> serve.Deployment:
     return serve.deployment(
         serve.ingress()(Router),
         name=ROUTER,
-        ray_actor_options={"num_cpus": config.num_cpus_per_router, "runtime_env": {"env_vars": SERVE_ENV}},
+        ray_actor_options={
+            "num_cpus": config.num_cpus_per_router,
+            "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV},
+        },
         max_ongoing_requests=config.max_ongoing_requests,
         logging_config=LoggingConfig(enable_access_log=False),
         max_constructor_retry_count=START_ATTEMPTS,
@@ -155,10 +188,12 @@ def _router(config: AppConfig) -> serve.Deployment:
     )
 
 
-def _with_load_policy(autoscaling_config: dict[str, Any] | None) -> dict[str, Any] | None:
-    if autoscaling_config is None or "policy" in autoscaling_config:
-        return autoscaling_config
-    return {**autoscaling_config, "policy": AutoscalingPolicy(policy_function=request_load_policy)}
+def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:
+    scaling = config.autoscaling_config
+    if scaling is None or "policy" in scaling:
+        return scaling
+    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs={"target_queue_s": config.target_queue_s})
+    return {**DELAYS, **scaling, "policy": policy}
 
 
 def _scaling(num_replicas: int | None, autoscaling_config: dict[str, Any] | None) -> dict[str, Any]:

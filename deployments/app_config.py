@@ -1,37 +1,30 @@
 """Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
-from wingbeat.deployments.api.access import Access, host_name, origin_name
-from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
-from wingbeat.deployments.metrics.tracing import check_packages
-from wingbeat.deployments.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.model_options import none_by_word
+from wingbeat.deployments.pool_options import SharedDrafters
+from wingbeat.deployments.surface_options import SurfaceOptions
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.hub import HubName
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
-API_KEY_VARIABLE = "WINGBEAT_API_KEY"
-OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
 
 
-class AppConfig(ModelOptions):
+class AppConfig(SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
     """
-
-    # An error's input would show the key beside the field that is wrong.
-    model_config = ConfigDict(hide_input_in_errors=True)
 
     served_model_name: str | None = Field(
         None, description="Name clients pass as `model`; none uses the directory's name."
@@ -41,6 +34,17 @@ class AppConfig(ModelOptions):
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
     )
+    target_queue_s: float = Field(
+        TARGET_QUEUE_S,
+        gt=0,
+        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
+        "may wait then.",
+    )
+    drafters: SharedDrafters = Field(
+        None,
+        description='Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
+        "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s.",
+    )
     num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
@@ -48,41 +52,13 @@ class AppConfig(ModelOptions):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
     )
+    engine_wait_s: float = Field(
+        120.0,
+        ge=0,
+        description="What a request waits where no engine is there, such as while one is started; 0 answers 503 at "
+        "once.",
+    )
     max_ongoing_requests: int = Field(1024, ge=1, description="HTTP requests one router replica handles at once.")
-    max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
-    api_key: tuple[SecretStr, ...] | None = Field(
-        default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
-        validate_default=True,
-        description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
-    )
-    operator_key: tuple[SecretStr, ...] | None = Field(
-        default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
-        validate_default=True,
-        description="Keys of which operators (/trace, /reset_prefix_cache) must send one as Bearer token; by default "
-        f"those in {OPERATOR_KEY_VARIABLE}.",
-    )
-    access_log: bool = Field(False, description="Log every request: id, path, status, time.")
-    otlp_traces_endpoint: str | None = Field(
-        None,
-        description="Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes "
-        "none.",
-    )
-    allowed_hosts: tuple[str, ...] | None = Field(
-        None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
-    )
-    allowed_origins: tuple[str, ...] | None = Field(
-        None,
-        description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
-    )
-    tool_call_parser: str | None = Field(
-        None,
-        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
-    )
-    reasoning_parser: str | None = Field(
-        None,
-        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
-    )
-
     shutdown_timeout_s: float = Field(
         30.0, ge=0, description="What running requests have to end when the server or a replica is told to stop."
     )
@@ -167,40 +143,11 @@ class AppConfig(ModelOptions):
         "kv_cache_memory_bytes",
         "capture_dir",
         "drafter_resources",
-        "otlp_traces_endpoint",
-        "allowed_hosts",
-        "allowed_origins",
-        "tool_call_parser",
-        "reasoning_parser",
         mode="before",
     )
     @classmethod
     def _nothing_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
-
-    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
-    @classmethod
-    def _split_by_commas(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-    @field_validator("api_key", "operator_key")
-    @classmethod
-    def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
-        for key in keys or ():
-            text = key.get_secret_value()
-            if not (text and text.isascii() and text.isprintable() and " " not in text):
-                raise ValueError("holds a key that is empty or has a character that no header can carry")
-        return keys
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if hosts is None else tuple(map(host_name, hosts))
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _check_origins(cls, origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if origins is None else tuple(map(origin_name, origins))
 
     @field_validator("autoscaling_config", "router_autoscaling_config", "drafter_resources", mode="before")
     @classmethod
@@ -220,14 +167,13 @@ class AppConfig(ModelOptions):
                 raise ValueError(f"{name!r} is {amount}: give amounts above 0 of resources other than CPU and GPU")
         return value
 
-    @field_validator("autoscaling_config", "router_autoscaling_config")
+    @field_validator("router_autoscaling_config")
     @classmethod
     def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Load is reported by replicas and seen by routers, so with none of them nothing would wake one."""
         for name in ("min_replicas", "initial_replicas"):
             number = (value or {}).get(name)
             if isinstance(number, int | float) and number < 1:
-                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a deployment of 0 replicas")
+                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a router")
         return value
 
     @model_validator(mode="after")
@@ -237,6 +183,8 @@ class AppConfig(ModelOptions):
             raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
         if self.num_replicas is not None and self.autoscaling_config is not None:
             raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
+        if self.may_sleep() and not self.engine_wait_s:
+            raise ValueError("engine_wait_s is 0: min_replicas 0 needs requests to wait for the engine they wake")
         if self.device == "cuda" and self.num_gpus_per_verifier == 0:
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
@@ -253,33 +201,20 @@ class AppConfig(ModelOptions):
             )
         if self.has_drafter():
             self.channel_kind()
-        if self.otlp_traces_endpoint is not None:
-            check_packages()
+        if self.drafters is not None:
+            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
+            if self.channel == "remote":
+                raise ValueError("channel is 'remote': shared drafters serve verifiers of their own node")
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
-        self.parsers()
         return self
 
-    def access(self, bound_host: str | None) -> Access:
-        """Who may use the HTTP surface of a server bound to `bound_host`."""
-        return Access.of_server(
-            bound_host,
-            api_keys=self.api_key,
-            operator_keys=self.operator_key,
-            allowed_origins=self.allowed_origins,
-            allowed_hosts=self.allowed_hosts,
-        )
-
-    def parsers(self) -> Parsers:
-        """What reads answers.
-
-        Raises:
-            ValueError: there is no parser of a name; says which there are.
-        """
-        return Parsers(self.tool_call_parser, self.reasoning_parser)
+    def may_sleep(self) -> bool:
+        """Whether there may be no pair at all while nobody asks for anything."""
+        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.
@@ -293,7 +228,7 @@ class AppConfig(ModelOptions):
     def _limits(self, max_model_len: int) -> EngineConfig:
         share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu"
         packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
-        if self.drafter_device() == "cuda" and share < 1 and packed:
+        if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
         return self._engine_config(
             max_model_len=max_model_len,
@@ -310,7 +245,7 @@ class AppConfig(ModelOptions):
 
     def shares_core(self) -> bool:
         """Whether the pair's threads are to be kept on one core."""
-        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_drafter()
+        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_own_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
@@ -327,7 +262,8 @@ class AppConfig(ModelOptions):
 
     def may_span_nodes(self) -> bool:
         """Whether Ray may put a drafter on another node than its verifier."""
-        return self.channel == "remote" or (self.channel == "auto" and self.drafter_resources is not None)
+        elsewhere = self.channel == "remote" or (self.channel == "auto" and self.drafter_resources is not None)
+        return elsewhere and self.drafters is None
 
     def verifier_share(self) -> Share:
         """Of a node that a verifier takes."""
@@ -340,6 +276,10 @@ class AppConfig(ModelOptions):
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""
         return self.choice().drafts
+
+    def has_own_drafter(self) -> bool:
+        """Whether each verifier has a drafter beside it; False where they share some or have none."""
+        return self.has_drafter() and self.drafters is None
 
     def model_name(self) -> str:
         """What clients pass as `model`."""

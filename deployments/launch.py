@@ -180,7 +180,7 @@ class ServedApplication:
 
     def _check_gpus(self) -> None:
         config = self._config
-        drafter = config.drafter_share() if config.has_drafter() else None
+        drafter = config.drafter_share() if config.has_own_drafter() else None
         try:
             check_node_gpus(config.verifier_share(), drafter, node_gpus(), one_node=not config.may_span_nodes())
         except ValueError as error:

@@ -12,6 +12,8 @@ class RequestContext:
 
     request_id: str = ""
     """Its `X-Request-Id`."""
+    session_id: str = ""
+    """Its `X-Session-Id`; empty where it has none."""
     arrived_at: float = field(default_factory=time.perf_counter)
     status: int = 0
     """Of its answer, once that has begun."""
@@ -30,3 +32,8 @@ def enter(context: RequestContext) -> None:
 def current() -> RequestContext | None:
     """The request that this task works for."""
     return _CURRENT.get()
+
+
+def session_id() -> str:
+    """What the request that this task works for gives as its session; empty where it gives none."""
+    return "" if (context := current()) is None else context.session_id

@@ -62,9 +62,10 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Draft
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
     """
     if settings.engine_dir is not None and settings.drafter.has_weights:
-        from wingbeat.runtime.tensorrt.backend import engine_drafter
+        from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
 
-        drafter = engine_drafter(settings.engine_dir, settings.drafter.source, settings.model, settings.engine, device)
+        source, speculation = settings.drafter.source, settings.engine.speculation
+        drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))
         if drafter is not None:
             return drafter
     target, config = TargetDescription.from_checkpoint(settings.model), settings.engine

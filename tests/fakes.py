@@ -9,6 +9,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.kv.blocks import ROOT_HASH, hash_block
+from wingbeat.runtime.kv.cache_log import CacheLog
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 50
 ANY_VOCAB_SIZE = 10**6
+BLOCK_SIZE = 4
 POISON = 49
 """A prompt with this token breaks the engine in the request's first round."""
 
@@ -55,16 +58,23 @@ class FakeEngine:
         self.num_checks = 0
         self.num_resets = 0
         self.broken = False
+        self.taken: list[Request] = []
         self._running: dict[str, tuple[Request, int]] = {}
+        self.cache_log = CacheLog()
+        """Tells of every prompt's full blocks as soon as it has run."""
 
     def add_request(self, request: Request, grammar: None = None) -> None:
         if len(request.prompt_token_ids) + request.params.max_tokens > self.max_model_len:
             raise ValueError(f"the request does not fit {self.max_model_len} tokens")
         self.num_started += 1
+        self.taken.append(request)
         self._running[request.request_id] = (request, len(request.output_token_ids))
 
     def abort_request(self, request_id: str) -> None:
         self._running.pop(request_id, None)
+
+    def is_waiting(self, request_id: str) -> bool:
+        return request_id in list(self._running)[self.max_num_seqs :]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)
@@ -91,9 +101,17 @@ class FakeEngine:
             metrics = SpeculationMetrics(done + 1, 4 * (done + 1), 0) if finished else None
             reason = FinishReason.LENGTH if finished else None
             outputs.append(RequestOutput(request_id, (token,), reason, metrics, len(prompt) if finished else 0))
+            if done == len(request.output_token_ids):
+                self._cache(prompt)
             if finished:
                 del self._running[request_id]
         return outputs
+
+    def _cache(self, prompt: tuple[int, ...]) -> None:
+        block_hash = ROOT_HASH
+        for begin in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            block_hash = hash_block(block_hash, prompt[begin : begin + BLOCK_SIZE])
+            self.cache_log.cached(block_hash)
 
     def prompts(self) -> set[tuple[int, ...]]:
         """Of the requests that run or wait."""
@@ -108,6 +126,7 @@ class FakeEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
+        self.cache_log.cleared()
 
     def attach_drafter(self, end: "VerifierEnd") -> None:
         self.drafter_state = "attached"

@@ -184,7 +184,9 @@ class DrafterSide:
         self._reply_ready = memory.reply_ready
         self.on_close: Callable[[], object] | None = None
         """Lets go of the memory; returns False where it is still in use and stays mapped."""
-        self._doorbell = Doorbell(Bell(self._words, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self.bell = Bell(self._words, Word.OUTCOME_SEQ)
+        """Rung by the verifier, for each round and at its end."""
+        self._doorbell = Doorbell(self.bell, IDLE_SLEEP_S)
         self._reply_bell = Bell(self._words, Word.REPLIED)
         self._verifier = PeerProcess(self._words[Word.VERIFIER_PID], self._words[Word.VERIFIER_START])
         self._active_at = time.monotonic()
@@ -221,6 +223,10 @@ class DrafterSide:
         self._active_at = time.monotonic()
         self._polled = round_number
         return self._outcomes[round_number % 2]
+
+    def has_outcome(self) -> bool:
+        """Whether a round waits and the verifier's device is done with it; `poll_outcome` asks for less."""
+        return self.round_waits() and self._outcome_ready.finished((self._answered + 1) % 2)
 
     def wait_outcome(self, timeout_s: float) -> Outcome | None:
         """Like `poll_outcome`, after waiting up to `timeout_s` for a round; None at once when the channel is closed."""

@@ -12,6 +12,7 @@ Where a field lies follows from who writes and who reads it:
 | decode_slots, proposal_slots | host, from its plan | host: rows of the pass, offsets | host memory |
 | chunk_slots, chunk_positions, chunk_lens | host, from its plan | host: shapes of the pass | host memory |
 | growth_limits, acceptance_table | host | host: when to stop | host memory |
+| allowed_tokens | host, by grammars | host: which tokens may follow a root | host memory |
 | decode_positions, decode_num_tokens, decode_token_ids | device, by acceptance | device | GPU memory |
 | decode_taps, chunk_taps | device, by the forward pass | device | GPU memory |
 | chunk_next_token_ids | device: a prompt's last one is sampled there | device | GPU memory |

@@ -63,6 +63,8 @@ class Bell:
         # A futex is 32 bits: the low half of the word, first on these little-endian machines, changes with every count.
         self._futex = ctypes.c_int32.from_buffer(words, 8 * index)
         self._address = ctypes.byref(self._futex)
+        self.address = ctypes.addressof(self._futex)
+        """For `any_bell`."""
 
     def ring(self) -> None:
         """Wake whoever sleeps on the counter; call after raising it."""

@@ -28,6 +28,7 @@ HOST_FIELDS = frozenset(
         "chunk_lens",
         "growth_limits",
         "acceptance_table",
+        "allowed_tokens",
     }
 )
 """Where there is a device: what hosts read; `wingbeat.cluster.channels.cuda_ipc` says why."""

@@ -30,7 +30,7 @@ UNFINISHED = ".unfinished"
 HEADER_BYTES = 4096
 JSON_START = 8 * NUM_WORDS
 MAGIC = int.from_bytes(b"wingbeat", "little")
-VERSION = 4
+VERSION = 5
 """Of the header and of the layout that follows from a spec; raise it with any change to either."""
 
 Details = dict[str, str | int | list[str]]

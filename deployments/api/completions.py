@@ -13,6 +13,7 @@ from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.merged_streams import merged
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
@@ -23,14 +24,16 @@ from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.scheduling.request import FinishReason, Request
-from wingbeat.runtime.text_stream import TextStream
+from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
 
 
+_NOTHING = StreamedText("", 0, stopped=False)
 PROMPT_END_CHARS = 64
 """More than what a chat template writes to open or close thoughts."""
 
@@ -97,7 +100,7 @@ class CompletionService:
         admission = self.pool.admit(len(generation.choices))
         try:
             streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
-            deltas = streams[0] if len(streams) == 1 else _merge(streams)
+            deltas = streams[0] if len(streams) == 1 else merged(streams)
             async with aclosing(deltas):
                 async for delta in deltas:
                     yield delta
@@ -188,7 +191,8 @@ class CompletionService:
         for prompt in prompts:
             max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
             for sample in range(body.num_choices):
-                params = replace(shared, max_tokens=max_tokens, seed=_wrap_int64(seed + sample))
+                # An engine writes one token at least.
+                params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
                 request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
                 choices.append(
                     Choice(
@@ -198,6 +202,7 @@ class CompletionService:
                         prompt.echo,
                         skip_special_tokens=body.skip_special_tokens is not False,
                         include_stop=bool(body.include_stop_str_in_output),
+                        is_echo_alone=max_tokens == 0,
                     )
                 )
         return Generation(
@@ -253,10 +258,12 @@ class CompletionService:
             min_tokens=params.min_tokens,
         )
         prefix, metrics, finish = choice.echo, None, None
-        async with aclosing(self.pool.generate(choice.request)) as outputs:
+        async with aclosing(self.pool.generate(choice.request, session_id())) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
-                if output.rounds:
+                if choice.is_echo_alone:
+                    got, finish, rounds = _NOTHING, output.finish_reason, ()
+                elif output.rounds:
                     hidden = self.pool.info.drafter in REMEMBERING
                     got, finish, rounds = take_rounds(self._tokenizer, stream, output, hides_rejected=hidden)
                 else:
@@ -282,6 +289,7 @@ class CompletionService:
         stop = stream.stopped_by
         if stop is None and finish is FinishReason.STOP and delta.token_ids[-1:] and params.stop_token_ids:
             stop = delta.token_ids[-1] if delta.token_ids[-1] in params.stop_token_ids else None
+        finish = FinishReason.LENGTH if choice.is_echo_alone else finish
         yield delta._replace(
             finish_reason=finish, metrics=metrics, num_cached_tokens=output.num_cached_tokens, stop_reason=stop
         )
@@ -314,34 +322,3 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
-
-
-async def _merge(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """Run the streams side by side; the first error ends all, and so does closing this generator."""
-    arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    arrivals.put_nowait(delta)
-        except Exception as error:
-            arrivals.put_nowait(error)
-        else:
-            arrivals.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    num_running = len(tasks)
-    try:
-        while num_running:
-            arrival = await arrivals.get()
-            if isinstance(arrival, Exception):
-                raise arrival
-            if arrival is None:
-                num_running -= 1
-            else:
-                yield arrival
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -56,6 +56,8 @@ class Choice:
     echo: str
     skip_special_tokens: bool = True
     include_stop: bool = False
+    is_echo_alone: bool = False
+    """Whether the answer is the prompt, and the token that an engine writes is dropped."""
 
 
 @dataclass(frozen=True)

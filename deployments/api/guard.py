@@ -80,7 +80,7 @@ class HttpGuard:
         headers = Headers(scope=scope)
         request_id, problem = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        context = RequestContext(request_id)
+        context = RequestContext(request_id, headers.get("x-session-id", ""))
         enter(context)
         for watcher in self._watchers:
             watcher.began(scope, context)

@@ -111,6 +111,8 @@ class CompletionBody(GenerationBody):
 
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""
+    max_tokens: int | None = Field(None, ge=0, le=INT32_MAX)
+    """0 answers an echoed prompt alone."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """Log-probabilities of the tokens, and so many of the most likely ones for each; with `echo` the prompt's, too."""
@@ -159,6 +161,8 @@ class CompletionBody(GenerationBody):
     def _check_choices(self) -> Self:
         if self.best_of is not None and self.best_of != self.num_choices:
             raise unsupported("best_of", "only best_of equal to n is")
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "is 0: that is allowed only where 'echo' is true")
         total = len(self.prompt) * self.num_choices
         if total > MAX_CHOICES:
             raise invalid("prompt", f"times n asks for {total} choices, at most {MAX_CHOICES} are allowed")

@@ -54,11 +54,12 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         )
 
 
-def check_channel(config: AppConfig, taps_size: int) -> None:
+def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
     """Hold the channel between verifier and drafter against free shared memory.
 
     Args:
         taps_size: values per position that the drafter taps.
+        vocab_size: of the verifier.
 
     Raises:
         ValueError: it does not fit; one line that names the setting and what does.
@@ -68,12 +69,12 @@ def check_channel(config: AppConfig, taps_size: int) -> None:
     from wingbeat.cluster.channels.memory import ChannelError, check_fits
 
     try:
-        check_fits(channel_spec(config, taps_size), free_shared_memory())
+        check_fits(channel_spec(config, taps_size, vocab_size), free_shared_memory())
     except ChannelError as error:
         raise ValueError(str(error)) from error
 
 
-def channel_spec(config: AppConfig, taps_size: int) -> "ChannelSpec":
+def channel_spec(config: AppConfig, taps_size: int, vocab_size: int) -> "ChannelSpec":
     """Shapes of the channel that an engine of these limits will make; its size does not depend on the KV pool's."""
     import torch
 
@@ -91,6 +92,7 @@ def channel_spec(config: AppConfig, taps_size: int) -> "ChannelSpec":
         block_size=engine.block_size,
         num_blocks=0,
         taps_dtype=getattr(torch, config.resolved_dtype()),
+        vocab_size=vocab_size,
     )
 
 

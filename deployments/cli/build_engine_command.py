@@ -1,5 +1,8 @@
 """`wingbeat build-engine`: a verifier and its EAGLE head as an engine directory."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -7,12 +10,12 @@ import torch
 import transformers
 from pydantic import Field, model_validator
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.model_options import ModelFolder
 from wingbeat.runtime.drafters.choice import parse_drafter
-from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory
+from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
@@ -95,16 +98,24 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     try:
         # A builder that is not there is said before minutes of export.
         builder = None if config.onnx_only else find_builder(config.builder)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task("starting", total=None)
-            say = lambda what: progress.update(task, description=what)  # noqa: E731
-            directory = export_directory(config.plan(), say)
+        plan = config.plan()
+        with _progress(num_steps(plan, builder is not None)) as begin:
+            directory = export_directory(plan, begin)
             if builder is not None:
-                directory = build_engines(directory, builder, config.compute_capability, say)
+                directory = build_engines(directory, builder, config.compute_capability, begin)
     except (ValueError, OSError) as error:
         raise UserError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
     print(summary(directory))
+
+
+@contextmanager
+def _progress(num_steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, and what is told each step when it begins."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task, begun = progress.add_task("starting", total=num_steps), count()
+        yield lambda step: progress.update(task, description=step, completed=next(begun))
+        progress.update(task, description="done", completed=num_steps)
 
 
 def summary(directory: EngineDirectory) -> str:

@@ -114,7 +114,7 @@ def _metavar(kind: Any) -> str:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) in (tuple, list):
         return "A,B,..."
-    if get_origin(kind) is dict:
+    if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "JSON"
     return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind, "PATH")
 
@@ -139,7 +139,9 @@ def _first_problem(error: ValidationError, config_class: type[Config]) -> str:
     problem = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
         return problem
-    option = option_name(str(first["loc"][0]))
+    option = ".".join(
+        [option_name(str(first["loc"][0])), *(part for part in first["loc"][1:] if isinstance(part, str))]
+    )
     if first["type"] == "missing":
         return f"{option} is required"
     if _is_secret(config_class.model_fields.get(str(first["loc"][0]))):

@@ -146,19 +146,18 @@ def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
         with one_line(f"drafter {config.drafter}"):
             taps_size = check_drafter_fits(choice, target)
     if here:
-        check_channel(config, taps_size)
+        check_channel(config, taps_size, getattr(text, "vocab_size", 0))
         if config.engine_dir is not None:
             _check_engines(config, file.folder)
     check_weights(file)
 
 
 def _check_engines(config: AppConfig, folder: Path) -> None:
-    from wingbeat.runtime.tensorrt.backend import check_model
+    from wingbeat.runtime.tensorrt.backend import engine_limits
     from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
-    from wingbeat.runtime.tensorrt.engine_model import engine_limits
 
     directory = EngineDirectory(config.engine_dir)
-    check_model(directory, folder)
+    directory.check_model(folder)
     engine_limits(config.engine_config(), directory.base)
 
 

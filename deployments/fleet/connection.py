@@ -3,27 +3,26 @@
 import asyncio
 import logging
 import uuid
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Protocol
 
-from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed, RequestRefused
-from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput, WireRequest, merge, pack_request, unpack
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.cluster.prefix_index import PrefixIndex
+from wingbeat.cluster.routing import AnswerLength
+from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
+from wingbeat.deployments.fleet.wire import (
+    REPORT,
+    EngineReport,
+    Verdict,
+    WireOutput,
+    WireRequest,
+    pack_request,
+    unpack,
+    unpack_report,
+)
+from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
-
-
-class EngineLost(Exception):
-    """The connection broke while the request ran; another engine can continue it.
-
-    Args:
-        taken_up: False where the engine cannot have died of this request, which it never began to run.
-    """
-
-    def __init__(self, message: str, *, taken_up: bool = True) -> None:
-        super().__init__(message)
-        self.taken_up = taken_up
 
 
 class EngineTransport(Protocol):
@@ -49,58 +48,13 @@ class EngineTransport(Protocol):
         """Stop requests; also, with none, the sign of life that keeps the connection open."""
         ...
 
+    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Ask for requests back that have not begun to run; the stream says which are given back."""
+        ...
+
     async def reset_prefix_cache(self, engine_id: str) -> None:
         """Forget cached prefixes."""
         ...
-
-
-class RequestStream:
-    """What has come for one request and was not read yet."""
-
-    def __init__(self, number: int, request: Request) -> None:
-        self.number = number
-        self.outstanding_tokens = len(request.prompt_token_ids) + request.params.max_tokens
-        self.unwritten_tokens = request.params.max_tokens
-        self.ended = False
-        """Whether the engine has nothing left to do for it."""
-        self._outputs: deque[RequestOutput] = deque()
-        self._error: Exception | None = None
-        self._ready = asyncio.Event()
-
-    def put(self, output: RequestOutput, given_up: GivenUp | None) -> None:
-        """Add an output, or the engine's word that there will be none."""
-        if given_up is not None:
-            # One that failed while it was sent may still run in the engine: it is aborted there.
-            self.ended = given_up.verdict is not Verdict.FAILED
-            self.fail(_as_error(given_up))
-            return
-        self._outputs.append(output)
-        self.outstanding_tokens -= len(output.token_ids)
-        self.unwritten_tokens -= len(output.token_ids)
-        self.ended = output.finish_reason is not None
-        self._ready.set()
-
-    def fail(self, error: Exception) -> None:
-        """End the stream by an error once what came before has been read; the first error counts."""
-        self._error = self._error or error
-        self._ready.set()
-
-    async def next(self) -> RequestOutput:
-        """Everything that has arrived, as one output.
-
-        Raises:
-            EngineLost: the connection broke.
-            RequestFailed: processing the request raised.
-            RequestRefused: the engine refused the request.
-        """
-        while not self._outputs:
-            if self._error is not None:
-                raise self._error
-            self._ready.clear()
-            await self._ready.wait()
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return merge(outputs)
 
 
 class EngineConnection:
@@ -112,22 +66,32 @@ class EngineConnection:
         transport: EngineTransport,
         on_end: Callable[["EngineConnection"], None],
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
+        on_open: Callable[[], None] = lambda: None,
+        answers: AnswerLength | None = None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
         self.client_id = uuid.uuid4().hex
         self.open = False
         self.retiring = False
+        self.index = PrefixIndex()
+        """What its prefix cache holds, as far as it has told."""
+        self.other_requests = 0
+        """Of other routers there, as it has told; so the tokens they have outstanding."""
+        self._other_tokens = 0
+        self._answers = answers or AnswerLength()
         self._going_down = False
         """The engine has said its last words: its process is still there, and takes nothing."""
         self._transport = transport
         self._on_end = on_end
         self._on_tokens = on_tokens
+        self._on_open = on_open
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
         self._submits: list[WireRequest] = []
         self._aborts: list[int] = []
+        self._withdrawals: list[int] = []
         self._send = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -138,17 +102,23 @@ class EngineConnection:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens and tokens still to come of the requests not finished."""
-        return sum(stream.outstanding_tokens for stream in self._streams.values())
+        """Prompt tokens to compute and tokens expected of the requests not finished, other routers' included."""
+        expected = self._answers.expected_tokens
+        own = sum(stream.uncomputed_tokens + expected(stream.unwritten_tokens) for stream in self._streams.values())
+        return own + self._other_tokens
 
     @property
     def unwritten_tokens(self) -> int:
         """Tokens still to come, at most, of the requests not finished."""
         return sum(stream.unwritten_tokens for stream in self._streams.values())
 
-    def submit(self, request: Request) -> RequestStream:
-        """Queue a request for the next call to the engine; requests of one moment travel together."""
-        stream = RequestStream(self._next_number, request)
+    def submit(self, request: Request, num_cached_tokens: int = 0) -> RequestStream:
+        """Queue a request for the next call to the engine; requests of one moment travel together.
+
+        Args:
+            num_cached_tokens: of its prompt, that the engine is known to have.
+        """
+        stream = RequestStream(self._next_number, request, num_cached_tokens)
         self._next_number += 1
         self._streams[stream.number] = stream
         self._submits.append(pack_request(stream.number, request))
@@ -162,10 +132,25 @@ class EngineConnection:
             self._send.set()
         self._close_if_retired()
 
+    def waiting(self) -> list[RequestStream]:
+        """Requests of which nothing has come back and that were not asked back, oldest first."""
+        return [s for s in self._streams.values() if not (s.begun or s.asked_back or s.ended)]
+
+    def withdraw(self, streams: Iterable[RequestStream], go_to: str | None = None) -> None:
+        """Ask for requests back; those that have not begun to run there end by EngineLost."""
+        for stream in streams:
+            stream.asked_back, stream.go_to = True, go_to
+            self._withdrawals.append(stream.number)
+        self._send.set()
+
     def retire(self) -> None:
         """Take no further requests; close when the last one ends."""
         self.retiring = True
         self._close_if_retired()
+
+    def give_up_all(self, reason: str) -> None:
+        """Have every request go on elsewhere, from the tokens that have come; no blame on any of them."""
+        self.fail_all(EngineLost(reason, taken_up=False))
 
     async def close(self) -> None:
         """Close now; running requests end by EngineLost."""
@@ -208,7 +193,9 @@ class EngineConnection:
 
     async def _receive_loop(self) -> None:
         async for message in self._transport.stream(self.engine_id, self.client_id):
-            self.open = not self._going_down
+            if not (self.open or self._going_down):
+                self.open = True
+                self._on_open()
             num_tokens = sum(map(self._take, message))
             if num_tokens:
                 self._on_tokens(num_tokens)
@@ -218,6 +205,9 @@ class EngineConnection:
 
         One that cannot be read ends this request and not the connection.
         """
+        if packed[0] == REPORT:
+            self._learn(unpack_report(packed))
+            return 0
         stream = self._streams.get(packed[0])
         if stream is None:
             return 0
@@ -232,6 +222,12 @@ class EngineConnection:
         stream.put(output, given_up)
         return len(output.token_ids)
 
+    def _learn(self, report: EngineReport) -> None:
+        if report.changes is not None:
+            self.index.apply(report.changes)
+        if report.others is not None:
+            self.other_requests, self._other_tokens = report.others
+
     async def _send_loop(self) -> None:
         while True:
             renew = False
@@ -245,21 +241,13 @@ class EngineConnection:
             submits, self._submits = self._submits, []
             if submits:
                 await self._transport.submit(self.engine_id, self.client_id, submits)
+            withdrawals, self._withdrawals = self._withdrawals, []
+            if withdrawals:
+                await self._transport.withdraw(self.engine_id, self.client_id, withdrawals)
             aborts, self._aborts = self._aborts, []
             if aborts or renew:
                 await self._transport.abort(self.engine_id, self.client_id, aborts)
             self._close_if_retired()
-
-
-def _as_error(given_up: GivenUp) -> Exception:
-    """What a request ends by in this router."""
-    match given_up.verdict:
-        case Verdict.REFUSED:
-            return RequestRefused(given_up.reason)
-        case Verdict.FAILED:
-            return RequestFailed(given_up.reason)
-        case Verdict.RETURNED:
-            return EngineLost(given_up.reason, taken_up=False)
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,9 +6,20 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from wingbeat.cluster.routing import EngineLoad, TokenRate, choose_engine, num_missing_places, retry_after_s
-from wingbeat.deployments.fleet.connection import EngineConnection, EngineLost, EngineTransport
+from wingbeat.cluster.prefix_index import PromptBlocks
+from wingbeat.cluster.routing import (
+    AnswerLength,
+    EngineLoad,
+    TokenRate,
+    choose_engine,
+    num_missing_places,
+    retry_after_s,
+    waiting_moves,
+)
+from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
+from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -16,6 +27,7 @@ MAX_LOST_ENGINES = 2
 """Engines that may die under one request: one that breaks whatever runs it must not take the whole fleet down."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
+BALANCE_S = 0.25
 SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -34,16 +46,38 @@ class Reservation:
 
 
 class EnginePool:
-    """All engines that serve one model, with one multiplexed connection to each."""
+    """All engines that serve one model, with one multiplexed connection to each.
 
-    def __init__(self, source: EngineTransport, *, max_num_seqs: int, max_queued_requests: int) -> None:
+    Args:
+        engine_wait_s: what a request waits for an engine where there is none; such requests are queued, and one is
+            asked for.
+        may_sleep: whether there being no replica at all is as it should be, as nobody has asked for anything.
+        grace_s: what running requests have to end in an engine that is taken out; then they go on elsewhere.
+    """
+
+    def __init__(
+        self,
+        source: EngineTransport,
+        *,
+        max_num_seqs: int,
+        max_queued_requests: int,
+        engine_wait_s: float = 0.0,
+        may_sleep: bool = False,
+        grace_s: float = 30.0,
+    ) -> None:
         self._source = source
         self.max_num_seqs = max_num_seqs
         """Requests that one engine runs."""
         self._max_queued_requests = max_queued_requests
+        self._engine_wait_s = engine_wait_s
+        self._may_sleep = may_sleep
+        self._grace_s = grace_s
+        self._wait = EngineWait(source.describe)
+        self._balancing: asyncio.Task[None] | None = None
         self.num_admitted = 0
         """Places taken and not given back."""
         self._token_rate = TokenRate()
+        self._answers = AnswerLength()
         self._info: ModelInfo | None = None
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
@@ -59,10 +93,14 @@ class EnginePool:
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
+        self._balancing = event_loop.create_task(self._balance())
 
     async def close(self) -> None:
         """Close every connection; running requests end by EngineUnavailable."""
         self._closed = True
+        self._wait.end()
+        if self._balancing is not None:
+            self._balancing.cancel()
         if self._unsubscribe is not None:
             self._unsubscribe()
         connections = [*self._connections.values(), *self._retired]
@@ -73,8 +111,10 @@ class EnginePool:
         self._draining = True
         event_loop = asyncio.get_running_loop()
         deadline = event_loop.time() + timeout_s
-        while self._running() and event_loop.time() < deadline:
+        while (self._running() or self._wait.num_waiting) and event_loop.time() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)
+        self._closed = True
+        self._wait.end()
         for connection in self._running():
             connection.fail_all(EngineUnavailable(SHUTTING_DOWN))
 
@@ -93,13 +133,14 @@ class EnginePool:
         return self._info
 
     def healthy(self) -> bool:
-        """Whether some engine takes requests."""
-        return not self._draining and any(connection.open for connection in self._connections.values())
+        """Whether some engine takes requests, or will once it is asked."""
+        sleeps = self._may_sleep and not self._live
+        return not self._draining and (sleeps or any(connection.open for connection in self._connections.values()))
 
     def loads(self) -> list[EngineLoad]:
-        """The engines that take requests, with what this pool has outstanding there."""
+        """The engines that take requests, with what all routers have outstanding there."""
         return [
-            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests)
+            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests + connection.other_requests)
             for engine_id, connection in self._connections.items()
             if connection.open
         ]
@@ -119,15 +160,17 @@ class EnginePool:
 
         Raises:
             EngineOverloaded: there are not so many places now.
-            EngineUnavailable: there is no engine, or the server is shutting down.
+            EngineUnavailable: there is no engine and requests do not wait for one, or the server is shutting down.
         """
         if self._draining:
             raise EngineUnavailable(SHUTTING_DOWN)
-        num_engines = len(self.loads())
-        if not num_engines:
+        engines = [connection for connection in self._connections.values() if connection.open]
+        if not engines and not self._engine_wait_s:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+        # Places are the fleet's, however many routers give them out.
+        num_admitted = self.num_admitted + sum(connection.other_requests for connection in engines)
         missing = num_missing_places(
-            num_requests, self.num_admitted, num_engines, self.max_num_seqs, self._max_queued_requests
+            num_requests, num_admitted, len(engines), self.max_num_seqs, self._max_queued_requests
         )
         if missing:
             raise EngineOverloaded(retry_after_s=self._retry_after_s(missing))
@@ -136,7 +179,7 @@ class EnginePool:
         self.num_admitted += num_requests
         return Reservation(self, num_requests)
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: Request, session_id: str = "") -> AsyncGenerator[RequestOutput, None]:
         """Run a request that was admitted; yields its tokens as they arrive, several per output possible.
 
         The last output carries finish_reason, metrics and num_cached_tokens; an earlier one may carry the metrics
@@ -147,26 +190,32 @@ class EnginePool:
         that may have caused it, and these are not tried again; one that just vanishes says nothing, so that every
         request it ran may have.
 
+        Args:
+            session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
+
         Raises:
             EngineUnavailable: no engine is left to run it, or two of them died while they had it.
             RequestFailed: processing it raised, or its engine broke in its first round.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost = 0
+        num_lost, go_to = 0, None
         while num_lost < MAX_LOST_ENGINES:
-            connection = self._choose()
-            stream = connection.submit(_resumed(request, emitted))
+            rest = _resumed(request, emitted)
+            connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
+            stream = connection.submit(rest, num_cached_tokens)
             try:
                 while True:
                     output = await stream.next()
                     emitted.extend(output.token_ids)
                     yield _for_caller(output, request, connection.engine_id)
                     if output.finish_reason is not None:
+                        self._answers.add(len(emitted))
                         return
             except EngineLost as error:
-                num_lost += error.taken_up
-                logger.warning("Request %s lost its engine: %s", request.request_id, error)
+                num_lost, go_to = num_lost + error.taken_up, error.go_to
+                level = logging.WARNING if error.taken_up else logging.INFO
+                logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
                 logger.error("Request %s failed: %s", request.request_id, error)
                 raise
@@ -193,11 +242,55 @@ class EnginePool:
             raise EngineUnavailable("An engine was lost before its cache was reset.") from error
         return len(engine_ids)
 
-    def _choose(self) -> EngineConnection:
-        engine_id = choose_engine(self.loads())
-        if engine_id is None:
-            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        return self._connections[engine_id]
+    async def _engine_for(self, request: Request, session_id: str, go_to: str | None) -> tuple[EngineConnection, int]:
+        """The connection for a request, and how many of its tokens the engine there has cached.
+
+        Raises:
+            EngineUnavailable: there is no engine, and none came in time.
+        """
+        prompt = self._prompt_blocks(request)
+
+        def num_cached_tokens(engine_id: str) -> int:
+            return self._connections[engine_id].index.num_cached_tokens(prompt)
+
+        deadline = time.monotonic() + self._engine_wait_s
+        while not (loads := self.loads()):
+            if self._closed:
+                raise EngineUnavailable(SHUTTING_DOWN)
+            if time.monotonic() >= deadline:
+                raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
+            await self._wait.until(deadline, ask=not self._live)
+        engine_id = go_to if any(load.engine_id == go_to for load in loads) else None
+        engine_id = engine_id or choose_engine(loads, prompt.num_tokens, num_cached_tokens, session_id)
+        return self._connections[engine_id], num_cached_tokens(engine_id)
+
+    async def _balance(self) -> None:
+        """Let engines with free slots take what waits for others, and others take what waits for one that leaves."""
+        while True:
+            await asyncio.sleep(BALANCE_S)
+            for connection in self._retired:
+                self._hand_over(connection)
+            for move in waiting_moves(self.loads(), self.max_num_seqs):
+                giver = self._connections[move.giver]
+                # The oldest ones have slots, or are next to get one.
+                num_waiting = giver.num_requests + giver.other_requests - self.max_num_seqs
+                giver.withdraw(giver.waiting()[-num_waiting:][: move.num_requests], move.taker)
+
+    def _hand_over(self, connection: EngineConnection) -> None:
+        if any(other.open for other in self._connections.values()):
+            connection.withdraw(connection.waiting())
+
+    def _move_on(self, connection: EngineConnection) -> None:
+        """The time of an engine that was taken out is over, if there is another one."""
+        if connection in self._retired and any(other.open for other in self._connections.values()):
+            connection.give_up_all(f"engine {connection.engine_id} is being stopped")
+
+    def _prompt_blocks(self, request: Request) -> PromptBlocks:
+        # A prompt that is to be reported on is computed anew, wherever it is cached.
+        block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
+        return PromptBlocks(
+            (*request.prompt_token_ids, *request.output_token_ids), block_size, request.params.cache_salt
+        )
 
     def _retry_after_s(self, num_missing: int) -> int:
         connections = (*self._connections.values(), *self._retired)
@@ -217,10 +310,14 @@ class EnginePool:
             connection = self._connections.pop(engine_id)
             self._retired.add(connection)
             connection.retire()
+            self._hand_over(connection)
+            asyncio.get_running_loop().call_later(self._grace_s, self._move_on, connection)
 
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
-            self._connections[engine_id] = EngineConnection(engine_id, self._source, self._on_end, self._count)
+            self._connections[engine_id] = EngineConnection(
+                engine_id, self._source, self._on_end, self._count, self._wait.over, self._answers
+            )
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

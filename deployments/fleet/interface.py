@@ -44,3 +44,5 @@ class ModelInfo:
     """Greatest depth of a draft tree."""
     num_kv_tokens: int = 0
     """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
+    block_size: int = 0
+    """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""

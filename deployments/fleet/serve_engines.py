@@ -42,6 +42,10 @@ class ServeEngines:
         """Stop requests; with none, a sign of life."""
         await self._handle.abort.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
 
+    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Ask for requests back that have not begun to run."""
+        await self._handle.withdraw.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
+
     async def stats(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
         """An engine's figures; it is told this router's on the same occasion."""
         return await self._handle.stats.remote(engine_id=engine_id, report=report)

@@ -6,6 +6,7 @@ from dataclasses import astuple, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from wingbeat.runtime.kv.cache_log import CacheChanges
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
     GrammarSpec,
@@ -27,6 +28,8 @@ TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, se
 
 FINISH_REASON, GIVEN_UP = 2, 5
 """Places in a WireOutput."""
+REPORT = -1
+"""In the place of a request's number: the fields of an `EngineReport` follow."""
 
 
 class Verdict(StrEnum):
@@ -38,6 +41,8 @@ class Verdict(StrEnum):
     """Processing it raised, or it is under suspicion of having broken the engine."""
     RETURNED = "returned"
     """The engine goes down without having taken it up: another one can run it as if it had never been here."""
+    WITHDRAWN = "withdrawn"
+    """It had not begun to run, and its router has asked for it back."""
 
 
 class GivenUp(NamedTuple):
@@ -45,6 +50,26 @@ class GivenUp(NamedTuple):
 
     verdict: Verdict
     reason: str
+
+
+class EngineReport(NamedTuple):
+    """What an engine tells a router beside the router's own outputs."""
+
+    changes: CacheChanges | None = None
+    """Of its prefix cache."""
+    others: tuple[int, int] | None = None
+    """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
+
+
+def pack_report(report: EngineReport) -> tuple:
+    """A report as it travels among the outputs."""
+    return REPORT, None if report.changes is None else tuple(report.changes), report.others
+
+
+def unpack_report(packed: tuple) -> EngineReport:
+    """The inverse."""
+    _, changes, others = packed
+    return EngineReport(None if changes is None else CacheChanges(*changes), others)
 
 
 def pack_request(number: int, request: Request) -> WireRequest:

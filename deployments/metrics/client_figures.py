@@ -68,10 +68,10 @@ class ClientWatch:
     def took(self, num_tokens: int, engine_id: str, queue_s: float) -> None:
         """Tokens arrived from an engine; once per message."""
         self.queue_s = self.queue_s or queue_s
+        self._engine, self.engine_id = self._clients.of_engine(engine_id, self._max_model_len), engine_id
         if not num_tokens:
             return
-        now, engine = self._clock(), self._clients.of_engine(engine_id, self._max_model_len)
-        self._engine, self.engine_id = engine, engine_id
+        now, engine = self._clock(), self._engine
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at = now
             engine.time_to_first_token_s.observe(now - self.arrived_at)

@@ -4,14 +4,20 @@ The drafter's process imports this file too, so what only the verifier needs is 
 """
 
 import os
+from dataclasses import replace
 
 import torch
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_setup import AskNeeds, DrafterStartError, EngineSetup
+from wingbeat.deployments.replica.factories import load_factory
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 
@@ -40,8 +46,10 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         drafter=config.choice().label,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
+        block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
     )
-    return EngineSetup(engine, info, engine.channel_spec if config.has_drafter() else None, check)
+    spec = engine.channel_spec if config.has_drafter() else None
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log)
 
 
 def build_draft_worker(config: AppConfig) -> DraftWorker:
@@ -54,6 +62,31 @@ def build_draft_worker(config: AppConfig) -> DraftWorker:
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     return DraftWorker(drafter)
+
+
+def draft_room(config: AppConfig, device: torch.device) -> DraftRoom:
+    """What the verifiers of one shared drafter may take of it, once its weights are on its device."""
+    options, limits = config.drafters, config.engine_config()
+    share = min(config.num_gpus_per_drafter, 1.0) or 1.0
+    budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
+    if device.type == "cpu":
+        budget //= options.num  # they may all be on one node
+    return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))
+
+
+def needs_of_shared_drafter(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
+    """What drafters that need not be there yet will need of a verifier: loads one for as long as that takes to see.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build_draft_worker`.
+    """
+    if config.drafter_factory is not None:
+        drafter = load_factory(config.drafter_factory)(config).drafter
+    else:
+        drafter = drafter_of_pair(pair_settings(config), "cpu")
+    if convention is not None:
+        drafter.read_as(convention)
+    return drafter.needs
 
 
 def pair_settings(config: AppConfig) -> PairSettings:

@@ -1,14 +1,15 @@
-"""The drafter's process: a Ray actor beside its verifier; what it does is `drafter_thread`'s.
+"""The drafter's process: a Ray actor beside its verifier, or of several; what it does is `drafter_thread`'s.
 
 Its replica names this class and needs nothing of torch, so that is imported only where the actor runs.
 """
 
 import logging
+import os
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.cluster.channels.remote_address import ChannelName
-from wingbeat.cluster.placement import assigned_devices, claim_devices
+from wingbeat.cluster.placement import assigned_devices, claim_devices, node_id
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.drafter_process import DrafterProcess
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
 
 logger = logging.getLogger(__name__)
+
+
+class Placed(NamedTuple):
+    """The answer to a verifier that wants to share a drafter."""
+
+    pid: int
+    refusal: str | None = None
+    """Why it has no place."""
+
+
+class DrafterStatus(NamedTuple):
+    """What a drafter says of itself."""
+
+    pid: int
+    node_id: str
+    channels: tuple[ChannelName, ...]
+    silent_s: float
+    """How long ago its thread last looked for a round."""
 
 
 class DrafterActor:
@@ -64,6 +83,37 @@ class DrafterActor:
             ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
         """
         self._thread.attach(name, incarnation)
+
+    def attach_shared(self, name: ChannelName, incarnation: int, convention: bytes | None) -> "Placed":
+        """Serve one more channel, where there is room.
+
+        Args:
+            convention: as for `needs`; None where the verifier has none.
+
+        Raises:
+            ChannelError, ValueError: as `DrafterThread.attach`.
+        """
+        from wingbeat.runtime.drafters.draft_room import NoRoomError
+
+        try:
+            self._thread.attach(name, incarnation, None if convention is None else pickle.loads(convention))
+        except NoRoomError as error:
+            return Placed(os.getpid(), str(error))
+        return Placed(os.getpid())
+
+    def detach(self, name: ChannelName) -> None:
+        """Serve a channel no more; harmless where it is not served."""
+        self._thread.detach(name)
+
+    def release_newest(self) -> None:
+        """Let go of the verifier that came last: it looks for another place."""
+        for name in self._thread.channels()[-1:]:
+            logger.info("letting go of %s, another drafter has fewer verifiers", name)
+            self._thread.detach(name)
+
+    def status(self) -> "DrafterStatus":
+        """Where it runs, whom it serves, and whether its thread does."""
+        return DrafterStatus(os.getpid(), node_id(), tuple(self._thread.channels()), self._thread.silent_s)
 
     def _needs(self, convention: bytes) -> "DrafterNeeds":
         return self._thread.needs(pickle.loads(convention))

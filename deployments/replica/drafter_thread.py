@@ -3,15 +3,18 @@
 import logging
 import os
 import threading
+import time
 from typing import Any, Protocol
 
 import torch
 
+from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
+from wingbeat.cluster.channels.doorbell import POLL_NAP_S
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.build import build_draft_worker
+from wingbeat.deployments.replica.build import build_draft_worker, draft_room
 from wingbeat.deployments.replica.factories import load_factory
 from wingbeat.deployments.replica.pair_channel import attach_channel
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -21,20 +24,22 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 logger = logging.getLogger(__name__)
 WAIT_S = 0.1
 """Longest wait for a round; within it the doorbell wakes the thread at once."""
-SHARED_WAIT_S = 0.3e-3
-"""With several channels the thread listens to one at a time, so a round of another one waits up to this long."""
 
 
 class Worker(Protocol):
     """What the thread needs of `runtime.drafters.worker.DraftWorker`."""
 
     drafter: Any
+    room: Any
 
     def attach(self, name: str, end: DrafterEnd) -> None: ...
     def detach(self, name: str) -> None: ...
 
     @property
     def ends(self) -> list[DrafterSide]: ...
+
+    @property
+    def names(self) -> list[str]: ...
 
     def run_once(self) -> bool: ...
 
@@ -57,6 +62,9 @@ class DrafterThread:
         self._loaded = threading.Event()
         self._lock = threading.Lock()
         self._attached = threading.Event()
+        self._busy_at = 0.0
+        self._turned_at = time.monotonic()
+        self._convention: HeadConvention | None = None
         threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True).start()
         self._loaded.wait()
         if self._problem is not None:
@@ -71,23 +79,32 @@ class DrafterThread:
         Raises:
             ValueError: its head cannot be read so.
         """
-        if convention is not None:
-            self._worker.drafter.read_as(convention)
+        self._read_as(convention)
         needs = self._worker.drafter.needs
         if self._config.drafter_device() == "cuda":
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
-    def attach(self, name: ChannelName, incarnation: int) -> None:
+    def attach(self, name: ChannelName, incarnation: int, convention: HeadConvention | None = None) -> None:
         """Serve the channel `name` from now on.
+
+        Args:
+            convention: as for `needs`.
 
         Raises:
             ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
+            NoRoomError: it does not fit beside the verifiers that are served already.
+            ValueError: the drafter suits those and not this one.
         """
-        end = attach_channel(self._config, name, incarnation)
         with self._lock:
-            self._worker.detach(name)  # a connection that broke
-            self._worker.attach(name, end)
+            self._read_as(convention)
+            end = attach_channel(self._config, name, incarnation)
+            try:
+                self._worker.detach(name)  # a connection that broke
+                self._worker.attach(name, end)
+            except BaseException:
+                end.close()
+                raise
         self._attached.set()
 
     def detach(self, name: ChannelName) -> None:
@@ -95,12 +112,31 @@ class DrafterThread:
         with self._lock:
             self._worker.detach(name)
 
+    def channels(self) -> list[str]:
+        """The channels that are served, in the order in which they came."""
+        return self._worker.names
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the thread last looked for a round."""
+        return time.monotonic() - self._turned_at
+
+    def _read_as(self, convention: HeadConvention | None) -> None:
+        if convention in (None, self._convention):
+            return
+        if self._convention is not None:
+            raise ValueError(f"the drafter reads its head as {self._convention}, and {convention} is asked for")
+        self._worker.drafter.read_as(convention)
+        self._convention = convention
+
     def _load(self) -> bool:
         """Load in the thread that is to draft: the threads that torch starts below it are then the same."""
         try:
             torch.set_num_threads(self._config.threads or 1)
             factory = self._config.drafter_factory
             self._worker = (load_factory(factory) if factory else build_draft_worker)(self._config)
+            if self._config.drafters is not None:
+                self._worker.room = draft_room(self._config, self._worker.drafter.device)
         except Exception as error:
             self._problem = error
         self._loaded.set()
@@ -124,7 +160,11 @@ class DrafterThread:
 
     def _run_once(self) -> bool:
         with self._lock:
-            return self._worker.run_once()
+            self._turned_at = time.monotonic()
+            answered = self._worker.run_once()
+        if answered:
+            self._busy_at = time.monotonic()
+        return answered
 
     def _wait_for_round(self) -> None:
         self._attached.clear()
@@ -132,5 +172,11 @@ class DrafterThread:
             ends = self._worker.ends
         if not ends:
             self._attached.wait(WAIT_S)
-        for end in ends:
-            end.wait_outcome(WAIT_S if len(ends) == 1 else SHARED_WAIT_S)
+        elif len(ends) == 1:
+            ends[0].wait_outcome(WAIT_S)
+        elif any(end.round_waits() for end in ends):
+            time.sleep(POLL_NAP_S)  # its device is not there yet, which no bell announces
+        else:
+            wait_for_any(
+                [end.bell for end in ends], lambda: any(end.round_waits() for end in ends), WAIT_S, self._busy_at
+            )

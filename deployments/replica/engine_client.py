@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from wingbeat.cluster.channels.link import Link
+from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.deployments.fleet.wire import (
     FINISH_REASON,
     GIVEN_UP,
@@ -16,12 +17,16 @@ from wingbeat.deployments.fleet.wire import (
     WireRequest,
     pack_given_up,
 )
+from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
 from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
 from wingbeat.deployments.replica.router_stream import RouterGone, RouterStream
+from wingbeat.runtime.kv.cache_log import CacheChanges
 
 logger = logging.getLogger(__name__)
 CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full."""
+TELL_LOADS_S = 0.1
+"""Between two times that routers are told of each other's requests."""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes]]
 """From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them."""
@@ -46,6 +51,11 @@ class EngineClient:
         self._started: asyncio.Future[EngineStarted] = self._event_loop.create_future()
         self._asking: asyncio.Task[None] | None = None
         self._retrying = False
+        self.loads = ClientLoads()
+        self._cached = PrefixIndex()
+        self._told: dict[str, ClientLoad] = {}
+        """What each router was last told that others have here."""
+        self._telling = False
         self._lost = asyncio.Event()
         self.failure: EngineFailed | None = None
         self._event_loop.add_reader(link.fileno(), self._receive)
@@ -72,6 +82,9 @@ class EngineClient:
         """
         self.check_alive()
         stream = self._streams[client_id] = RouterStream()
+        if len(self._cached):
+            stream.tell_cached(self._cached.snapshot())
+        self._tell_loads_soon()
         return stream
 
     def disconnect(self, client_id: str) -> None:
@@ -82,6 +95,9 @@ class EngineClient:
         stream.end(RouterGone(f"client {client_id} was disconnected"))
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
+        self.loads.left(client_id)
+        self._told.pop(client_id, None)
+        self._tell_loads_soon()
         if self.failure is None:
             self._send((ToEngine.DISCONNECT, client_id))
 
@@ -98,16 +114,23 @@ class EngineClient:
             raise RouterGone(f"client {client_id} is not connected to this engine")
         by_number = {packed[0]: packed for packed in requests}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
-        for number in by_number:
+        for number, packed in by_number.items():
             self._open.setdefault((client_id, number), end)
+            self.loads.submitted(client_id, packed)
+        self._tell_loads_soon()
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
         """Stop requests and free their blocks; unknown or ended ones are ignored."""
         numbers = list(numbers)
         for number in numbers:
-            self._open.pop((client_id, number), None)
+            self._end_request(client_id, number)
         if self.failure is None:
             self._send((ToEngine.ABORT, client_id, numbers))
+
+    def withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
+        """Ask for requests back; those that have not begun to run are given up in the stream, the others go on."""
+        if self.failure is None:
+            self._send((ToEngine.WITHDRAW, client_id, list(numbers)))
 
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
@@ -186,6 +209,8 @@ class EngineClient:
             match kind:
                 case ToReplica.OUTPUTS:
                     self._hand_out(*rest)
+                case ToReplica.CACHED:
+                    self._tell_cached(*rest)
                 case ToReplica.RESULT:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
@@ -205,8 +230,37 @@ class EngineClient:
                 continue
             stream.put(message)
             for packed in message:
+                self.loads.written(client_id, packed)
                 if packed[FINISH_REASON] is not None or packed[GIVEN_UP] is not None:
-                    self._open.pop((client_id, packed[0]), None)
+                    self._end_request(client_id, packed[0])
+
+    def _end_request(self, client_id: str, number: int) -> None:
+        self._open.pop((client_id, number), None)
+        self.loads.ended(client_id, number)
+        self._tell_loads_soon()
+
+    def _tell_cached(self, changes: CacheChanges) -> None:
+        self._cached.apply(changes)
+        for stream in self._streams.values():
+            stream.tell_cached(changes)
+
+    def _tell_loads_soon(self) -> None:
+        # A router that is alone here knows all there is.
+        if not self._telling and (len(self._streams) > 1 or self._told):
+            self._telling = True
+            self._event_loop.call_later(TELL_LOADS_S, self._tell_loads)
+
+    def _tell_loads(self) -> None:
+        """Tell each router what the others have here, where that has changed."""
+        self._telling = False
+        loads = self.loads.by_client()
+        num_requests, num_tokens = (sum(figures) for figures in zip(ClientLoad(), *loads.values(), strict=True))
+        for client_id, stream in self._streams.items():
+            own = loads.get(client_id, ClientLoad())
+            others = ClientLoad(num_requests - own.num_requests, num_tokens - own.num_tokens)
+            if others != self._told.get(client_id, ClientLoad()):
+                self._told[client_id] = others
+                stream.tell_others(*others)
 
     def _answer(self, number: int, result: Any, error: Exception | None) -> None:
         future = self._calls.pop(number)

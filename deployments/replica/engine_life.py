@@ -88,7 +88,15 @@ class EngineLife:
         self.supervisor = DrafterSupervisor(
             self.client.call, channel_name, lambda: launch(convention), self._start.config.drafter_back_off_s
         )
-        await self.supervisor.start(self._drafter)
+        shared = self._start.config.drafters
+        try:
+            async with asyncio.timeout(None if shared is None else shared.start_timeout_s):
+                await self.supervisor.start(self._drafter)
+        except TimeoutError:
+            logger.warning(
+                "no drafter of the pool within %.0f s: serving without one until there is", shared.start_timeout_s
+            )
+            checks = False
         if checks:
             logger.info("trying the drafter on short texts")
             self.self_test = await self.client.call("check_drafter")

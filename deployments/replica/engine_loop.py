@@ -18,6 +18,7 @@ from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.runtime.grammar.trial import GrammarTrial
+    from wingbeat.runtime.kv.cache_log import CacheLog
 
 logger = logging.getLogger(__name__)
 NUM_COMPILING = 2
@@ -28,6 +29,8 @@ CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full, where there are no rounds to wait for."""
 LAST_WORDS_S = 2.0
 """For a replica that does not read to make room for an engine's last words."""
+TELL_CACHED_S = 0.05
+"""Between two messages on what the prefix cache has gained and lost, while there are rounds."""
 
 
 class EngineLoop:
@@ -36,6 +39,7 @@ class EngineLoop:
     Args:
         calls: an object whose methods the replica may call by name.
         trial: tries grammars out before they are compiled; it is closed with the loop.
+        cache_log: of the engine's prefix cache; None tells nothing of it.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class EngineLoop:
         calls: object,
         stream_interval_s: float = 0.02,
         trial: "GrammarTrial | None" = None,
+        cache_log: "CacheLog | None" = None,
     ) -> None:
         self._engine = engine
         self._link = link
@@ -58,9 +63,12 @@ class EngineLoop:
         self._stopping = False
         self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
         self._trial = trial
+        self._cache_log = cache_log
+        self._tell_cached_at = 0.0
         self._handlers: dict[str, Callable[..., None]] = {
             ToEngine.SUBMIT: self._add,
             ToEngine.ABORT: self._abort_numbers,
+            ToEngine.WITHDRAW: self._withdraw,
             ToEngine.DISCONNECT: self._drop_client,
             ToEngine.CALL: self._call,
             ToEngine.STOP: self.stop,
@@ -137,6 +145,11 @@ class EngineLoop:
         if self._link.clogged:
             return
         due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
+        # First, so that whoever goes on from an answer finds that its prefix is known.
+        if self._cache_log is not None and (idle or now >= self._tell_cached_at):
+            self._tell_cached_at = now + TELL_CACHED_S
+            if (changes := self._cache_log.take()) is not None:
+                self._link.send((ToReplica.CACHED, changes))
         if due:
             self._link.send((ToReplica.OUTPUTS, due))
 
@@ -213,6 +226,14 @@ class EngineLoop:
 
     def _abort_numbers(self, client_id: str, numbers: Iterable[int]) -> None:
         self._abort([_request_id(client_id, number) for number in numbers])
+
+    def _withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            request_id = _request_id(client_id, number)
+            if request_id in self._owners and self._engine.is_waiting(request_id):
+                self._abort([request_id])
+                self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has asked for it back")
+        self._flush(time.monotonic())
 
     def _abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

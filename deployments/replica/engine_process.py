@@ -69,7 +69,8 @@ def serve(link: Link) -> bool:
     setup, channel = _load(link, start)
     name = None if channel is None else channel.name
     calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
-    loop = EngineLoop(setup.engine, link, calls, config.stream_interval_ms / 1000, _grammar_trial(setup))
+    interval_s = config.stream_interval_ms / 1000
+    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)
@@ -91,6 +92,10 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         needs, problem = _expect(link, ToEngine.NEEDS)
         if problem is not None:
             raise problem
+        if needs is None:  # of drafters that are shared, whether one runs or not
+            from wingbeat.deployments.replica.build import needs_of_shared_drafter
+
+            return needs_of_shared_drafter(config, convention)
         return pickle.loads(needs)
 
     build = load_factory(config.engine_factory) if config.engine_factory else _build

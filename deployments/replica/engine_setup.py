@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.heads.contract import HeadConvention
+    from wingbeat.runtime.kv.cache_log import CacheLog
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -43,6 +44,7 @@ class ServedEngine(Protocol):
 
     def add_request(self, request: Request, grammar: Any = None) -> None: ...
     def abort_request(self, request_id: str) -> None: ...
+    def is_waiting(self, request_id: str) -> bool: ...
     def step(self) -> list[RequestOutput]: ...
     def has_unfinished_requests(self) -> bool: ...
     def stats(self) -> Any: ...
@@ -61,3 +63,5 @@ class EngineSetup(NamedTuple):
     """Of the channel its drafter attaches to; None where there is no drafter."""
     check_drafter: Callable[[Any], object] | None = None
     """Called with the idle engine once the first drafter is attached; raises where it is unfit."""
+    cache_log: "CacheLog | None" = None
+    """Of its prefix cache; None where routers are told nothing of it."""

@@ -1,5 +1,7 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
+from collections.abc import Callable
+
 import ray
 
 from wingbeat.cluster.channels.remote_address import ChannelName
@@ -37,14 +39,11 @@ class RayDrafter:
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
-    async def pid(self) -> int:
-        """Its process id, once it is ready."""
+    async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id."""
         self._process = await self._actor.process.remote()
+        await self._actor.attach.remote(channel_name, next_incarnation())
         return self._process.pid
-
-    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
-        """Make it serve a channel."""
-        await self._actor.attach.remote(channel_name, incarnation)
 
     def kill(self) -> None:
         """End it without waiting: through Ray, which gives its bundle back, and by signal."""

@@ -3,7 +3,17 @@
 import asyncio
 import logging
 
-from wingbeat.deployments.fleet.wire import GIVEN_UP, GivenUp, Verdict, WireOutput, join, pack_given_up
+from wingbeat.deployments.fleet.wire import (
+    GIVEN_UP,
+    EngineReport,
+    GivenUp,
+    Verdict,
+    WireOutput,
+    join,
+    pack_given_up,
+    pack_report,
+)
+from wingbeat.runtime.kv.cache_log import CacheChanges, CacheLog
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +33,8 @@ class RouterStream:
         self._outputs: dict[int, WireOutput] = {}
         self._last_words: list[WireOutput] = []
         """Of requests that are given up; they go behind the outputs."""
+        self._changes = CacheLog()
+        self._others: tuple[int, int] | None = None
         self._ended_by: Exception | None = None
 
     def put(self, message: list[WireOutput]) -> None:
@@ -41,22 +53,37 @@ class RouterStream:
                 del self._outputs[number]
         self._ready.set()
 
+    def tell_cached(self, changes: CacheChanges) -> None:
+        """Add what the engine's prefix cache has gained and lost."""
+        self._changes.add(changes)
+        self._ready.set()
+
+    def tell_others(self, num_requests: int, num_tokens: int) -> None:
+        """What other routers have there now."""
+        self._others = num_requests, num_tokens
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
         self._ready.set()
 
     async def take(self) -> list[WireOutput]:
-        """The next message.
+        """The next message; a report stands before the outputs.
 
         Raises:
             Exception: the one `end` was called with.
         """
-        while not self._outputs and not self._last_words:
+        while not (message := self._waiting()):
             if self._ended_by is not None:
                 raise self._ended_by
             self._ready.clear()
             await self._ready.wait()
-        message = [*self._outputs.values(), *self._last_words]
-        self._outputs, self._last_words = {}, []
+        return message
+
+    def _waiting(self) -> list[WireOutput]:
+        report = EngineReport(self._changes.take(), self._others)
+        message = [] if report == EngineReport() else [pack_report(report)]
+        message += [*self._outputs.values(), *self._last_words]
+        self._others, self._outputs, self._last_words = None, {}, []
         return message

@@ -23,7 +23,7 @@ RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
 
 
 class DrafterHandle(Protocol):
-    """One drafter process."""
+    """One drafter process, or the place in one that others share."""
 
     convention: bytes | None
     """How it was told to read its head, pickled; None before that is settled."""
@@ -32,16 +32,16 @@ class DrafterHandle(Protocol):
         """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start."""
         ...
 
-    async def pid(self) -> int:
-        """Its process id, once it is ready. Raises if it could not start."""
-        ...
+    async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
+        """Make it serve a channel, once it is ready; its process id. Raises if it could not start.
 
-    async def attach(self, channel_name: ChannelName, incarnation: int) -> None:
-        """Make it serve a channel."""
+        Args:
+            next_incarnation: gives one that none has had, for every attempt.
+        """
         ...
 
     def kill(self) -> None:
-        """End it without waiting, also where it is stopped."""
+        """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
         ...
 
 
@@ -83,6 +83,9 @@ class DrafterSupervisor:
             await self._attach_new(drafter)
         except EngineFailed:
             raise
+        except asyncio.CancelledError:
+            self._kill()
+            raise
         except Exception as error:
             self._kill()
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
@@ -117,6 +120,11 @@ class DrafterSupervisor:
         """End the drafter."""
         self._kill()
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether there is no drafter because those there are hold as many verifiers as they can."""
+        return getattr(self._drafter, "lacks_room", False)
+
     async def _reconnected(self) -> bool:
         """Whether the drafter, of which only the connection has broken, is attached again."""
         held = self._drafter is not None and isinstance(self._channel_name, RemoteAddress)
@@ -134,16 +142,18 @@ class DrafterSupervisor:
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
         self._drafter = drafter or self._launch()
-        self.pid = await self._drafter.pid()
         await self._attach()
 
     async def _attach(self) -> None:
         self._attached_at = None
-        self.incarnation += 1
-        await self._drafter.attach(self._channel_name, self.incarnation)
+        self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
         await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
+
+    def _next_incarnation(self) -> int:
+        self.incarnation += 1
+        return self.incarnation
 
     def _kill(self) -> None:
         drafter, self._drafter = self._drafter, None

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
-from wingbeat.cluster.autoscaling import LOAD_METRIC
+from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
+from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -26,11 +28,14 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
+from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.ray_drafter import RayDrafter
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
 """A router that shows no sign of life for this long has died or hangs; its requests are aborted."""
+LOOK_S = 0.5
+"""Between two looks at what the engine does per second."""
 
 
 class WrongEngine(RuntimeError):
@@ -41,22 +46,30 @@ class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
+
+    Args:
+        drafters: the `DrafterPool`, where drafters are shared.
     """
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
+        self._speed = EngineSpeed(config.max_num_seqs)
         address = self._address()
         self._channel = config.channel_kind(one_node=address is None) if config.has_drafter() else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
         start = EngineStart(config, self._engine_id, core, gpus, address)
-        launch = partial(RayDrafter, config, core) if config.has_drafter() else None
+        launch = None
+        if config.has_own_drafter():
+            launch = partial(RayDrafter, config, core)
+        elif config.has_drafter():
+            launch = partial(PoolDrafter, ServedPool(drafters))
         self._engines = EngineSupervisor(lambda: EngineLife(start, launch))
         try:
             await self._engines.start()
@@ -68,6 +81,7 @@ class Verifier:
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
         self._spawn(self._export())
+        self._spawn(self._measure())
 
     async def describe(self) -> ModelInfo:
         """The model that is served here."""
@@ -94,6 +108,16 @@ class Verifier:
         self._check(engine_id, client_id)
         if numbers:
             self._engines.client.abort(client_id, numbers)
+
+    async def withdraw(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Give requests back that have not begun to run; the stream says which.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id, client_id)
+        self._engines.client.withdraw(client_id, numbers)
 
     async def stream(self, *, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
@@ -141,6 +165,7 @@ class Verifier:
             "drafter_state": figures.drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
+            "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
             "num_engine_restarts": self._engines.num_restarts,
@@ -201,8 +226,10 @@ class Verifier:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
-        life = self._engines.life
-        return {LOAD_METRIC: 0.0 if life is None else float(life.client.num_requests)}
+        life, num_slots = self._engines.life, self._config.max_num_seqs
+        if life is None:
+            return ReplicaLoad(num_slots=num_slots)._asdict()
+        return life.client.loads.replica_load(num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s)._asdict()
 
     def check_health(self) -> None:
         """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""
@@ -226,7 +253,7 @@ class Verifier:
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""
-        if not self._config.has_drafter() or not self._config.may_span_nodes():
+        if not self._config.has_own_drafter() or not self._config.may_span_nodes():
             return None
         return address_of_node() if self._config.channel == "remote" else address_if_remote()
 
@@ -235,6 +262,14 @@ class Verifier:
             raise WrongEngine(f"engine {engine_id} is gone; this is {self._engine_id}")
         if client_id is not None:
             self._seen_at[client_id] = time.monotonic()
+
+    async def _measure(self) -> None:
+        """Learn what the engine does per second while it has enough to do."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if (life := self._engines.life) is not None:
+                loads = life.client.loads
+                self._speed.look(loads.num_passed, loads.num_requests, time.monotonic())
 
     async def _export(self) -> None:
         """Publish the engine's figures among Ray's metrics, whenever there is an engine."""

@@ -79,6 +79,10 @@ class DraftBatch(NamedTuple):
     growth_rules: tuple[tuple[slice, GrowthRule], ...] = ()
     """Rows of the proposals by verifier, and the rule that ends their growth; none grows every level."""
 
+    allowed_tokens: Tensor | None = None
+    """int32 [num_proposals, ceil(vocab_size / 32)]: tokens that may follow each root, as `Outcome.allowed_tokens`; None
+    where all may, or nobody can say it in time."""
+
     def without_commits(self) -> "DraftBatch":
         """The proposals alone."""
         empty = {name: part[:0] for name, part in self._asdict().items() if name.startswith("decode_")}

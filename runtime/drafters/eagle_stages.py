@@ -9,6 +9,7 @@ from torch import Tensor
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.growth import Growth, Roots, SlotTables
+from wingbeat.runtime.graphs.buckets import bucket_for, draft_batches
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
     Bucket,
@@ -16,8 +17,6 @@ from wingbeat.runtime.graphs.graph_runner import (
     GraphRunner,
     GraphStats,
     Stage,
-    batch_buckets,
-    bucket_for,
 )
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all, upload_into
@@ -82,7 +81,7 @@ class EagleStages:
         self.spec = spec
         self.device, self.dtype = pool.device, pool.dtype
         self.spare_slot = pool.num_slots
-        self.buckets = batch_buckets(pool.num_slots)
+        self.buckets = draft_batches(pool.num_slots, spec.max_path, growth.top_k)
         with torch.inference_mode(mode=False):
             self.tables, self.trees = self._by_slot(pool.num_slots + 1)
             growth.prepare(self.buckets)

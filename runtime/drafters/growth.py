@@ -38,6 +38,8 @@ class Roots(NamedTuple):
     """float32 [num_reqs]"""
     seeds: Tensor
     """int64 [num_reqs]"""
+    allowed_tokens: Tensor | None = None
+    """As `DraftBatch.allowed_tokens`."""
 
 
 class SlotTables(NamedTuple):
@@ -113,7 +115,8 @@ class Growth:
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens[:, None] + self._steps[: self.depth(batch)]
-        return Roots(slots, batch.token_ids[slots, last], positions, batch.temperatures[slots], batch.seeds[slots])
+        by_slot = batch.token_ids[slots, last], positions, batch.temperatures[slots], batch.seeds[slots]
+        return Roots(slots, *by_slot, batch.allowed_tokens)
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
         """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""
@@ -127,6 +130,8 @@ class Growth:
             logits: [num_reqs, 1, vocab_size] of what follows the roots.
         """
         couplings = _couplings(roots)
+        if roots.allowed_tokens is not None:
+            logits = self._allowed_only(logits, roots.allowed_tokens)
         if self.top_k == 1:
             return self._grow_chain(roots.token_ids, logits, expand, couplings, rules)
         return self._grow_tree(roots.token_ids, logits, expand, couplings, rules)
@@ -177,6 +182,13 @@ class Growth:
             token_ids, log_probs = self._candidates(logits, couplings[depth])
             frontier = table.add_level(depth, token_ids, log_probs)
         return TokenTree(*table.finalize(roots, self.speculation.num_nodes))
+
+    def _allowed_only(self, logits: Tensor, allowed: Tensor) -> Tensor:
+        """The logits behind the roots without what may not follow; all of it where the drafter knows nothing else."""
+        words, bits = self.draft_token_ids // 32, self.draft_token_ids % 32
+        may_follow = ((allowed[:, words] >> bits.to(torch.int32)) & 1).to(torch.bool)
+        may_follow |= ~may_follow.any(dim=1, keepdim=True)
+        return logits.masked_fill(~may_follow[:, None], float("-inf"))
 
     def _candidates(self, logits: Tensor, coupling: Coupling | None) -> Candidates:
         return top_candidates(logits, self.draft_token_ids, self.top_k, coupling)

@@ -1,75 +1,78 @@
-"""The drafter's side of the channel: one batched pass over every attached verifier.
+"""The drafter's side of the channel: one batched pass over every attached verifier that waits.
 
 A channel may lie in host memory, or partly on a device: `cluster.channels.cuda_ipc` says which fields. What decides the
 shapes of a pass is read on the host and lies there in both kinds; what a device computed stays on the device, so that a
 drafter beside it enqueues its pass without waiting.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter
+from wingbeat.runtime.drafters.base import Drafter
+from wingbeat.runtime.drafters.draft_room import DraftRoom, first_gap
+from wingbeat.runtime.drafters.merged_batch import Attachment, merge
 from wingbeat.runtime.protocol.ends import DrafterEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all, upload
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
-from wingbeat.runtime.speculation.policy import GrowthLimits
 
-HOST_COLUMNS = ("decode_slots", "proposal_slots")
-"""Fields of a `DraftBatch` that stay on the host."""
+logger = logging.getLogger(__name__)
+LONG_CHUNKS = 64
+"""Context tokens of a round that have a pass of their own, behind that of verifiers that bring fewer: a prompt of one
+is not to hold up the trees of another."""
 
-SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "last_token_ids")
-"""Fields of a `DraftBatch` that an outcome has by slot."""
+MOST_FAILURES = 3
+"""Rounds in a row that raised alone: then it is the drafter that is broken, not its verifiers."""
 
-
-@dataclass
-class _Attachment:
-    end: DrafterEnd
-    slot_offset: int
-    block_offset: int
-
-
-def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
-    """Rule for the trees asked for, of an outcome in host memory; None grows every level."""
-    if not RoundHeader.read(outcome.header).has_rule:
-        return None
-    sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
-    growth = GrowthLimits(*outcome.growth_limits.tolist())
-    return GrowthRule(growth, outcome.acceptance_table.numpy()[sampled.to(torch.int64).numpy()])
+Pending = list[tuple[Attachment, Outcome]]
 
 
 class DraftWorker:
-    """Polls the attached channels and answers all pending rounds in one pass.
+    """Polls the attached channels and answers all pending rounds, those that wait at the same time in one pass.
 
     Verifiers share the drafter's tensors: each owns a range of slots and a range of blocks, for as long as it is
-    attached. All attached verifiers have the same tree shape, block size and context length.
+    attached. All attached verifiers have the same tree shape, taps and block size.
+
+    Args:
+        room: what they may take together; None takes whatever they need.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, room: DraftRoom | None = None) -> None:
         self.drafter = drafter
-        self._attached: dict[str, _Attachment] = {}
+        self.room = room
+        self._attached: dict[str, Attachment] = {}
+        self._num_failed = 0
 
     def attach(self, name: str, end: DrafterEnd) -> None:
         """Serve the verifier behind this end from the next pass on.
 
         Raises:
+            NoRoomError: the others have taken too much of the room.
             ValueError: the name is taken, or the channel's shapes differ from those already served.
         """
+        self._drop_closed()
         if name in self._attached:
             raise ValueError(f"channel {name} is attached already: detach it first")
-        for other in self._attached.values():
-            if _shape(other.end.spec) != _shape(end.spec):
-                raise ValueError(f"channel {name} has tree or block shapes other than the verifiers already served")
-        new = _Attachment(end, *self._free_range(end.spec))
-        ends = [
-            (a.slot_offset + a.end.spec.num_slots, a.block_offset + a.end.spec.num_blocks)
-            for a in (*self._attached.values(), new)
-        ]
-        self.drafter.resize(end.spec, max(e[0] for e in ends), max(e[1] for e in ends))
-        self._attached[name] = new
+        others = list(self._attached.values())
+        if any(_shape(other.end.spec) != _shape(end.spec) for other in others):
+            raise ValueError(f"channel {name} has tree or block shapes other than the verifiers already served")
+        slot = first_gap(((a.slot_offset, a.end.spec.num_slots) for a in others), end.spec.num_slots)
+        block = first_gap(((a.block_offset, a.end.spec.num_blocks) for a in others), end.spec.num_blocks)
+        attached = [*others, Attachment(end, slot, block)]
+        spec = _covering(a.end.spec for a in attached)
+        num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+        num_blocks = max(a.block_offset + a.end.spec.num_blocks for a in attached)
+        if self.room is not None:
+            token_bytes = self.drafter.needs.token_bytes
+            self.room.check(end.spec, num_slots, num_blocks, token_bytes)
+            if self.drafter.device.type != "cpu":
+                # All at once: what is captured holds its addresses, and capturing it anew would hold up the others.
+                num_slots = self.room.num_slots
+                num_blocks = max(num_blocks, self.room.num_blocks(spec, token_bytes))
+        self.drafter.resize(spec, num_slots, num_blocks)
+        self._attached[name] = attached[-1]
 
     def detach(self, name: str) -> None:
         """Stop serving a verifier; its slots and blocks are free for the next one. Unknown names are ignored."""
@@ -82,16 +85,60 @@ class DraftWorker:
         """The attached ends, for whoever waits on their doorbells."""
         return [attachment.end for attachment in self._attached.values()]
 
+    @property
+    def names(self) -> list[str]:
+        """The attached channels, in the order in which they came."""
+        return list(self._attached)
+
     @torch.inference_mode()
     def run_once(self) -> bool:
-        """Answer every pending round; False if there was none. Closed channels are detached."""
+        """Answer every pending round; False if there was none. Closed channels are detached.
+
+        Nobody waits for a verifier that has nothing pending. With several attached, one whose device is still at its
+        round counts as such: a pass enqueued behind that device would keep all of them waiting for it.
+        """
+        self._drop_closed()
+        attached = self._attached.values()
+        there = [a for a in attached if len(attached) == 1 or a.end.has_outcome()]
+        pending = [(a, outcome) for a in there if (outcome := a.end.poll_outcome()) is not None]
+        for part in _passes(pending):
+            self._answer(part)
+        return bool(pending)
+
+    def _drop_closed(self) -> None:
         for name in [name for name, attachment in self._attached.items() if attachment.end.closed]:
             self.detach(name)
-        pending = [(a, outcome) for a in self._attached.values() if (outcome := a.end.poll_outcome()) is not None]
-        if not pending:
-            return False
-        batch = merge(pending, list(self._attached.values()), self.drafter.device)
-        trees = self.drafter.draft(batch)
+
+    def _answer(self, pending: Pending) -> None:
+        """One pass. Where it raises, one verifier's round may be the cause: each then has a pass of its own.
+
+        Raises:
+            Exception: the drafter's own, where there is one verifier, or where rounds of several have raised alone.
+        """
+        try:
+            self._draft(pending)
+            return
+        except Exception:
+            if len(self._attached) == 1:
+                raise
+            logger.exception("A pass for %d of %d verifiers failed", len(pending), len(self._attached))
+        for attachment, outcome in pending:
+            try:
+                self._draft([(attachment, outcome)])
+            except Exception:
+                self._num_failed += 1
+                if self._num_failed == MOST_FAILURES:
+                    raise
+                self._give_up(attachment)
+
+    def _give_up(self, attachment: Attachment) -> None:
+        """Detach a verifier whose round cannot be drafted for; it decodes plainly until it attaches again."""
+        name = next(name for name, other in self._attached.items() if other is attachment)
+        logger.warning("Channel %s is given up: its round alone fails too", name)
+        self.detach(name)
+
+    def _draft(self, pending: Pending) -> None:
+        trees = self.drafter.draft(merge(pending, list(self._attached.values()), self.drafter.device))
         start = 0
         for attachment, outcome in pending:
             count = RoundHeader.read(outcome.header).num_proposals
@@ -99,26 +146,39 @@ class DraftWorker:
                 own = TokenTree(*(field[start : start + count] for field in trees))
                 _write_reply(attachment, outcome, own, self.drafter.trees_by_slot)
             start += count
+        for attachment, _ in pending:
             attachment.end.publish_reply()
-        return True
+        self._num_failed = 0
 
-    def _free_range(self, spec: ChannelSpec) -> tuple[int, int]:
-        """First slot and block offsets after every attached verifier, or the first gap that is large enough."""
-        slot = block = 0
-        for attachment in sorted(self._attached.values(), key=lambda a: a.slot_offset):
-            taken = attachment.end.spec
-            if attachment.slot_offset - slot >= spec.num_slots and attachment.block_offset - block >= spec.num_blocks:
-                break
-            slot = attachment.slot_offset + taken.num_slots
-            block = attachment.block_offset + taken.num_blocks
-        return slot, block
+
+def _passes(pending: Pending) -> list[Pending]:
+    """Who is answered together, in this order: long prompts wait for the others, and no longer than one pass."""
+    long = [each for each in pending if _chunk_tokens(each[1]) > LONG_CHUNKS]
+    if not long or len(long) == len(pending):
+        return [pending] if pending else []
+    return [[each for each in pending if _chunk_tokens(each[1]) <= LONG_CHUNKS], long]
+
+
+def _chunk_tokens(outcome: Outcome) -> int:
+    return int(outcome.chunk_lens[: RoundHeader.read(outcome.header).num_chunks].sum())
 
 
 def _shape(spec: ChannelSpec) -> tuple:
-    return (spec.num_nodes, spec.max_path, spec.taps_size, spec.block_size, spec.max_model_len, spec.max_blocks_per_seq)
+    """What one pass must have in common."""
+    return (spec.num_nodes, spec.max_path, spec.taps_size, spec.taps_dtype, spec.block_size, spec.keeps_context)
 
 
-def _write_reply(attachment: _Attachment, outcome: Outcome, trees: TokenTree, by_slot: TokenTree | None) -> None:
+def _covering(specs: Iterable[ChannelSpec]) -> ChannelSpec:
+    """A channel as long as the longest of these, which have one shape."""
+    specs = list(specs)
+    longest = {
+        name: max(getattr(spec, name) for spec in specs)
+        for name in ("max_prefill_tokens", "max_model_len", "max_blocks_per_seq")
+    }
+    return replace(specs[-1], **longest)
+
+
+def _write_reply(attachment: Attachment, outcome: Outcome, trees: TokenTree, by_slot: TokenTree | None) -> None:
     reply, slots = attachment.end.reply, outcome.proposal_slots[: len(trees.token_ids)]
     copies = [(reply.epochs, outcome.epochs), (reply.committed_lens, outcome.committed_lens)]
     if by_slot is not None:
@@ -135,153 +195,3 @@ def _write_reply(attachment: _Attachment, outcome: Outcome, trees: TokenTree, by
         into = getattr(reply, name)
         into = into[:, :width] if into.dim() == 2 else into
         into[slots] = field.to(where)
-
-
-def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
-    # Towards the host a copy has to be waited for: what follows reads it at once.
-    no_wait = device.type != "cpu"
-    return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
-
-
-def merge(pending: list[tuple[_Attachment, Outcome]], attached: list[_Attachment], device: torch.device) -> DraftBatch:
-    """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
-
-    For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
-    passed on: elsewhere shapes stay fixed, and nothing waits to be asked.
-
-    Args:
-        device: the drafter's.
-    """
-    on_cpu = device.type == "cpu"
-    rounds = [_Asked(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
-    width = max(each.longest_path() for each in rounds) if on_cpu else None
-    parts = [each.rows(width, device) for each in rounds]
-    rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
-    chunk_slots = [slot for each in rounds for slot in each.chunk_slots()]
-    if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
-        by_slot = {name: getattr(rounds[0].outcome, name) for name in SLOT_COLUMNS}
-        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
-        if by_slot["committed_lens"].device != device:
-            by_slot = _moved(by_slot, device)
-        history = attached[0].end.token_ids
-        here = history.device == device
-        by_slot["token_ids"] = history if here else _moved({"": history[:, :longest]}, device)[""]
-    else:
-        by_slot = _by_slot(rounds, attached, device)
-        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
-        by_slot["token_ids"] = _history(rounds, attached, longest, device)
-    return DraftBatch(
-        **rows,
-        **by_slot,
-        chunk_slots=chunk_slots,
-        chunk_positions=[position for each in rounds for position in each.chunk_positions()],
-        chunk_lens=[length for each in rounds for length in each.chunk_lens()],
-        max_committed_len=longest,
-        max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
-        growth_rules=_growth_rules(rounds) if on_cpu else (),
-    )
-
-
-class _Asked(NamedTuple):
-    """One verifier's part of a pass."""
-
-    attachment: _Attachment
-    outcome: Outcome
-    header: RoundHeader
-
-    def longest_path(self) -> int:
-        count = self.header.num_decodes
-        return int(self.outcome.decode_num_tokens[:count].max()) if count else 1
-
-    def chunk_slots(self) -> list[int]:
-        return (self.outcome.chunk_slots[: self.header.num_chunks] + self.attachment.slot_offset).tolist()
-
-    def chunk_positions(self) -> list[int]:
-        return self.outcome.chunk_positions[: self.header.num_chunks].tolist()
-
-    def chunk_lens(self) -> list[int]:
-        return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
-
-    def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
-        """What counts of the columns by decode, by chunk token and by proposal; slots are the drafter's.
-
-        Args:
-            width: columns to take of the decodes' paths; None takes all.
-        """
-        outcome, offset = self.outcome, self.attachment.slot_offset
-        num_decodes, num_chunk_tokens = self.header.num_decodes, sum(self.chunk_lens())
-        rows = {
-            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
-            "decode_positions": outcome.decode_positions[:num_decodes],
-            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
-            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
-            "decode_taps": outcome.decode_taps[:num_decodes, :width],
-            "chunk_next_token_ids": outcome.chunk_next_token_ids[:num_chunk_tokens],
-            "chunk_taps": outcome.chunk_taps[:num_chunk_tokens],
-            "proposal_slots": outcome.proposal_slots[: self.header.num_proposals] + offset,
-        }
-        return rows if outcome.decode_taps.device == device else _moved(rows, device)
-
-
-def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
-    """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
-    rules: list[tuple[slice, GrowthRule | None]] = []
-    start = 0
-    for _, outcome, header in rounds:
-        if header.num_proposals:
-            proposed = slice(start, start + header.num_proposals)
-            rules.append((proposed, growth_rule(outcome, header.num_proposals)))
-            start = proposed.stop
-    return tuple(rules) if all(rule is not None for _, rule in rules) else ()
-
-
-def _on_host(outcome: Outcome) -> Outcome:
-    """The outcome itself where its channel lies in host memory; else a copy, which has to be waited for."""
-    if outcome.committed_lens.device.type == "cpu":
-        return outcome
-    return Outcome(*(field.cpu() for field in outcome))
-
-
-def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
-    """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
-    if committed_lens.device.type != "cpu":
-        return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
-    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
-    return int(committed_lens[busy].max()) if busy.numel() else 0
-
-
-def _by_slot(rounds: list[_Asked], attached: list[_Attachment], device: torch.device) -> dict[str, Tensor]:
-    """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
-    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
-    tables: dict[str, Tensor] = {}
-    for attachment, outcome, _ in rounds:
-        columns = {
-            "epochs": outcome.epochs,
-            "committed_lens": outcome.committed_lens,
-            "block_tables": outcome.block_tables + attachment.block_offset,
-            "temperatures": outcome.temperatures,
-            "seeds": outcome.seeds,
-            "last_token_ids": outcome.last_token_ids,
-        }
-        for name, value in columns.items():
-            _place(tables, name, value, attachment, num_slots, device)
-    return tables
-
-
-def _history(rounds: list[_Asked], attached: list[_Attachment], longest: int, device: torch.device) -> Tensor:
-    """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
-    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
-    tables: dict[str, Tensor] = {}
-    for attachment, _, _ in rounds:
-        _place(tables, "token_ids", attachment.end.token_ids[:, :longest], attachment, num_slots, device)
-    return tables["token_ids"]
-
-
-def _place(
-    tables: dict[str, Tensor], name: str, value: Tensor, attachment: _Attachment, num_slots: int, device: torch.device
-) -> None:
-    """Put a verifier's rows of one table into its range of slots."""
-    if name not in tables:
-        tables[name] = value.new_zeros(num_slots, *value.shape[1:], device=device)
-    tables[name][attachment.slot_offset : attachment.slot_offset + attachment.end.spec.num_slots] = value

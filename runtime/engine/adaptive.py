@@ -32,6 +32,12 @@ class _Round(NamedTuple):
     context: float
     kinds: np.ndarray
     """int64 [num_decodes]: 1 where the temperature is above 0, the row of `Acceptance.table`."""
+    certain: np.ndarray
+    """bool [num_decodes]: whether what came next was certain, which says nothing of the drafter."""
+    num_drafting: int
+    """Sequences that the drafter brought a tree for, where the host has seen it; as the next one."""
+    levels: int
+    """Of the drafter's trees."""
     num_context_tokens: int
     """That the drafter took in before it grew the trees."""
     trees: DraftedTrees | None = None
@@ -81,11 +87,20 @@ class AdaptiveSpeculation(Speculation):
         """As planned."""
         return self._plan.num_nodes
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
         """Leave the nodes that are worth their time, where the trees are on the host; None where none is."""
         kinds = np.array([seq.request.params.temperature > 0 for seq in decodes], dtype=np.int64)
-        asked = self._plan if trees is not None else DraftPlan(0, Reason.IDLE)
-        this = _Round(asked, len(decodes), _mean_context(decodes), kinds, self._num_context_tokens)
+        certain = np.array([bool(seq.certain(1)) for seq in decodes], dtype=bool)
+        asked, num_drafting, levels = DraftPlan(0, Reason.IDLE), 0, 0
+        if drafted is not None:
+            asked = self._plan
+            if self._pruner is None:
+                num_drafting, levels = _grown(drafted)
+        elif self._plan.reason == Reason.PROBE_PLAIN:
+            # Said once of one round: without a drafter nobody plans the next one.
+            trees, self._plan = None, asked
+        context = _mean_context(decodes)
+        this = _Round(asked, len(decodes), context, kinds, certain, num_drafting, levels, self._num_context_tokens)
         if trees is not None and self._pruner is None:
             trees, this = self._choose(trees, decodes, this)
         self._pruned = this
@@ -125,10 +140,10 @@ class AdaptiveSpeculation(Speculation):
             if often or self._num_drafted % _LEARN_EVERY == 0:
                 self._learn(this, result, np.array(flight.live[: this.num_decodes]))
         if self._pruner is None and this.num_decodes:
-            self._observe(this, flight)
+            self._observe(this, flight, sum(result.num_valid) - len(result.num_valid))
 
     def _learn(self, this: _Round, result: RoundResult, live: np.ndarray) -> None:
-        rows = live & this.trees.real.any(axis=1)
+        rows = live & this.trees.real.any(axis=1) & ~this.certain
         if not rows.any():
             return
         kept, kinds, trees = this.kept[rows], this.kinds[rows], this.trees.rows(rows)
@@ -139,13 +154,10 @@ class AdaptiveSpeculation(Speculation):
         if self._pruner is not None:
             self._pruner.upload(self.acceptance.table)
 
-    def _observe(self, this: _Round, flight: RoundInFlight) -> None:
+    def _observe(self, this: _Round, flight: RoundInFlight, num_extra: int) -> None:
         costs, times = self.policy.costs, flight.times
-        num_extra = 0
-        if this.trees is not None and this.trees.real.any():
-            num_extra, num_drafting = int(this.kept.sum()), int(this.trees.real.any(axis=1).sum())
-            levels = int(np.where(this.trees.real, this.trees.depths, 0).max())
-            costs.observe_draft(times.draft_s, num_drafting, levels, this.num_context_tokens)
+        if this.num_drafting:
+            costs.observe_draft(times.draft_s, this.num_drafting, this.levels, this.num_context_tokens)
         num_chunk_tokens = sum(chunk.length for chunk in flight.plan.chunks)
         seconds = times.forward_s + times.host_s + times.publish_s
         costs.observe_verify(seconds, this.num_decodes, num_extra, this.context, num_chunk_tokens=num_chunk_tokens)
@@ -158,6 +170,13 @@ class AdaptiveSpeculation(Speculation):
 def _useful_depth(seq: Sequence) -> int:
     """Levels of a tree that can be emitted before the request has all of its tokens; the last one is the bonus."""
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
+
+
+def _grown(drafted: TokenTree) -> tuple[int, int]:
+    """Trees with a node, and the depth of the deepest one."""
+    num_valid = drafted.num_valid.numpy()
+    real = np.arange(drafted.depths.shape[1]) < num_valid[:, None]
+    return int((num_valid > 1).sum()), int(np.where(real, drafted.depths.numpy(), 0).max())
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
+from wingbeat.runtime.engine.root_masks import write_root_masks
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
@@ -196,9 +197,10 @@ class DrafterClient(RoundObserver):
             draft = self._speculation.plan(plan.decodes, proposals)
         rule = self._speculation.write_rule(draft, outcome, writer.num_chunk_tokens)
         self._ask(proposals, draft)
+        masks = write_root_masks(outcome, self._asked, flight)
         writer.copy(self.slots.publish(outcome))
         longest = max(seq.max_len for seq in (*plan.decodes, *(chunk.seq for chunk in plan.chunks)))
-        writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule)
+        writer.finish([seq.slot for seq in self._asked], draft.levels, longest, rule, masks)
         with self._clock.draft_wait:
             self._round = self._end.publish_outcome()
 

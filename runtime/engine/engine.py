@@ -13,7 +13,7 @@ from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
 from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
-from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
 from wingbeat.runtime.engine.round_tracer import RoundTracer
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
@@ -22,18 +22,16 @@ from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.verifier.backend import TORCH, Backend
+from wingbeat.runtime.verifier.certain_tokens import with_certain
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
 
 logger = logging.getLogger(__name__)
-PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
-"""What an engine runs to find out whether it still works."""
-PROBE_ROUNDS = 8
 
 
 class Engine:
@@ -78,14 +76,14 @@ class Engine:
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
         shape = config.speculation
-        self.policy = FixedSpeculation(shape.max_path - 1)
-        if shape.adaptive:
-            self.policy = MeasuredSpeculation(self.runner, config)
+        fixed = FixedSpeculation(shape.max_path - 1)
+        self.policy = MeasuredSpeculation(self.runner, config) if shape.adaptive else fixed
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
+        self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
         self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
@@ -112,6 +110,7 @@ class Engine:
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,
+            vocab_size=0 if self.overlap else self.loaded.vocab_size,
         )
 
     def add_request(self, request: Request, grammar: RequestGrammar | None = None) -> None:
@@ -188,22 +187,22 @@ class Engine:
         return self._hand_out()
 
     def _wingbeat(self) -> None:
-        clock = self.clock
         if self._in_flight and any(seq.masker is not None for seq in self.scheduler.running):
             # What may come next depends on tokens that are still on their way.
             self._settle(leave=0)
-        with clock.schedule:
+        with self.clock.schedule:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):
                 return self._settle(leave=0)
             rows = self.slots.load(plan)
-        with clock.draft_wait:
-            trees = self.drafting.collect(plan, rows)
-        with clock.accept:
-            trees = self.policy.prune(trees, plan.decodes)
+        with self.clock.draft_wait:
+            drafted = self.drafting.collect(plan, rows)
+        with self.clock.accept:
+            trees = with_certain(plan, drafted, self.config.speculation) if self.runner.on_host else drafted
+            trees = self.policy.prune(trees, plan.decodes, drafted)
             flight = self.runner.launch(plan, rows, trees, self.policy.num_nodes)
             self._launched(flight, with_trees=trees is not None)
-        with clock.publish:
+        with self.clock.publish:
             self.drafting.publish(plan, flight)
         self._settle(leave=1 if self.overlap else 0)
 
@@ -255,6 +254,7 @@ class Engine:
 
     def _schedule(self) -> SchedulerOutput:
         plan = self._plan = self.scheduler.schedule()
+        self.requests.admitted(plan.admitted)
         for seq in plan.admitted:
             self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:

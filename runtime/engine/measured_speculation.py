@@ -60,8 +60,8 @@ class MeasuredSpeculation(Speculation):
     def num_nodes(self) -> int | None:
         return self.current.num_nodes
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
-        return self.current.prune(trees, decodes)
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+        return self.current.prune(trees, decodes, drafted)
 
     def launched(self, flight: RoundInFlight) -> None:
         self.current.launched(flight)

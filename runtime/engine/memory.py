@@ -9,12 +9,13 @@ import torch
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.graphs.graph_runner import batch_buckets
+from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import fit, is_automatic
 from wingbeat.runtime.kv.pool import block_bytes, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.decode_graphs import num_graphs
+from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.model import taps_size
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
@@ -69,12 +70,20 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
     captured = config.cuda_graphs is not False
-    graphs = trees + num_graphs(config) * GRAPH_BYTES if captured else 0
+    graphs = 0
+    if captured:
+        row = loaded.vocab_size + taps_size(loaded, needs.tap_layers, needs.kv_layers)
+        between = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes) * row * loaded.dtype.itemsize
+        graphs = trees + between + num_graphs(config) * GRAPH_BYTES
     drafter = 0
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation
         levels = config.max_num_seqs * shape.draft_top_k * loaded.vocab_size * 4
-        stages = len(batch_buckets(config.max_num_seqs)) * (shape.draft_steps + 1) if captured else 0
+        stages = (
+            shape.max_path * len(draft_batches(config.max_num_seqs, shape.max_path, shape.draft_top_k))
+            if captured
+            else 0
+        )
         drafter = 2 * levels + stages * GRAPH_BYTES
     logger.info(
         "measured the memory of the largest round: %.0f MiB, of its graphs %.0f MiB, of the drafter's passes %.0f MiB",

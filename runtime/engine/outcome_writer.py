@@ -58,7 +58,9 @@ class OutcomeWriter:
         """More of (target, source), made with all others by `finish`: neither may change until then."""
         self._copies += copies
 
-    def finish(self, proposal_slots: list[int], max_levels: int, max_len: int = 0, has_rule: int = 0) -> None:
+    def finish(
+        self, proposal_slots: list[int], max_levels: int, max_len: int = 0, has_rule: int = 0, has_masks: int = 0
+    ) -> None:
         """Ask for trees, and write the header; what it says is `RoundHeader`'s."""
         outcome = self.outcome
         copy_all(self._copies)
@@ -67,7 +69,7 @@ class OutcomeWriter:
         write_numbers(outcome.chunk_lens, self._chunk_lens)
         write_numbers(outcome.proposal_slots, proposal_slots)
         counts = self._num_decodes, len(self._chunk_slots), len(proposal_slots)
-        RoundHeader(0, *counts, max_levels, max_len, has_rule).write(outcome.header)
+        RoundHeader(0, *counts, max_levels, max_len, has_rule, has_masks).write(outcome.header)
 
 
 def write_numbers(target: Tensor, values: list[int]) -> None:

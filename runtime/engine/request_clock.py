@@ -1,11 +1,12 @@
 """What an engine's requests take: seconds of each phase, and tokens."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from wingbeat.runtime.histogram import REQUEST_S, ROUND_TOKENS, Histogram
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
@@ -65,9 +66,14 @@ class RequestClock(RoundObserver):
         """A request was queued."""
         self._running[request.request_id] = _Running(len(request.prompt_token_ids), self._clock())
 
-    def launched(self, flight: RoundInFlight) -> None:
-        """Whoever got its first slot waits no longer."""
-        for seq in flight.plan.admitted:
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether it has never had a slot."""
+        running = self._running.get(request_id)
+        return running is not None and running.admitted_at is None
+
+    def admitted(self, seqs: Iterable[Sequence]) -> None:
+        """Whoever gets its first slot waits no longer."""
+        for seq in seqs:
             running = self._running.get(seq.request.request_id)
             if running is not None and running.admitted_at is None:
                 running.admitted_at = self._clock()

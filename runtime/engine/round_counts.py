@@ -46,13 +46,20 @@ class RoundCounter(RoundObserver):
 
     def reset(self) -> None:
         """Start anew."""
-        self.metrics = SpeculationMetrics(forced_acceptance=self._forced)
         self.by_context = [SpeculationMetrics(forced_acceptance=self._forced) for _ in (*CONTEXT_BOUNDS, None)]
         self.tree_nodes = Histogram(NODE_BOUNDS)
         self.plain_rounds: dict[str, int] = {}
         self.num_replayed_tokens = 0
         self._reasons: deque[str] = deque()
         """Of the rounds launched and not settled."""
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Over all contexts."""
+        whole = SpeculationMetrics(forced_acceptance=self._forced)
+        for part in self.by_context:
+            whole.add(part)
+        return whole
 
     def launched(self, flight: RoundInFlight) -> None:
         """Count the context that is computed again, and keep what would explain a round without trees."""
@@ -89,8 +96,8 @@ class RoundCounter(RoundObserver):
     def _count(self, flight: RoundInFlight, row: int, num_nodes: int, num_accepted: int) -> None:
         seq = flight.plan.decodes[row]
         bucket = bisect_left(CONTEXT_BOUNDS, len(seq.token_ids))
-        for metrics in (seq.metrics, self.metrics, self.by_context[bucket]):
-            metrics.record(num_nodes, num_accepted)
+        seq.metrics.record(num_nodes, num_accepted)
+        self.by_context[bucket].record(num_nodes, num_accepted)
         self.tree_nodes.observe(num_nodes)
 
     def _reason(self, plan: SchedulerOutput) -> str:

@@ -1,4 +1,10 @@
-"""What an engine that cannot go on says of the requests it had."""
+"""What an engine that cannot go on says of the requests it had, and how it finds out whether it can."""
+
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+
+PROBE = Request("probe", (0,), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, speculation=False))
+"""What an engine runs to find out whether it still works."""
+PROBE_ROUNDS = 8
 
 
 class RoundFailed(RuntimeError):

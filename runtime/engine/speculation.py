@@ -53,11 +53,12 @@ class Speculation(RoundObserver, ABC):
         """Nodes to keep of each tree where the device chooses them; None keeps all."""
 
     @abstractmethod
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
-        """What to verify of the trees that arrived; None where all are bare roots.
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+        """What to verify of the trees of a round; None where all are bare roots.
 
         Args:
-            trees: of all decoding sequences; bare roots where there is none.
+            trees: of all decoding sequences, what is certain included; bare roots where there is none.
+            drafted: those that the drafter brought; None where it brought none.
         """
 
     @abstractmethod
@@ -93,8 +94,8 @@ class FixedSpeculation(Speculation):
         """Every level is grown."""
         return 0
 
-    def prune(self, trees: TokenTree | None, decodes: list[Sequence]) -> TokenTree | None:
-        """All that arrived."""
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+        """All of them."""
         return trees
 
     def stats(self) -> PolicyStats | None:

@@ -1,5 +1,6 @@
 """Which tokens one sequence may go on with, behind each node of its draft tree; see `TokenMasker`."""
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
@@ -14,6 +15,10 @@ from wingbeat.runtime.scheduling.sequence import TokenMasker
 
 MOST_TREE_S = 0.005
 """For one tree's masks. A grammar that takes longer is decoded from the bare root: slower, and the same text."""
+MOST_AHEAD_S = 0.001
+"""CPU time of telling the drafter what is allowed, which a round waits for."""
+MOST_SLOW = 4
+"""Times that it may take longer, before the drafter is told nothing more."""
 _MOST_CERTAIN = 2048
 """Characters of certain text that become tokens at a time: a schema may hold a constant of any length."""
 
@@ -50,8 +55,9 @@ class GrammarMasker:
 
         self._matcher = GrammarMatcher(grammar.compiled)
         self._encode = grammar.encode
-        self._certain: deque[int] = deque()
-        """Tokens of certain text that are still ahead."""
+        self._certain: deque[int] | None = None
+        """Tokens of certain text that are still ahead; None before they are looked for."""
+        self._num_slow = 0
         for token_id in output_token_ids:
             self.accept(token_id)
 
@@ -59,8 +65,9 @@ class GrammarMasker:
         """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
         if not self._matcher.accept_token(token_id):
             raise ValueError(f"token {token_id} breaks the grammar")
-        if self._certain and self._certain.popleft() != token_id:  # the same text in other tokens
-            self._certain.clear()
+        # Where it is another one, the same text is written in other tokens.
+        if not self._certain or self._certain.popleft() != token_id or not self._certain:
+            self._certain = None
         return self._matcher.is_terminated()
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -78,10 +85,33 @@ class GrammarMasker:
             MOST_TREE_S,
         )
 
+    def allows(self, token_id: int) -> bool:
+        """See `TokenMasker`."""
+        is_allowed = self._matcher.accept_token(token_id)
+        if is_allowed:
+            self._matcher.rollback(1)
+        return is_allowed
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """See `TokenMasker`."""
+        if self._num_slow == MOST_SLOW:
+            return False
+        matcher, started, num_taken = self._matcher, time.thread_time(), 0
+        for token_id in token_ids:
+            if matcher.is_terminated() or not matcher.accept_token(token_id):
+                break
+            num_taken += 1
+        goes_on = num_taken == len(token_ids) and not matcher.is_terminated()
+        is_restricted = goes_on and matcher.fill_next_token_bitmask(mask[None], 0)
+        if num_taken:
+            matcher.rollback(num_taken)
+        self._num_slow += time.thread_time() - started > MOST_AHEAD_S
+        return is_restricted
+
     def forced(self, most: int) -> list[int]:
         """See `TokenMasker`. The text is certain; its tokens are those that the tokenizer would write."""
-        if not self._certain:
-            self._certain.extend(self._find_certain())
+        if self._certain is None:
+            self._certain = deque(self._find_certain())
         return list(islice(self._certain, most))
 
     def _find_certain(self) -> list[int]:
@@ -126,6 +156,14 @@ class BadWords:
         """See `TokenMasker`: nothing is."""
         return []
 
+    def allows(self, token_id: int) -> bool:
+        """See `TokenMasker`: what is said only of trees that grammars add to."""
+        return True
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """See `TokenMasker`: too few are forbidden for a drafter to be told."""
+        return False
+
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         """See `TokenMasker`."""
         masks[:] = -1
@@ -152,6 +190,12 @@ class _Both:
 
     def forced(self, most: int) -> list[int]:
         return self._grammar.forced(most)
+
+    def allows(self, token_id: int) -> bool:
+        return self._grammar.allows(token_id)
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        return self._grammar.ahead(token_ids, mask)
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         more = np.empty_like(masks)

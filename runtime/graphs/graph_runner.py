@@ -9,7 +9,7 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,9 +33,11 @@ class Stage(StrEnum):
     DRAFT_ACCEPT = "draft_accept"
     """Draft KV of decided tokens; size is the longest path."""
     BASE_VERIFICATION = "base_verification"
-    """Forward pass, choice, walk, compaction, taps; size is the number of nodes."""
+    """Forward pass over trees; size is the number of nodes."""
     BASE_DECODING = "base_decoding"
-    """Forward pass and choice of bare roots; size is 1."""
+    """Forward pass over bare roots; size is 1."""
+    BASE_CHOICE = "base_choice"
+    """Choice of tokens, walk, compaction and taps behind either; size is the number of nodes."""
 
 
 class Bucket(NamedTuple):
@@ -46,35 +48,6 @@ class Bucket(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.num_reqs}x{self.size}"
-
-
-def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Batch sizes to capture: 1, 2, 4, 8, then steps of 8 to 64, 16 to 256 and 32 beyond; ends with `max_num_seqs`.
-
-    Raises:
-        ValueError: `max_num_seqs` is below 1.
-    """
-    if max_num_seqs < 1:
-        raise ValueError(f"max_num_seqs is {max_num_seqs}: use at least 1")
-    steps = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs, 32))
-    return (*(n for n in steps if n < max_num_seqs), max_num_seqs)
-
-
-def bucket_for(n: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds `n`.
-
-    Args:
-        buckets: ascending.
-
-    Raises:
-        ValueError: `n` is below 1 or above the largest bucket.
-    """
-    if n < 1:
-        raise ValueError(f"{n} has no bucket: buckets start at 1")
-    for bucket in buckets:
-        if n <= bucket:
-            return bucket
-    raise ValueError(f"{n} has no bucket: the largest is {buckets[-1]}")
 
 
 class GraphFailure(NamedTuple):

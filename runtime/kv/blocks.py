@@ -9,6 +9,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from wingbeat.runtime.kv.cache_log import CacheLog
+
 RESERVED_BLOCK = 0
 """Never handed out: rows that only pad a batch write here."""
 ROOT_HASH = bytes(16)
@@ -51,6 +53,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.log = CacheLog()
         self._start()
 
     def _start(self) -> None:
@@ -178,7 +181,9 @@ class BlockManager:
         if self._hashes[block_id] not in (None, block_hash):
             raise IntegrityError(f"block {block_id} registered twice with different content")
         self._hashes[block_id] = block_hash
-        self._cached.setdefault(block_hash, block_id)
+        if block_hash not in self._cached:
+            self._cached[block_hash] = block_id
+            self.log.cached(block_hash)
         return block_hash
 
     def block_hash(self, block_id: int) -> bytes | None:
@@ -205,6 +210,7 @@ class BlockManager:
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self._cached.clear()
+        self.log.cleared()
 
     def forget(self) -> None:
         """Be as new: nothing cached, nothing counted.
@@ -214,6 +220,7 @@ class BlockManager:
         """
         _require(not any(self._ref_counts), "the cache cannot be forgotten while blocks are live")
         self._start()
+        self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
         """Compare the bookkeeping with itself and with every block table in use.
@@ -257,7 +264,9 @@ class BlockManager:
     def _evict(self) -> int:
         """Forget the least recently used cached block."""
         block_id, _ = self._free_cached.popitem(last=False)
-        del self._cached[self._hashes[block_id]]
+        block_hash = self._hashes[block_id]
+        del self._cached[block_hash]
+        self.log.dropped(block_hash)
         return block_id
 
 

@@ -50,6 +50,9 @@ class DrafterEnd(Protocol):
     def poll_outcome(self) -> Outcome | None:
         """The oldest round not answered yet, or None; never blocks. Also counts as a heartbeat."""
 
+    def has_outcome(self) -> bool:
+        """Whether a round waits and all of it is there: nothing enqueued now would wait for the verifier's device."""
+
     @property
     def reply(self) -> TreeReply:
         """Buffers for the answer to the round last polled."""

@@ -32,6 +32,9 @@ class ChannelSpec:
     taps_dtype: torch.dtype = torch.float32
     keeps_context: bool = True
     """Whether the drafter keeps state per committed position, so that it is told of every one; see `DrafterNeeds`."""
+    vocab_size: int = 0
+    """Of the verifier; 0 where the drafter is never told which tokens are allowed: with rounds in flight the host knows
+    the roots too late."""
 
 
 class TokenTree(NamedTuple):
@@ -98,6 +101,8 @@ class RoundHeader(NamedTuple):
     """A bound of the longest sequence; 0 where the verifier's host cannot tell."""
     has_rule: int = 0
     """1 where growth stops by a rule, which the outcome holds."""
+    has_masks: int = 0
+    """1 where not every token may follow the roots, and the outcome says which ones may."""
 
     @classmethod
     def read(cls, header: Tensor) -> "RoundHeader":
@@ -178,6 +183,9 @@ class Outcome(NamedTuple):
     """float32 [2]: `speculation.policy.GrowthLimits`; read where the header says so, as the next one."""
     acceptance_table: Tensor
     """float32 [2, NUM_BINS]: `speculation.acceptance.Acceptance.table`."""
+    allowed_tokens: Tensor
+    """int32 [num_slots, ceil(vocab_size / 32)], a row per proposal, read where the header says so: bit b of word w
+    allows token 32 * w + b behind the root."""
 
 
 class TreeReply(NamedTuple):
@@ -225,6 +233,7 @@ def outcome_layout(spec: ChannelSpec) -> dict[str, tuple[tuple[int, ...], torch.
         "last_token_ids": (slots, long),
         "growth_limits": ((2,), torch.float32),
         "acceptance_table": ((2, NUM_BINS), torch.float32),
+        "allowed_tokens": ((spec.num_slots, -(-spec.vocab_size // 32)), torch.int32),
     }
 
 

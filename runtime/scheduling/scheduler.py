@@ -57,9 +57,11 @@ class SchedulerOutput(NamedTuple):
 
     def with_trees(self) -> list[bool]:
         """By decode: whether a tree was asked for and there are blocks for it."""
-        if self.without_room:
-            return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
-        return [seq.draft.tree_requested for seq in self.decodes]
+        return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
+
+    def with_nodes(self) -> list[bool]:
+        """By decode: whether anything may be drafted for it, by the drafter or by its grammar."""
+        return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
 
     def without_dropped(self) -> "SchedulerOutput":
         """The same without sequences that have lost their slot since."""
@@ -186,7 +188,7 @@ class Scheduler:
             with_trees: False where all decodes were bare roots, whatever was asked for.
         """
         max_path = self.config.speculation.max_path
-        drafted = plan.with_trees() if with_trees else [False] * len(plan.decodes)
+        drafted = plan.with_nodes() if with_trees else [False] * len(plan.decodes)
         for seq, with_tree in zip(plan.decodes, drafted, strict=True):
             seq.in_flight.append(max_path if with_tree else 1)
         for chunk in plan.chunks:
@@ -252,7 +254,7 @@ class Scheduler:
                 decodes.append(seq)
             elif self._grow(seq):
                 decodes.append(seq)
-                if seq.draft.tree_requested:
+                if seq.may_draft:
                     without_room.append(seq)
         return [seq for seq in decodes if seq.slot >= 0], tuple(without_room)
 
@@ -264,9 +266,9 @@ class Scheduler:
         return certain or seq.max_len >= self.config.max_model_len
 
     def _grow_with_tree(self, seq: Sequence) -> bool:
-        """Blocks for the root and the tree that was asked for, if there are so many free."""
+        """Blocks for the root and what may be drafted, if there are so many free."""
         num_nodes = self.config.speculation.num_nodes
-        return seq.draft.tree_requested and self._extend(seq, seq.max_len - 1 + num_nodes)
+        return seq.may_draft and self._extend(seq, seq.max_len - 1 + num_nodes)
 
     def _grow(self, seq: Sequence) -> bool:
         """Blocks for the root; preempts sequences where there are none, the youngest of the lowest priority first."""

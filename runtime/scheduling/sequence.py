@@ -25,6 +25,21 @@ class TokenMasker(Protocol):
         """Tokens, at most so many, likely to come next whatever the model is: a guess, wrong ones cost speed."""
         ...
 
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next, as far as that is known."""
+        ...
+
+    def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
+        """Write the tokens allowed behind the next ones, which are not taken yet.
+
+        Args:
+            mask: int32 [ceil(vocab_size / 32)], written: as a row of `fill`.
+
+        Returns:
+            False where it is not known, or nothing is forbidden there: the mask is then not to be read.
+        """
+        ...
+
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
         """Write the tokens allowed behind each node of a tree whose root is the last token taken.
 
@@ -126,6 +141,19 @@ class Sequence:
     def max_len(self) -> int:
         """Tokens it has at most once the rounds in flight are settled."""
         return len(self.token_ids) + sum(self.in_flight)
+
+    def certain(self, most: int) -> list[int]:
+        """Tokens, at most so many, that are drafted whatever the drafter says: see `TokenMasker.forced`."""
+        params = self.request.params
+        if self.masker is None or not params.speculation:
+            return []
+        # The last token that may be emitted needs no draft: it is the one behind the accepted path.
+        return self.masker.forced(max(min(most, params.max_tokens - self.num_output_tokens - 1), 0))
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its next round may hold more than its root: a tree was asked for, or something is certain."""
+        return self.draft.tree_requested or bool(self.certain(1))
 
     @property
     def num_output_tokens(self) -> int:

@@ -1,28 +1,58 @@
-"""The backend `tensorrt`: engines in the place of the verifier's and the drafter's weights."""
+"""The backend `tensorrt`: an engine in the place of the verifier's weights."""
 
-import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
-from wingbeat.runtime.tensorrt.builders import find_builder
-from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
-from wingbeat.runtime.tensorrt.engine_directory import BASE, BASE_CONFIG, DRAFT, DRAFT_CONFIG, EngineDirectory
-from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
-from wingbeat.runtime.tensorrt.engine_model import EngineModel, LoadedEngine, engine_limits, linear_kv
+from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
+from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
+from wingbeat.runtime.tensorrt.engine_model import EngineModel
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
-from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
-from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineLoadError, EngineSession, EngineStage
+from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.verifier.backend import Backend
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
-logger = logging.getLogger(__name__)
-IN_PLACE_OPSET = 24
+
+@dataclass
+class LoadedEngine(LoadedModel):
+    """A verifier's engine directory in the place of its weights."""
+
+    config: BaseEngineConfig | None = None
+    on: torch.device | None = None
+
+    @classmethod
+    def of(cls, config: BaseEngineConfig, device: torch.device) -> "LoadedEngine":
+        """What a directory says of its verifier."""
+        return cls(
+            model=None,
+            name=config.name,
+            layers=[layer.attention() for layer in config.layers],
+            decoder_layers=nn.ModuleList(),
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            max_position_embeddings=min(config.max_position_embeddings, config.limits.max_kv_cache_capacity),
+            eos_token_ids=frozenset(config.eos_token_ids),
+            config=config,
+            on=device,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.on
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.config.torch_dtype
+
+    @property
+    def description(self) -> str:
+        return self.config.model_dump_json()
 
 
 class TensorRTBackend(Backend):
@@ -46,7 +76,7 @@ class TensorRTBackend(Backend):
         self, loaded: LoadedEngine, config: EngineConfig, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]
     ) -> tuple[EngineModel, LinearKV]:
         """See `Backend.parts`."""
-        kv = linear_kv(loaded, config)
+        kv = LinearKV(loaded.layers, config.num_kv_blocks, config.block_size, loaded.dtype, loaded.device)
         runner = BaseRunner(self.session, self.directory.base, kv, self.graph_device)
         model = EngineModel(runner, tap_layers, kv_layers, self.directory.folder)
         if self.graph_device is not None:
@@ -62,15 +92,12 @@ class OpenedEngine(NamedTuple):
     backend: TensorRTBackend
 
 
-def open_backend(
-    folder: Path, model: Path, limits: EngineConfig, device: torch.device, threads: int | None = None
-) -> OpenedEngine:
+def open_backend(folder: Path, model: Path, limits: EngineConfig, device: torch.device) -> OpenedEngine:
     """Load an engine directory's verifier.
 
     Args:
         model: the checkpoint that is served; its weights, where it has some, must be those of the directory.
         limits: as they were asked for.
-        threads: of ONNX Runtime; None takes torch's.
 
     Raises:
         EngineDirectoryError: a file is missing or another one.
@@ -79,77 +106,39 @@ def open_backend(
     """
     directory = EngineDirectory(folder)
     directory.check_files(BASE)
-    check_model(directory, model)
+    directory.check_model(model)
     limits = engine_limits(limits, directory.base)
-    session = open_session(directory, BASE, BASE_STAGES, device, threads)
+    session = directory.open_session(BASE, device)
     backend = TensorRTBackend(directory, session, CudaGraphDevice(device) if device.type == "cuda" else None)
     return OpenedEngine(LoadedEngine.of(directory.base, device), limits, backend)
 
 
-def engine_drafter(
-    folder: Path, drafter: str | Path, model: Path, config: EngineConfig, device: str | torch.device
-) -> EngineDrafter | None:
-    """The directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
+def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
+    """Limits of an engine on linear KV: one block a sequence, as long as the engine's rows, and none shared.
 
     Raises:
-        EngineDirectoryError: the directory has none, or one of another head; EngineLoadError: nothing here runs it.
+        ValueError: a limit is above the engine's, or a setting is not to be had; names both.
     """
-    if kind_of(drafter, model) != "eagle":
-        return None
-    directory = EngineDirectory(folder)
-    if directory.draft is None:
-        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
-    found, expected = checkpoint_fingerprint(Path(drafter)), directory.draft.weights_fingerprint
-    if found != expected:
-        raise EngineDirectoryError(
-            f"{folder / DRAFT_CONFIG}: weights_fingerprint is {expected}, that of {drafter} is {found}: build it "
-            "anew with this drafter"
-        )
-    directory.check_files(DRAFT)
-    return open_drafter(directory, config.speculation, torch.device(device))
-
-
-def open_drafter(
-    directory: EngineDirectory, speculation: SpeculationConfig, device: torch.device, threads: int | None = None
-) -> EngineDrafter:
-    """Load a directory's drafter, which it has.
-
-    Raises:
-        EngineDirectoryError: a file cannot be read; EngineLoadError: nothing here runs it.
-    """
-    session = open_session(directory, DRAFT, DRAFT_STAGES, device, threads)
-    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
-    return EngineDrafter(session, directory.draft, directory.draft_token_ids(), speculation, graphs)
-
-
-def open_session(
-    directory: EngineDirectory, name: str, stages: tuple[EngineStage, ...], device: torch.device, threads: int | None
-) -> EngineSession:
-    """The engine on a GPU, by the library that built it; its ONNX file on a CPU, by ONNX Runtime."""
-    if device.type == "cpu":
-        return OnnxSession(directory.graph(name, ".onnx"), threads or torch.get_num_threads())
-    from wingbeat.runtime.tensorrt.tensorrt_session import TensorRTSession
-
-    config = directory.base if name == BASE else directory.draft
-    file = directory.graph(name, ".engine")
-    if config.opset < IN_PLACE_OPSET:
-        raise EngineLoadError(f"{file}: opset is {config.opset}: only from {IN_PLACE_OPSET} on is KV written in place")
-    return TensorRTSession(file, find_builder(config.builder or "auto"), stages, device)
-
-
-def check_model(directory: EngineDirectory, model: Path) -> None:
-    """Compare a checkpoint with the one that was exported; a folder without weights is taken as it is.
-
-    Raises:
-        EngineDirectoryError: it is another one.
-    """
-    try:
-        found = checkpoint_fingerprint(model)
-    except FileNotFoundError:
-        return
-    expected = directory.base.weights_fingerprint
-    if found != expected:
-        raise EngineDirectoryError(
-            f"{directory.folder}: weights_fingerprint is {expected}, that of {model} is {found}: it was built of "
-            "another checkpoint"
-        )
+    limits = engine.limits
+    if config.lower_max_model_len:
+        longest = min(config.max_model_len, limits.max_kv_cache_capacity, engine.max_position_embeddings)
+        config = replace(config, max_model_len=longest)
+    for name, value, field, most in (
+        ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
+        ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
+    ):
+        if value > most:
+            raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
+    if config.compile:
+        raise ValueError("compile is True: the backend tensorrt runs engines, torch.compile has nothing to do")
+    if config.cuda_graphs:
+        raise ValueError("cuda_graphs is True: the backend tensorrt captures its own stages")
+    return replace(
+        config,
+        max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),
+        block_size=limits.capacity,
+        num_kv_blocks=config.max_num_seqs + 1,
+        lower_max_model_len=False,
+        enable_prefix_caching=False,
+        cuda_graphs=False,
+    )

@@ -88,6 +88,11 @@ class BaseGraph(nn.Module):
         written = [part for layer in range(self.num_layers) for part in now.written[layer]]
         return [output.logits, *([torch.cat(taps, dim=-1)] if taps else []), *written]
 
+    def arguments(self, inputs: list) -> tuple:
+        """What `forward` takes, of one thing for each of the graph's inputs in their order."""
+        num_masks = len(self.windows)
+        return *inputs[:4], inputs[4 : 4 + num_masks], inputs[4 + num_masks :]
+
     def release(self) -> None:
         """Take the hooks off the model."""
         self._taps.remove()

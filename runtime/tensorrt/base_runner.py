@@ -6,20 +6,23 @@ from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
+from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, mask_name
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
-from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError
-from wingbeat.runtime.tensorrt.stage_runner import MASK, START, StageRunner
+from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
+from wingbeat.runtime.tensorrt.stage_runner import StageRunner
 
 
 class BasePass(NamedTuple):
     """Rows of one pass, padded to the same number for each sequence."""
 
+    kv_rows: list[int]
+    """Of each sequence."""
+    starts: list[int]
+    """Where the first row of each sequence is stored."""
     token_ids: Tensor
     """int64 [num_seqs, num_rows]"""
     positions: Tensor
     """int64 [num_seqs, num_rows], logical."""
-    starts: Tensor
-    """int64 [num_seqs]: where the first row of each sequence is stored."""
     selected: Tensor
     """int64 [num_seqs, num_selected]: rows whose logits are wanted."""
     masks: dict[int, Tensor]
@@ -52,7 +55,15 @@ class BaseRunner:
     ) -> None:
         self.config = config
         self.kv = kv
-        self.stages = StageRunner(session, kv, config.limits.max_batch_size, graph_device)
+        shapes = base_shapes(
+            [layer.attention() for layer in config.layers],
+            config.windows,
+            config.vocab_size,
+            config.hidden_states_size,
+            kv.block_size,
+            config.torch_dtype,
+        )
+        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
 
     def capture(self, num_nodes: int | None) -> bool:
         """Capture plain decoding and verification of trees of so many nodes; False if a stage has to run eagerly.
@@ -80,34 +91,21 @@ class BaseRunner:
             return EngineStage.PREFILL
         raise WrongInputError(f"a pass of {num_rows} tokens a sequence: max_input_len is {limits.max_input_len}")
 
-    def run(self, rows: list[int], batch: BasePass) -> BaseOutput:
+    def run(self, batch: BasePass) -> BaseOutput:
         """One pass; keys and values of its rows are stored behind each sequence's start.
-
-        Args:
-            rows: of the KV, by sequence.
 
         Raises:
             WrongInputError: the parts are of different batches, or too large; names the tensor.
             CapacityExceededError: a sequence has no room.
         """
-        for name, tensor in batch._asdict().items():
-            parts = tensor.values() if name == "masks" else (tensor,)
-            for part in parts:
-                if len(part) != len(rows):
-                    raise WrongInputError(f"{name} is of {len(part)} sequences: the batch has {len(rows)}")
-        num_rows, num_selected = batch.token_ids.shape[1], batch.selected.shape[1]
+        masks = {mask_name(window): batch.masks[window] for window in self.config.windows}
+        parts = {name: getattr(batch, name) for name in ("starts", "token_ids", "positions", "selected")}
+        check_batch(len(batch.kv_rows), parts | masks)
         inputs = {
             "input_ids": batch.token_ids,
             "attention_pos_id": batch.positions,
-            START: batch.starts,
             "last_token_ids": batch.selected,
+            **{name: mask[:, None] for name, mask in masks.items()},
         }
-        inputs |= {mask_name(window): batch.masks[window][:, None] for window in self.config.windows}
-        num_out = {"logits": num_selected} | ({"hidden_states": num_rows} if self.config.tap_layers else {})
-        outputs = self.stages.run(self.stage_of(num_rows), rows, inputs, num_out)
+        outputs = self.stages.run(self.stage_of(batch.token_ids.shape[1]), batch.kv_rows, batch.starts, inputs)
         return BaseOutput(outputs["logits"], outputs.get("hidden_states"))
-
-
-def mask_name(window: int) -> str:
-    """Name of the mask of layers with a sliding window; 0 stands for none."""
-    return f"{MASK}_{window}" if window else MASK

@@ -25,7 +25,7 @@ from wingbeat.runtime.tensorrt.engine_config import (
 )
 from wingbeat.runtime.tensorrt.export import export_base, export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.profiles import base_profiles, draft_profiles
+from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loader import load_model
@@ -33,7 +33,7 @@ from wingbeat.runtime.verifier.loader import load_model
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Told what is being done."""
+"""Told each step when it begins."""
 
 
 class BuildPlan(NamedTuple):
@@ -46,8 +46,13 @@ class BuildPlan(NamedTuple):
     dtype: torch.dtype
     limits: Limits
     opset: int = 24
-    native_attention: bool | None = None
     """See `GraphOps`."""
+
+
+def num_steps(plan: BuildPlan, builds_engines: bool) -> int:
+    """Steps that a build reports: loading, and each graph's export and build."""
+    num_graphs = 1 if plan.drafter is None else 2
+    return 1 + num_graphs * (2 if builds_engines else 1)
 
 
 def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layout.EngineDirectory:
@@ -59,12 +64,14 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     """
     if plan.drafter is not None and (kind := kind_of(plan.drafter, plan.model)) != "eagle":
         raise ValueError(f"drafter {plan.drafter} is of kind {kind}: engines are built of EAGLE heads")
+    if (plan.out / "config.json").is_file() and not (plan.out / layout.BASE_CONFIG).is_file():
+        raise ValueError(f"out is {plan.out}, where a checkpoint lies: give the engines a folder of their own")
     plan.out.mkdir(parents=True, exist_ok=True)
     layout.clear(plan.out)
     progress("loading the verifier")
     loaded = load_model(plan.model, plan.dtype, torch.device("cpu"))
     head = None if plan.drafter is None else _load_head(plan, loaded)
-    ops = GraphOps(plan.opset, plan.dtype, plan.native_attention)
+    ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers
     progress("exporting the verifier")
     export_base(loaded, tap_layers, plan.limits, ops, plan.out / f"{layout.BASE}.onnx")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from wingbeat.runtime.tensorrt.profiles import Profile, input_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import Profile, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ def _tensorrt() -> EngineBuilder | None:
     try:
         module = import_module("tensorrt")
     except (ImportError, OSError):
+        logger.debug("tensorrt cannot be imported", exc_info=True)
         return None
     # Bindings without their libraries import on some versions, as an empty module.
     return EngineBuilder("tensorrt", module, module.__version__) if hasattr(module, "OnnxParser") else None

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
+from wingbeat.runtime.tensorrt.graph_shapes import MASK, draft_shapes
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
-from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError
-from wingbeat.runtime.tensorrt.stage_runner import MASK, START, StageRunner
+from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, WrongInputError, check_batch
+from wingbeat.runtime.tensorrt.stage_runner import StageRunner
 
 
 class DraftOutput(NamedTuple):
@@ -23,6 +25,38 @@ class DraftOutput(NamedTuple):
     """[num_seqs, draft_vocab_size], of a proposal [num_seqs, top_k, draft_vocab_size]"""
     hidden: Tensor
     """[num_seqs, hidden_size], of a proposal [num_seqs, top_k, hidden_size]"""
+
+
+class KnownPairs(NamedTuple):
+    """Pairs of some sequences that are to be committed, padded to the same number for each."""
+
+    kv_rows: list[int]
+    """Of each sequence."""
+    starts: list[int]
+    """Pairs of each sequence that are there already."""
+    counts: list[int]
+    """Pairs of each sequence that count, 1 at least."""
+    token_ids: Tensor
+    """int64 [num_seqs, num_padded], each one position after its hidden state."""
+    base_hidden: Tensor
+    """[num_seqs, num_padded, base_model_hidden_size]"""
+
+
+class DraftedTree(NamedTuple):
+    """The trees of some sequences so far, padded to the same size, behind what is committed."""
+
+    kv_rows: list[int]
+    """Of each sequence."""
+    starts: list[int]
+    """Pairs of each sequence that are committed."""
+    token_ids: Tensor
+    """int64 [num_seqs, num_padded]"""
+    draft_hidden: Tensor
+    """[num_seqs, num_padded, draft_model_hidden_size], of each node's parent."""
+    depths: Tensor
+    """int64 [num_padded], 0 for children of the root."""
+    visible: Tensor
+    """bool [num_seqs, num_padded, num_padded], nodes that each node sees, itself included."""
 
 
 class DraftRunner:
@@ -42,74 +76,63 @@ class DraftRunner:
     ) -> None:
         self.config = config
         self.kv = kv
-        self.stages = StageRunner(session, kv, config.limits.max_batch_size, graph_device)
-        self.committed = torch.zeros(kv.num_blocks, dtype=torch.int64, device=session.device)
-        """int64 [num_rows]: pairs of each KV row that are committed."""
+        shapes = draft_shapes(
+            config.layer,
+            config.draft_vocab_size,
+            config.base_model_hidden_size,
+            config.draft_model_hidden_size,
+            kv.block_size,
+            config.torch_dtype,
+        )
+        self.stages = StageRunner(session, shapes, kv, config.limits, graph_device)
+        self.committed = [0] * kv.num_blocks
+        """Pairs of each KV row that are committed."""
         self._device = session.device
         self._keys = torch.arange(kv.block_size, device=self._device)
+        self._zeros = torch.zeros(0, dtype=config.torch_dtype, device=self._device)
 
     def capture(self, tree_size: int, top_k: int, max_path: int) -> bool:
-        """Capture proposals of padded trees and accepts of padded paths; False if a stage has to run eagerly."""
-        done = [
-            self.stages.capture(EngineStage.PROPOSAL, tree_size, top_k),
-            self.stages.capture(EngineStage.ACCEPT, max_path, 1),
-        ]
-        return all(done)
-
-    def prefill(
-        self, rows: list[int], token_ids: Tensor, base_hidden: Tensor, starts: Tensor, lengths: Tensor
-    ) -> DraftOutput:
-        """Pairs of a prompt; commits.
+        """Capture accepts of padded paths and proposals of padded trees; False if a stage has to run eagerly.
 
         Args:
-            rows: of the KV, by sequence.
-            token_ids: int64 [num_seqs, num_padded], each one position after its hidden state.
-            base_hidden: [num_seqs, num_padded, base_model_hidden_size]
-            starts: int64 [num_seqs], pairs there already.
-            lengths: int64 [num_seqs], pairs that count.
+            tree_size: 0 where no tree is ever looked at: the last accepted token drafts all.
+        """
+        done = [self.stages.capture(EngineStage.ACCEPT, max_path, 1)]
+        if tree_size:
+            done.append(self.stages.capture(EngineStage.PROPOSAL, tree_size, top_k))
+        return all(done)
+
+    def prefill(self, pairs: KnownPairs) -> DraftOutput:
+        """Pairs of a prompt; commits.
 
         Returns:
             Logits and hidden state of each sequence's last pair.
+
+        Raises:
+            WrongInputError, CapacityExceededError: as for `accept`, or the prompt is longer than the engine takes.
         """
-        most = self.config.limits.max_input_len
-        if token_ids.shape[1] > most:
-            raise WrongInputError(f"a prefill of {token_ids.shape[1]} tokens a sequence: max_input_len is {most}")
-        return self._commit(EngineStage.PREFILL, rows, token_ids, base_hidden, starts, lengths)
+        length, most = pairs.token_ids.shape[1], self.config.limits.max_input_len
+        if length > most:
+            raise WrongInputError(f"a prefill of {length} tokens a sequence: max_input_len is {most}")
+        return self._commit(EngineStage.PREFILL, pairs)
 
-    def accept(
-        self, rows: list[int], token_ids: Tensor, base_hidden: Tensor, starts: Tensor, counts: Tensor
-    ) -> DraftOutput:
+    def accept(self, pairs: KnownPairs) -> DraftOutput:
         """Accepted tokens with the verifier's hidden states; commits.
-
-        Args:
-            token_ids: int64 [num_seqs, num_padded]
-            base_hidden: [num_seqs, num_padded, base_model_hidden_size]
-            starts: int64 [num_seqs]
-            counts: int64 [num_seqs], accepted tokens.
 
         Returns:
             Logits and hidden state of each sequence's last accepted token.
-        """
-        return self._commit(EngineStage.ACCEPT, rows, token_ids, base_hidden, starts, counts)
 
-    def proposal(
-        self,
-        rows: list[int],
-        token_ids: Tensor,
-        draft_hidden: Tensor,
-        depths: Tensor,
-        visible: Tensor,
-        starts: Tensor,
-        selected: Tensor,
-    ) -> DraftOutput:
-        """The whole tree so far, behind what is committed; does not commit.
+        Raises:
+            WrongInputError: the parts are of different batches, or what lies before them was not committed; names the
+                value.
+            CapacityExceededError: a sequence has no room.
+        """
+        return self._commit(EngineStage.ACCEPT, pairs)
+
+    def proposal(self, tree: DraftedTree, selected: Tensor) -> DraftOutput:
+        """The whole tree so far; does not commit.
 
         Args:
-            token_ids: int64 [num_seqs, num_padded]
-            draft_hidden: [num_seqs, num_padded, draft_model_hidden_size], of each node's parent.
-            depths: int64 [num_seqs, num_padded], 0 for children of the root.
-            visible: bool [num_seqs, num_padded, num_padded], nodes that each node sees, itself included.
-            starts: int64 [num_seqs], pairs that are committed.
             selected: int64 [num_seqs, top_k], nodes whose outputs are wanted.
 
         Returns:
@@ -118,76 +141,57 @@ class DraftRunner:
         Raises:
             WrongInputError: the tree is too large, or a sequence's context was not committed; names the value.
         """
-        num_nodes, most = token_ids.shape[1], self.config.limits.max_draft_tree_size
+        num_nodes, most = tree.token_ids.shape[1], self.config.limits.max_draft_tree_size
         if num_nodes > most:
             raise WrongInputError(f"a tree of {num_nodes} drafted nodes: max_draft_tree_size is {most}")
-        self._check_context(rows, starts)
-        mask = (self._keys < starts[:, None]).unsqueeze(1).repeat(1, num_nodes, 1)
-        columns = (starts[:, None] + torch.arange(num_nodes, device=starts.device))[:, None].expand_as(visible)
+        self._check_context(tree.kv_rows, tree.starts)
+        starts = upload(tree.starts, self._device)[:, None]
+        mask = (self._keys < starts).unsqueeze(1).repeat(1, num_nodes, 1)
+        columns = (starts + self._keys[:num_nodes])[:, None].expand_as(tree.visible)
         # Where the capacity ends there are no columns left; the check of the stage names that.
-        mask.scatter_(2, columns.clamp_max(self.kv.block_size - 1), visible)
-        zeros = self._zeros(token_ids, self.config.base_model_hidden_size, draft_hidden.dtype)
-        return self._run(
-            EngineStage.PROPOSAL,
-            rows,
-            (token_ids, zeros, draft_hidden, starts[:, None] + depths, starts, selected),
-            mask,
-        )
+        mask.scatter_(2, columns.clamp_max(self.kv.block_size - 1), tree.visible)
+        inputs = {
+            "input_ids": tree.token_ids,
+            "hidden_states_input": self._no_hidden(tree.token_ids, self.config.base_model_hidden_size),
+            "hidden_states_from_draft": tree.draft_hidden,
+            "attention_pos_id": starts + tree.depths,
+            "last_token_ids": selected,
+            MASK: mask[:, None],
+        }
+        outputs = self.stages.run(EngineStage.PROPOSAL, tree.kv_rows, tree.starts, inputs)
+        return DraftOutput(outputs["logits"], outputs["hidden_states"])
 
-    def _commit(
-        self,
-        stage: EngineStage,
-        rows: list[int],
-        token_ids: Tensor,
-        base_hidden: Tensor,
-        starts: Tensor,
-        counts: Tensor,
-    ) -> DraftOutput:
-        self._check_batch(rows, token_ids=token_ids, base_hidden=base_hidden, starts=starts, counts=counts)
-        self._check_context(rows, starts)
-        positions = starts[:, None] + torch.arange(token_ids.shape[1], device=starts.device)
-        mask = self._keys <= positions[..., None]
-        zeros = self._zeros(token_ids, self.config.draft_model_hidden_size, base_hidden.dtype)
-        selected = (counts - 1).clamp_min(0)[:, None]
-        output = self._run(stage, rows, (token_ids, base_hidden, zeros, positions, starts, selected), mask)
-        self.committed[rows] = starts + counts
-        return DraftOutput(output.logits[:, 0], output.hidden[:, 0])
+    def _commit(self, stage: EngineStage, pairs: KnownPairs) -> DraftOutput:
+        check_batch(len(pairs.kv_rows), pairs._asdict())
+        self._check_context(pairs.kv_rows, pairs.starts)
+        starts, counts = upload([pairs.starts, pairs.counts], self._device)
+        positions = starts[:, None] + self._keys[: pairs.token_ids.shape[1]]
+        inputs = {
+            "input_ids": pairs.token_ids,
+            "hidden_states_input": pairs.base_hidden,
+            "hidden_states_from_draft": self._no_hidden(pairs.token_ids, self.config.draft_model_hidden_size),
+            "attention_pos_id": positions,
+            "last_token_ids": (counts - 1)[:, None],
+            MASK: (self._keys <= positions[..., None])[:, None],
+        }
+        outputs = self.stages.run(stage, pairs.kv_rows, pairs.starts, inputs)
+        for row, start, count in zip(pairs.kv_rows, pairs.starts, pairs.counts, strict=True):
+            self.committed[row] = start + count
+        return DraftOutput(outputs["logits"][:, 0], outputs["hidden_states"][:, 0])
 
-    def _run(self, stage: EngineStage, rows: list[int], tensors: tuple[Tensor, ...], mask: Tensor) -> DraftOutput:
-        inputs = dict(zip(_INPUTS, tensors, strict=True)) | {MASK: mask[:, None]}
-        num_selected = inputs["last_token_ids"].shape[1]
-        num_out = {"logits": num_selected, "hidden_states": num_selected}
-        return DraftOutput(**_renamed(self.stages.run(stage, rows, inputs, num_out)))
+    def _no_hidden(self, token_ids: Tensor, size: int) -> Tensor:
+        """Zeros [num_seqs, num_padded, size], which nobody writes."""
+        shape = (*token_ids.shape, size)
+        needed = token_ids.numel() * size
+        if needed > self._zeros.numel():
+            self._zeros = self._zeros.new_zeros(needed)
+        return self._zeros[:needed].view(shape)
 
-    def _zeros(self, token_ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(*token_ids.shape, size, dtype=dtype, device=self._device)
-
-    def _check_batch(self, rows: list[int], **tensors: Tensor) -> None:
-        for name, tensor in tensors.items():
-            if len(tensor) != len(rows):
-                raise WrongInputError(f"{name} is of {len(tensor)} sequences: the batch has {len(rows)}")
-
-    def _check_context(self, rows: list[int], starts: Tensor) -> None:
-        """What lies before a step must have been committed; looked at where that is no wait."""
-        self._check_batch(rows, starts=starts)
-        if self._device.type != "cpu" or not rows:
-            return
-        missing = starts - self.committed[rows]
-        if int(missing.max()) > 0:
-            index = int(missing.argmax())
-            start, there = int(starts[index]), int(self.committed[rows[index]])
-            raise WrongInputError(f"KV row {rows[index]} goes on from {start}: {there} pairs of it are committed")
-
-
-_INPUTS = (
-    "input_ids",
-    "hidden_states_input",
-    "hidden_states_from_draft",
-    "attention_pos_id",
-    START,
-    "last_token_ids",
-)
-
-
-def _renamed(outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"logits": outputs["logits"], "hidden": outputs["hidden_states"]}
+    def _check_context(self, rows: list[int], starts: list[int]) -> None:
+        """What lies before a step must have been committed."""
+        check_batch(len(rows), {"starts": starts})
+        for row, start in zip(rows, starts, strict=True):
+            if start > self.committed[row]:
+                raise WrongInputError(
+                    f"KV row {row} goes on from {start}: {self.committed[row]} pairs of it are committed"
+                )

@@ -1,13 +1,15 @@
 """A folder that holds everything a pair needs to be served by engines, and nothing that changes afterwards."""
 
 import hashlib
-import logging
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
+from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import (
     BaseEngineConfig,
     DraftEngineConfig,
@@ -15,8 +17,9 @@ from wingbeat.runtime.tensorrt.engine_config import (
     GraphConfig,
     read_engine_config,
 )
-
-logger = logging.getLogger(__name__)
+from wingbeat.runtime.tensorrt.graph_ops import SCATTER_OPSET
+from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineLoadError, EngineSession
 
 BASE, DRAFT = "eagle_base", "eagle_draft"
 BASE_CONFIG, DRAFT_CONFIG = "base_config.json", "draft_config.json"
@@ -68,6 +71,47 @@ class EngineDirectory:
             raise EngineDirectoryError(f"{file} is not there: build it by wingbeat build-engine")
         return file
 
+    def open_session(self, name: str, device: torch.device) -> EngineSession:
+        """BASE or DRAFT: its engine on a GPU, by the library that built it; its ONNX file on a CPU, by ONNX Runtime.
+
+        Raises:
+            EngineDirectoryError: the file is not there.
+            EngineLoadError: nothing here runs it; one line that says what to change.
+        """
+        if device.type == "cpu":
+            return OnnxSession(self.graph(name, ".onnx"), torch.get_num_threads())
+        from wingbeat.runtime.tensorrt.tensorrt_session import TensorRTSession
+
+        config, stages = (self.base, BASE_STAGES) if name == BASE else (self.draft, DRAFT_STAGES)
+        file = self.graph(name, ".engine")
+        if config.opset < SCATTER_OPSET:
+            raise EngineLoadError(
+                f"{file}: opset is {config.opset}: only from {SCATTER_OPSET} on is KV written in place"
+            )
+        library = find_builder(config.builder or "auto")
+        if config.tools.get(library.name, library.version) != library.version:
+            raise EngineLoadError(
+                f"{file}: {library.name} {config.tools[library.name]} built it, and {library.version} is installed: "
+                "install that version or build it anew"
+            )
+        return TensorRTSession(file, library, stages, device)
+
+    def check_model(self, model: Path) -> None:
+        """Compare a checkpoint with the one that was exported; a folder without weights is taken as it is.
+
+        Raises:
+            EngineDirectoryError: it is another one.
+        """
+        try:
+            found = checkpoint_fingerprint(model)
+        except FileNotFoundError:
+            return
+        if found != self.base.weights_fingerprint:
+            raise EngineDirectoryError(
+                f"{self.folder}: weights_fingerprint is {self.base.weights_fingerprint}, that of {model} is {found}: "
+                "it was built of another checkpoint"
+            )
+
     def check_files(self, *names: str) -> None:
         """Compare files with what was noted of them.
 
@@ -94,8 +138,6 @@ class EngineDirectory:
         Raises:
             EngineDirectoryError: the file is not there or of another size.
         """
-        import torch
-
         file = self.folder / DRAFT_TO_TARGET
         try:
             offsets = load_file(file)["d2t"]
@@ -131,8 +173,6 @@ def write_config(folder: Path, config: GraphConfig) -> None:
 
 def write_draft_to_target(folder: Path, draft_token_ids: Tensor) -> None:
     """Write d2t.safetensors: offsets that take a draft id to the target's."""
-    import torch
-
     ids = draft_token_ids.cpu()
     save_file({"d2t": (ids - torch.arange(len(ids))).contiguous()}, folder / DRAFT_TO_TARGET)
 
@@ -156,8 +196,8 @@ def file_digest(file: Path) -> str:
 
 def clear(folder: Path) -> None:
     """Take away what an earlier build left: an engine must not outlive the graph it was built of."""
-    kept = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET)
-    for name in (*graph_files(folder, BASE), *graph_files(folder, DRAFT), *kept):
+    others = (BASE_CONFIG, DRAFT_CONFIG, DRAFT_TO_TARGET, *TOKENIZER_FILES)
+    for name in (*graph_files(folder, BASE), *graph_files(folder, DRAFT), *others):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,5 +1,7 @@
 """Drafting with the draft engine: the trees of `EagleDrafter`, each level one proposal of the whole tree so far."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -7,11 +9,14 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds
 from wingbeat.runtime.drafters.draft_pool import check_tree_shape, grown
 from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
-from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.drafters.registry import kind_of
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.tensorrt.draft_runner import DraftOutput, DraftRunner
-from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
+from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig, EngineDirectoryError
+from wingbeat.runtime.tensorrt.engine_directory import BASE_CONFIG, DRAFT, DRAFT_CONFIG, EngineDirectory
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
 
@@ -40,17 +45,14 @@ class EngineDrafter(Drafter):
         self.device, self.dtype = session.device, config.torch_dtype
         self.trained_positions = config.max_position_embeddings
         self.growth = Growth(speculation, draft_token_ids.to(self.device))
-        self.top_k, self.max_depth = speculation.draft_top_k, speculation.max_path - 1
-        self.tree_size = (self.max_depth - 1) * self.top_k
+        self.tree_size = (self.growth.max_depth - 1) * self.growth.top_k
         if self.tree_size > config.limits.max_draft_tree_size:
             raise ValueError(
                 f"draft_steps and draft_top_k grow {self.tree_size} nodes: the engine was built with "
                 f"max_draft_tree_size {config.limits.max_draft_tree_size}"
             )
-        capacity, layer = config.limits.capacity, config.layer
-        token_bytes = layer.kv_size * self.dtype.itemsize
+        token_bytes = config.layer.kv_size * self.dtype.itemsize
         self.needs = DrafterNeeds(config.tap_layers, keeps_context=True, token_bytes=token_bytes)
-        self._new_kv = lambda rows: LinearKV([layer], rows, capacity, self.dtype, self.device)
         self._graph_device = graph_device
         self.runner: DraftRunner | None = None
         self._hidden = self._logits = torch.zeros(0)
@@ -76,88 +78,112 @@ class EngineDrafter(Drafter):
 
     def commit(self, batch: DraftBatch) -> None:
         """Prefill of chunks, accept of decodes; see `Drafter.commit`."""
-        begin = 0
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            self._prefill(batch, slot, start, slice(begin, begin + length))
-            begin += length
+        self._prefill(batch)
         if not batch.decode_slots.numel():
             return
-        slots = batch.decode_slots.tolist()
-        output = self.runner.accept(
-            self._rows(batch, slots),
-            batch.decode_token_ids.contiguous(),
-            batch.decode_taps.to(self.dtype).contiguous(),
-            batch.decode_positions.contiguous(),
-            batch.decode_num_tokens,
-        )
-        self._keep(slots, output)
+        slots = upload(batch.decode_slots.tolist(), self.device)
+        # One wait for the device, whose numbers they are.
+        columns = (batch.block_tables[slots, 0], batch.decode_positions, batch.decode_num_tokens)
+        kv_rows, starts, counts = torch.stack(columns).tolist()
+        ids, taps = batch.decode_token_ids.contiguous(), batch.decode_taps.to(self.dtype).contiguous()
+        self._keep(slots, self.runner.accept(KnownPairs(kv_rows, starts, counts, ids, taps)))
 
     def propose(self, batch: DraftBatch) -> TokenTree:
         """Grow a tree per proposal slot; see `Drafter.propose`."""
-        slots = batch.proposal_slots.tolist()
-        rows = self._rows(batch, slots)
-        roots = self.growth.roots(batch, upload(slots, self.device))
-        tree = _GrowingTree(self, rows, roots.positions[:, 0] - 1, self._hidden[slots][:, None])
+        slots = upload(batch.proposal_slots.tolist(), self.device)
+        roots = self.growth.roots(batch, slots)
+        kv_rows, starts = torch.stack((batch.block_tables[slots, 0], roots.positions[:, 0] - 1)).tolist()
+        tree = _GrowingTree(self, kv_rows, starts, self._hidden[slots][:, None])
         return self.growth.grow(roots, self._logits[slots][:, None], tree.expand, batch.growth_rules)
 
-    def _prefill(self, batch: DraftBatch, slot: int, start: int, pairs: slice) -> None:
-        """A chunk, in as many passes as the engine's input length asks for."""
-        rows, most = self._rows(batch, [slot]), self.config.limits.max_input_len
-        for begin in range(pairs.start, pairs.stop, most):
-            part = slice(begin, min(begin + most, pairs.stop))
-            starts = upload([start + begin - pairs.start], self.device)
-            lengths = upload([part.stop - part.start], self.device)
-            ids, taps = batch.chunk_next_token_ids[part][None], batch.chunk_taps[part][None]
-            output = self.runner.prefill(rows, ids.contiguous(), taps.to(self.dtype).contiguous(), starts, lengths)
-        self._keep([slot], output)
+    def _prefill(self, batch: DraftBatch) -> None:
+        """Chunks one after another, each in as many passes as the engine's input length asks for."""
+        if not batch.chunk_slots:
+            return
+        slots, most, offset = upload(batch.chunk_slots, self.device), self.config.limits.max_input_len, 0
+        kv_rows = batch.block_tables[slots, 0].tolist()
+        for index, (start, length) in enumerate(zip(batch.chunk_positions, batch.chunk_lens, strict=True)):
+            for begin in range(0, length, most):
+                count = min(most, length - begin)
+                pairs = slice(offset + begin, offset + begin + count)
+                ids, taps = batch.chunk_next_token_ids[pairs][None], batch.chunk_taps[pairs][None]
+                known = KnownPairs([kv_rows[index]], [start + begin], [count], ids, taps.to(self.dtype).contiguous())
+                output = self.runner.prefill(known)
+            self._keep(slots[index : index + 1], output)
+            offset += length
 
-    def _keep(self, slots: list[int], output: DraftOutput) -> None:
-        self._hidden[slots], self._logits[slots] = output.hidden, output.logits
-
-    def _rows(self, batch: DraftBatch, slots: list[int]) -> list[int]:
-        """KV rows of sequences; on an accelerator this waits for their block tables."""
-        return batch.block_tables[slots, 0].tolist()
+    def _keep(self, slots: Tensor, output: DraftOutput) -> None:
+        self._hidden.index_copy_(0, slots, output.hidden)
+        self._logits.index_copy_(0, slots, output.logits)
 
     def _make_room(self, num_rows: int, max_path: int) -> None:
         old = self.runner
         if old is not None and old.kv.num_blocks >= num_rows:
             return
-        kv = self._new_kv(num_rows)
+        kv = LinearKV([self.config.layer], num_rows, self.config.limits.capacity, self.dtype, self.device)
         runner = DraftRunner(self.session, self.config, kv, self._graph_device)
         if old is not None:
             for new_pair, old_pair in zip(kv.layers, old.kv.layers, strict=True):
                 for new, part in zip(new_pair, old_pair, strict=True):
                     new[: len(part)] = part
-            runner.committed[: len(old.committed)] = old.committed
+            runner.committed[: old.kv.num_blocks] = old.committed
         if self._graph_device is not None:
-            runner.capture(max(self.tree_size, 1), self.top_k, max_path)
+            runner.capture(self.tree_size, self.growth.top_k, max_path)
         self.runner = runner
 
 
 class _GrowingTree:
-    """The rows of one growth, padded to the largest tree: a proposal looks at all of them."""
+    """The trees of one growth, padded to the largest: a proposal looks at all of it."""
 
-    def __init__(self, drafter: EngineDrafter, rows: list[int], starts: Tensor, hidden: Tensor) -> None:
-        self.drafter, self.rows, self.starts = drafter, rows, starts.contiguous()
-        self.hidden = hidden
-        num_seqs, size, width = len(rows), drafter.tree_size, drafter.top_k
-        device = drafter.device
-        self.token_ids = torch.zeros(num_seqs, size, dtype=torch.int64, device=device)
-        self.parents_hidden = torch.zeros(num_seqs, size, hidden.shape[2], dtype=hidden.dtype, device=device)
-        self.depths = (torch.arange(size, device=device) // max(width, 1)).expand(num_seqs, -1).contiguous()
+    def __init__(self, drafter: EngineDrafter, kv_rows: list[int], starts: list[int], hidden: Tensor) -> None:
+        num_seqs, size, device = len(kv_rows), drafter.tree_size, drafter.device
+        self._runner, self._hidden = drafter.runner, hidden
         # Padding sees itself, so that no row sees nothing.
-        self.visible = torch.eye(size, dtype=torch.bool, device=device).expand(num_seqs, -1, -1).clone()
+        own = torch.eye(size, dtype=torch.bool, device=device)
+        self._tree = DraftedTree(
+            kv_rows,
+            starts,
+            token_ids=torch.zeros(num_seqs, size, dtype=torch.int64, device=device),
+            draft_hidden=hidden.new_zeros(num_seqs, size, hidden.shape[2]),
+            depths=torch.arange(size, device=device) // drafter.growth.top_k,
+            visible=own.repeat(num_seqs, 1, 1),
+        )
 
     def expand(self, level: Level) -> Tensor:
         """Logits of what follows each node of a level."""
-        width = level.token_ids.shape[1]
+        tree, width = self._tree, level.token_ids.shape[1]
         now, so_far = slice((level.depth - 1) * width, level.depth * width), level.depth * width
-        parents = self.hidden if level.visible is None else of_parents(self.hidden, level)
-        self.token_ids[:, now], self.parents_hidden[:, now] = level.token_ids, parents
-        self.visible[:, now, :so_far] = True if level.visible is None else level.visible
-        selected = torch.arange(now.start, now.stop, device=self.starts.device).expand(len(self.rows), -1).contiguous()
-        output = self.drafter.runner.proposal(
-            self.rows, self.token_ids, self.parents_hidden, self.depths, self.visible, self.starts, selected
-        )
-        self.hidden = output.hidden
+        parents = self._hidden if level.visible is None else of_parents(self._hidden, level)
+        tree.token_ids[:, now], tree.draft_hidden[:, now] = level.token_ids, parents
+        tree.visible[:, now, :so_far] = True if level.visible is None else level.visible
+        selected = torch.arange(now.start, now.stop, device=tree.depths.device).repeat(len(tree.kv_rows), 1)
+        output = self._runner.proposal(tree, selected)
+        self._hidden = output.hidden
         return output.logits
+
+
+def open_drafter(
+    folder: Path, head: str | Path, model: Path, speculation: SpeculationConfig, device: torch.device
+) -> EngineDrafter | None:
+    """An engine directory's draft engine in the place of an EAGLE head; None for other kinds, which torch runs.
+
+    Raises:
+        EngineDirectoryError: the directory has none, or one of another head.
+        EngineLoadError: nothing here runs it.
+    """
+    if kind_of(head, model) != "eagle":
+        return None
+    directory = EngineDirectory(folder)
+    config = directory.draft
+    if config is None:
+        raise EngineDirectoryError(f"{folder / BASE_CONFIG}: has_draft_model is false: build it with this drafter")
+    found = checkpoint_fingerprint(Path(head))
+    if found != config.weights_fingerprint:
+        raise EngineDirectoryError(
+            f"{folder / DRAFT_CONFIG}: weights_fingerprint is {config.weights_fingerprint}, that of {head} is {found}: "
+            "build it anew with this drafter"
+        )
+    directory.check_files(DRAFT)
+    session = directory.open_session(DRAFT, device)
+    graphs = CudaGraphDevice(device) if device.type == "cuda" else None
+    return EngineDrafter(session, config, directory.draft_token_ids(), speculation, graphs)

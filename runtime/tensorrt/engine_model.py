@@ -1,58 +1,18 @@
-"""A verifier that an engine runs: what the model runner, the scheduler and the drafter's client see of it."""
+"""The forward pass of a verifier's engine: what the model runner has in the place of `VerifierModel`."""
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.tree.reference import unpack_mask
-from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.tensorrt.base_runner import BasePass, BaseRunner
-from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, EngineDirectoryError
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
+from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
 from wingbeat.runtime.verifier.attention import AttentionSegment
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput
-
-
-@dataclass
-class LoadedEngine(LoadedModel):
-    """A verifier's engine directory in the place of its weights."""
-
-    config: BaseEngineConfig | None = None
-    on: torch.device | None = None
-
-    @classmethod
-    def of(cls, config: BaseEngineConfig, device: torch.device) -> "LoadedEngine":
-        """What a directory says of its verifier."""
-        return cls(
-            model=None,
-            name=config.name,
-            layers=[layer.attention() for layer in config.layers],
-            decoder_layers=nn.ModuleList(),
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            max_position_embeddings=min(config.max_position_embeddings, config.limits.max_kv_cache_capacity),
-            eos_token_ids=frozenset(config.eos_token_ids),
-            config=config,
-            on=device,
-        )
-
-    @property
-    def device(self) -> torch.device:
-        return self.on
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.config.torch_dtype
-
-    @property
-    def description(self) -> str:
-        return self.config.model_dump_json()
 
 
 class EngineModel:
@@ -84,41 +44,45 @@ class EngineModel:
 
     def __call__(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch, segment by segment; KV is written into the rows that block tables name."""
-        num_tokens = batch.token_ids.shape[1]
         wanted = None if batch.logits_rows is None else batch.logits_rows.tolist()
-        num_logits = num_tokens if wanted is None else len(wanted)
-        config, logits, taps = self.runner.config, None, None
-        for segment in batch.attention.segments:
-            shape = (segment.num_reqs, segment.num_query)
-            end = segment.start + shape[0] * shape[1]
-            positions = batch.positions[0, segment.start : end].view(shape)
+        segments = batch.attention.segments
+        outputs = []
+        for segment in segments:
             picked = _picked(segment, wanted)
-            masks = {window: self._mask(segment, window) for window in config.windows}
-            # The first row of a chunk or a tree is stored at its own position.
-            ids = batch.token_ids[0, segment.start : end].view(shape)
-            rows, starts = segment.block_tables[:, 0].tolist(), positions[:, 0].contiguous()
-            if not any(rows):
-                rows, positions, starts = self._nobodys(positions)
-            output = self.runner.run(rows, BasePass(ids, positions, starts, picked.selected, masks))
-            if logits is None:
-                logits = output.logits.new_empty(num_logits, config.vocab_size)
-                if self.taps_size:
-                    taps = output.hidden.new_empty(num_tokens, self.taps_size)
+            outputs.append((picked, self._run(batch, segment, picked.selected)))
+        if wanted is None and len(segments) == 1:
+            output = outputs[0][1]
+            return ModelOutput(output.logits.flatten(0, 1), output.hidden.flatten(0, 1) if self.taps_size else None)
+        num_logits = batch.token_ids.shape[1] if wanted is None else len(wanted)
+        logits = outputs[0][1].logits.new_empty(num_logits, self.runner.config.vocab_size)
+        for picked, output in outputs:
             if picked.into:
                 logits[picked.into] = output.logits.flatten(0, 1)[picked.rows]
-            if taps is not None:
-                taps[segment.start : end] = output.hidden.flatten(0, 1)
-        return ModelOutput(logits, taps)
+        # Segments lie behind one another.
+        taps = [output.hidden.flatten(0, 1) for _, output in outputs] if self.taps_size else None
+        return ModelOutput(logits, None if taps is None else torch.cat(taps))
+
+    def _run(self, batch: ForwardBatch, segment: AttentionSegment, selected: Tensor) -> BaseOutput:
+        shape = (segment.num_reqs, segment.num_query)
+        rows = slice(segment.start, segment.start + shape[0] * shape[1])
+        positions = batch.positions[0, rows].view(shape)
+        masks = {window: self._mask(segment, window) for window in self.runner.config.windows}
+        # The first row of a chunk or a tree is stored at its own position. One wait for the device reads both.
+        kv_rows, starts = torch.stack((segment.block_tables[:, 0], positions[:, 0])).tolist()
+        if not any(kv_rows):
+            kv_rows, starts, positions = self._nobodys(positions)
+        ids = batch.token_ids[0, rows].view(shape)
+        return self.runner.run(BasePass(kv_rows, starts, ids, positions, selected, masks))
 
     def remove_taps(self) -> None:
         """See `VerifierModel.remove_taps`; there are no hooks."""
 
-    def _nobodys(self, positions: Tensor) -> tuple[list[int], Tensor, Tensor]:
-        """Rows for a pass of nobody's, which is measured: behind what any sequence keeps in them."""
+    def _nobodys(self, positions: Tensor) -> tuple[list[int], list[int], Tensor]:
+        """Rows, starts and positions of a pass of nobody's, which is measured: behind what any sequence keeps."""
         num_reqs, num_query = positions.shape
-        capacity, most = self.runner.kv.block_size, self.runner.config.max_position_embeddings
-        starts = torch.full_like(positions[:, 0], capacity - num_query)
-        return list(range(FIRST_ROW, FIRST_ROW + num_reqs)), positions.clamp_max(most - 1), starts
+        most = self.runner.config.max_position_embeddings
+        rows, start = range(FIRST_ROW, FIRST_ROW + num_reqs), self.runner.kv.block_size - num_query
+        return list(rows), [start] * num_reqs, positions.clamp_max(most - 1)
 
     def _mask(self, segment: AttentionSegment, window: int) -> Tensor:
         """bool [num_reqs, num_query, capacity]: what each row sees."""
@@ -149,7 +113,7 @@ def _picked(segment: AttentionSegment, wanted: list[int] | None) -> _Picked:
     num_reqs, num_query, start = segment.num_reqs, segment.num_query, segment.start
     device = segment.block_tables.device
     count = num_reqs * num_query
-    if wanted is None or (num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count))):
+    if wanted is None or num_reqs > 1 or wanted[start : start + count] == list(range(start, start + count)):
         # Every row of trees is wanted, and these lie before all chunks.
         selected = torch.arange(num_query, device=device).expand(num_reqs, -1).contiguous()
         return _Picked(selected, list(range(count)), list(range(start, start + count)))
@@ -159,39 +123,3 @@ def _picked(segment: AttentionSegment, wanted: list[int] | None) -> _Picked:
     return _Picked(
         torch.tensor([rows], device=device), [places[row] for row, _ in found], [index for _, index in found]
     )
-
-
-def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfig:
-    """Limits of an engine on linear KV: one block a sequence, as long as the engine's rows, and none shared.
-
-    Raises:
-        ValueError: a limit is above the engine's, or a setting is not to be had; names both.
-    """
-    limits = engine.limits
-    if config.lower_max_model_len:
-        longest = min(config.max_model_len, limits.max_kv_cache_capacity, engine.max_position_embeddings)
-        config = replace(config, max_model_len=longest)
-    for name, value, field, most in (
-        ("max_model_len", config.max_model_len, "max_kv_cache_capacity", limits.max_kv_cache_capacity),
-        ("verify_tree_size", config.speculation.num_nodes, "max_verify_tree_size", limits.max_verify_tree_size),
-    ):
-        if value > most:
-            raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
-    if config.compile:
-        raise ValueError("compile is True: the backend tensorrt runs engines, torch.compile has nothing to do")
-    if config.cuda_graphs:
-        raise ValueError("cuda_graphs is True: the backend tensorrt captures its own stages")
-    return replace(
-        config,
-        max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),
-        block_size=limits.capacity,
-        num_kv_blocks=config.max_num_seqs + 1,
-        lower_max_model_len=False,
-        enable_prefix_caching=False,
-        cuda_graphs=False,
-    )
-
-
-def linear_kv(loaded: LoadedEngine, config: EngineConfig) -> LinearKV:
-    """KV of every sequence of an engine."""
-    return LinearKV(loaded.layers, config.num_kv_blocks, config.block_size, loaded.dtype, loaded.device)

@@ -6,9 +6,9 @@ One graph serves every stage: batch, rows and selected rows are free, capacity a
 import ast
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,12 @@ from torch.export import Dim
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
-from wingbeat.runtime.tensorrt.base_runner import mask_name
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.stage_runner import MASK, START, cache_names
+from wingbeat.runtime.tensorrt.graph_shapes import BATCH, ROWS, SELECTED, GraphShapes, base_shapes, draft_shapes
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
-logger = logging.getLogger(__name__)
-
-BATCH, ROWS, SELECTED = "batch", "rows", "selected"
-"""Names of the free dimensions."""
 _MODULE_PREFIXES = ("model.", "head.")
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _FOLDED = "val_"
@@ -36,16 +31,6 @@ _NOISE = ("torch.onnx", "torch._dynamo", "torch.export", "onnxscript", "onnx_ir"
 
 class ExportError(ValueError):
     """A graph cannot be exported, or the exported file is not valid; the message says which."""
-
-
-class _Graph(NamedTuple):
-    """A module and everything its export needs."""
-
-    module: nn.Module
-    args: tuple
-    dynamic_shapes: tuple
-    input_names: list[str]
-    output_names: list[str]
 
 
 def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits, ops: GraphOps, file: Path) -> None:
@@ -59,10 +44,13 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         UnsupportedModelError: the model has what the graphs do not do.
         ExportError: torch or onnx refuse it.
     """
+    taps_size = len(tap_layers) * loaded.hidden_size
+    sizes = (loaded.vocab_size, taps_size, limits.capacity, loaded.dtype)
     with as_graph(loaded, ops):
         module = BaseGraph(loaded, tap_layers, ops)
         try:
-            _export(_base_graph(module.eval(), loaded, bool(tap_layers), limits), ops.opset, file)
+            shapes = base_shapes(loaded.layers, loaded.windows, *sizes)
+            _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()
 
@@ -73,105 +61,53 @@ def export_draft(head: DraftHead, limits: Limits, ops: GraphOps, file: Path) -> 
     Raises:
         ExportError: torch or onnx refuse it.
     """
-    _export(_draft_graph(DraftGraph(head, ops).eval(), head, limits), ops.opset, file)
+    heads, dim, vocab_size = head.num_key_value_heads, head.head_dim, len(head.draft_token_ids)
+    layer = LayerAttention(heads, heads, dim, dim, None)
+    shapes = draft_shapes(layer, vocab_size, head.taps_size, head.hidden_size, limits.capacity, head.dtype)
+    _export(DraftGraph(head, ops).eval(), tuple, shapes, limits, ops.opset, file)
 
 
-def _base_graph(module: BaseGraph, loaded: LoadedModel, has_taps: bool, limits: Limits) -> _Graph:
-    dims, sizes = _dims(limits), _example_sizes(limits)
-    names = cache_names(len(loaded.layers))
-    masks = [mask_name(window) for window in loaded.windows]
-    caches, cache_dims = _caches(loaded.layers, limits, loaded.dtype, dims)
-    args = (
-        sizes.ids(),
-        sizes.ids(),
-        torch.zeros(sizes.batch, dtype=torch.int64),
-        torch.zeros(sizes.batch, sizes.selected, dtype=torch.int64),
-        [sizes.mask(limits.capacity) for _ in masks],
-        caches,
-    )
-    by_row, by_selected = {0: dims[BATCH], 1: dims[ROWS]}, {0: dims[BATCH], 1: dims[SELECTED]}
-    shapes = (
-        by_row,
-        by_row,
-        {0: dims[BATCH]},
-        by_selected,
-        [{0: dims[BATCH], 2: dims[ROWS]} for _ in masks],
-        cache_dims,
-    )
-    inputs = ["input_ids", "attention_pos_id", START, "last_token_ids", *masks, *names]
-    outputs = ["logits", *(["hidden_states"] if has_taps else []), *(f"present_{name}" for name in names)]
-    return _Graph(module, args, shapes, inputs, outputs)
+def _examples(shapes: GraphShapes, limits: Limits) -> list[Tensor]:
+    """Inputs that a graph is traced with; sizes of 1 would be taken for constants."""
+    sizes = {BATCH: 2, ROWS: min(5, limits.max_input_len), SELECTED: 3}
+    return [
+        torch.zeros([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype) for spec in shapes.inputs.values()
+    ]
 
 
-def _draft_graph(module: DraftGraph, head: DraftHead, limits: Limits) -> _Graph:
-    dims, sizes = _dims(limits), _example_sizes(limits)
-    heads, dim = head.num_key_value_heads, head.head_dim
-    caches, cache_dims = _caches([LayerAttention(heads, heads, dim, dim, None)], limits, head.dtype, dims)
-    args = (
-        sizes.ids(),
-        torch.zeros(sizes.batch, sizes.rows, head.taps_size, dtype=head.dtype),
-        torch.zeros(sizes.batch, sizes.rows, head.hidden_size, dtype=head.dtype),
-        sizes.ids(),
-        torch.zeros(sizes.batch, dtype=torch.int64),
-        torch.zeros(sizes.batch, sizes.selected, dtype=torch.int64),
-        sizes.mask(limits.capacity),
-        *caches,
-    )
-    by_row, by_selected = {0: dims[BATCH], 1: dims[ROWS]}, {0: dims[BATCH], 1: dims[SELECTED]}
-    shapes = (*[by_row] * 4, {0: dims[BATCH]}, by_selected, {0: dims[BATCH], 2: dims[ROWS]}, *cache_dims)
-    names = cache_names(1)
-    inputs = ["input_ids", "hidden_states_input", "hidden_states_from_draft", "attention_pos_id", START]
-    inputs += ["last_token_ids", MASK, *names]
-    return _Graph(module, args, shapes, inputs, ["logits", "hidden_states", *(f"present_{name}" for name in names)])
-
-
-class _ExampleSizes(NamedTuple):
-    """Of the tensors that a graph is traced with; sizes of 1 would be taken for constants."""
-
-    batch: int
-    rows: int
-    selected: int
-
-    def ids(self) -> Tensor:
-        return torch.zeros(self.batch, self.rows, dtype=torch.int64)
-
-    def mask(self, capacity: int) -> Tensor:
-        return torch.ones(self.batch, 1, self.rows, capacity, dtype=torch.bool)
-
-
-def _example_sizes(limits: Limits) -> _ExampleSizes:
-    return _ExampleSizes(batch=2, rows=min(5, limits.max_input_len), selected=3)
-
-
-def _dims(limits: Limits) -> dict[str, Dim]:
+def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
+    """Of each input, the free dimensions by index."""
     most = max(limits.max_input_len, limits.max_verify_tree_size, limits.max_draft_tree_size, 8)
-    return {
+    dims = {
         BATCH: Dim(BATCH, min=1, max=max(limits.max_batch_size, 2)),
         ROWS: Dim(ROWS, min=1, max=most),
         SELECTED: Dim(SELECTED, min=1, max=most),
     }
+    return [
+        {index: dims[dim] for index, dim in enumerate(spec.shape) if dim in dims} for spec in shapes.inputs.values()
+    ]
 
 
-def _caches(
-    layers: Sequence[LayerAttention], limits: Limits, dtype: torch.dtype, dims: dict[str, Dim]
-) -> tuple[list[Tensor], list[dict[int, Dim]]]:
-    widths = [(layer.num_kv_heads, width) for layer in layers for width in (layer.key_dim, layer.value_dim)]
-    caches = [torch.zeros(2, heads, limits.capacity, width, dtype=dtype) for heads, width in widths]
-    return caches, [{0: dims[BATCH]} for _ in caches]
+def _export(
+    module: nn.Module, arrange: Callable[[list], tuple], shapes: GraphShapes, limits: Limits, opset: int, file: Path
+) -> None:
+    """Write a module's graph.
 
-
-def _export(graph: _Graph, opset: int, file: Path) -> None:
+    Args:
+        arrange: the module's arguments, of one thing for each input in their order.
+    """
     import onnx
 
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.ERROR)
+    args, dims = arrange(_examples(shapes, limits)), arrange(_free_dims(shapes, limits))
+    names = {"input_names": list(shapes.inputs), "output_names": list(shapes.outputs)}
     options: dict[str, Any] = {"opset_version": opset, "dynamo": True, "verbose": False}
-    options |= {"input_names": graph.input_names, "output_names": graph.output_names}
     try:
         # With gradients on, nothing takes the CPU's own kernels, which no graph can hold.
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(graph.module, graph.args, dynamic_shapes=graph.dynamic_shapes, **options)
+            program = torch.onnx.export(module, args, dynamic_shapes=dims, **names, **options)
             _name_weights(program.model.graph)
             program.save(file, external_data=True)
     except Exception as error:  # torch wraps whatever its tracing leads to

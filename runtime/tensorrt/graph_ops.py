@@ -9,6 +9,7 @@ from torch.onnx.ops import symbolic
 
 OPSETS = (24, 23, 18)
 """Newest first: 24 has TensorScatter, 23 Attention, RotaryEmbedding and RMSNormalization, 18 none of them."""
+SCATTER_OPSET, ATTENTION_OPSET = 24, 23
 
 
 class GraphOps:
@@ -16,23 +17,20 @@ class GraphOps:
 
     Args:
         opset: one of OPSETS.
-        dtype: of weights and KV.
-        native_attention: use the Attention operator; None does where opset and dtype allow it. TensorRT builds it in
-            float16 and bfloat16 alone.
+        dtype: of weights and KV. TensorRT builds the operator Attention in float16 and bfloat16 alone: in float32 it is
+            decomposed.
 
     Raises:
-        ValueError: there is no such opset, or it has no Attention.
+        ValueError: there is no such opset.
     """
 
-    def __init__(self, opset: int, dtype: torch.dtype, native_attention: bool | None = None) -> None:
+    def __init__(self, opset: int, dtype: torch.dtype) -> None:
         if opset not in OPSETS:
             raise ValueError(f"opset is {opset}: use one of {', '.join(map(str, OPSETS))}")
-        if native_attention and opset < 23:
-            raise ValueError(f"native_attention is True: opset {opset} has no Attention")
         self.opset = opset
-        self.native_attention = opset >= 23 and dtype != torch.float32 if native_attention is None else native_attention
-        self.native_rope = opset >= 23
-        self.native_scatter = opset >= 24
+        self.native_attention = opset >= ATTENTION_OPSET and dtype != torch.float32
+        self.native_rope = opset >= ATTENTION_OPSET
+        self.native_scatter = opset >= SCATTER_OPSET
 
     def scatter(self, cache: Tensor, update: Tensor, start: Tensor) -> Tensor:
         """The cache [batch, heads, capacity, dim] with `update` [batch, heads, rows, dim] from `start` [batch] on."""

@@ -53,20 +53,3 @@ class LinearKV(KVCache):
         row, position = slots // self.block_size, slots % self.block_size
         blocks = row[..., None] * heads + torch.arange(heads, device=slots.device)
         return (blocks * self.block_size + position[..., None]).flatten(-2)
-
-
-def row_ranges(rows: list[int], most: int) -> list[tuple[int, int, list[int]]]:
-    """Contiguous ranges of at most `most` rows that hold `rows`.
-
-    Returns:
-        (begin, end, indices into `rows`) of each; the rows between those wanted are nobody's business.
-    """
-    order = sorted(range(len(rows)), key=rows.__getitem__)
-    ranges: list[tuple[int, int, list[int]]] = []
-    for index in order:
-        if ranges and rows[index] - ranges[-1][0] < most:
-            begin, _, indices = ranges[-1]
-            ranges[-1] = (begin, rows[index] + 1, [*indices, index])
-        else:
-            ranges.append((rows[index], rows[index] + 1, [index]))
-    return ranges

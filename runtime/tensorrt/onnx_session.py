@@ -76,7 +76,7 @@ def _onnxruntime() -> Any:
 
 
 def _spec(part: Any) -> TensorSpec:
-    return TensorSpec(_DTYPES[part.type], tuple(size if isinstance(size, int) else -1 for size in part.shape))
+    return TensorSpec(_DTYPES[part.type], tuple(-1 if size is None else size for size in part.shape))
 
 
 def _line(error: Exception) -> str:

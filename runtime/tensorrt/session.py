@@ -3,7 +3,7 @@
 Knows neither trees nor sequences.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -42,8 +42,14 @@ class TensorSpec(NamedTuple):
     """An input or an output of a graph."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]
-    """-1 stands for what each pass decides."""
+    shape: tuple[int | str, ...]
+    """What each pass decides stands by a name, or as -1 where the name is not known."""
+
+    def takes(self, shape: Sequence[int | str]) -> bool:
+        """Whether this shape is of as many dimensions and equal in all that are fixed in both."""
+        return len(shape) == len(self.shape) and all(
+            _is_free(mine) or _is_free(other) or mine == other for mine, other in zip(self.shape, shape, strict=True)
+        )
 
 
 class EngineSession(Protocol):
@@ -89,12 +95,55 @@ def check_tensors(session: EngineSession, tensors: Mapping[str, Tensor]) -> None
     odd = sorted(tensors.keys() ^ known.keys())
     if odd:
         raise WrongInputError(f"{odd[0]} is {'unknown to' if odd[0] in tensors else 'missing for'} the graph")
+    check_dtypes(tensors, known)
     for name, spec in known.items():
         tensor = tensors[name]
-        if tensor.dtype != spec.dtype:
-            raise WrongInputError(f"{name} is {tensor.dtype}: the graph has {spec.dtype}")
-        fits = tensor.dim() == len(spec.shape)
-        if not fits or any(want not in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)):
+        if not spec.takes(tensor.shape):
             raise WrongInputError(f"{name} is {list(tensor.shape)}: the graph has {list(spec.shape)}")
         if not tensor.is_contiguous():
             raise WrongInputError(f"{name} has strides {tensor.stride()}: it must be contiguous")
+
+
+def check_dtypes(tensors: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]) -> None:
+    """Compare the dtypes of a graph's tensors.
+
+    Raises:
+        WrongInputError: one is of another; names tensor and value.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype != specs[name].dtype:
+            raise WrongInputError(f"{name} is {tensor.dtype}: the graph has {specs[name].dtype}")
+
+
+def check_batch(num_seqs: int, parts: Mapping[str, Sequence | Tensor]) -> None:
+    """Compare the first dimension of a pass's parts with its number of sequences.
+
+    Raises:
+        WrongInputError: one is of another batch; names it.
+    """
+    for name, part in parts.items():
+        if len(part) != num_seqs:
+            raise WrongInputError(f"{name} is of {len(part)} sequences: the batch has {num_seqs}")
+
+
+def check_graph(session: EngineSession, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
+    """Compare a loaded graph with what its config says of it.
+
+    Raises:
+        EngineLoadError: a tensor is missing, unknown, or of another dtype or shape; names tensor and value.
+    """
+    for found, expected in ((session.inputs, inputs), (session.outputs, outputs)):
+        odd = sorted(found.keys() ^ expected.keys())
+        if odd:
+            raise EngineLoadError(f"{odd[0]} is {'in' if odd[0] in found else 'not in'} the graph: its config differs")
+        for name, spec in expected.items():
+            have = found[name]
+            if have.dtype != spec.dtype or not have.takes(spec.shape):
+                raise EngineLoadError(
+                    f"{name} is {have.dtype} {list(have.shape)} in the graph: its config asks for {spec.dtype} "
+                    f"{list(spec.shape)}"
+                )
+
+
+def _is_free(dim: int | str) -> bool:
+    return isinstance(dim, str) or dim == -1

@@ -1,28 +1,45 @@
 """Passes of one graph over rows of linear KV: padded to a range of rows, captured where that was asked for.
 
-Rows of a range that are no sequence of the pass write where no sequence keeps anything: behind its longest length.
+Rows of a range that are no sequence of the pass write behind the longest length, where no sequence keeps anything.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.graphs.buckets import batch_buckets
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.graphs.graph_runner import batch_buckets
-from wingbeat.runtime.tensorrt.linear_kv import LinearKV, row_ranges
-from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, TensorSpec
+from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.graph_shapes import BATCH, MASK, ROWS, SELECTED, START, GraphShapes, cache_names
+from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.session import EngineSession, EngineStage, TensorSpec, check_dtypes, check_graph
 
 logger = logging.getLogger(__name__)
-START, MASK = "kvcache_start_index", "attention_mask"
 FIRST_ROW = 1
 """Row 0 belongs to nobody."""
 
 
 class CapacityExceededError(ValueError):
     """More tokens than a sequence's KV has rows for."""
+
+
+class RowRange(NamedTuple):
+    """Contiguous rows of the KV that one pass runs over."""
+
+    begin: int
+    end: int
+    rows: list[int]
+    """Those of sequences of the pass, ascending."""
+    indices: list[int]
+    """Of these sequences in the pass."""
+
+    def is_pass(self, num_seqs: int) -> bool:
+        """Whether its rows are all sequences of a pass in their order, and nothing else."""
+        return self.end - self.begin == num_seqs and self.indices == list(range(num_seqs))
 
 
 class _Captured(NamedTuple):
@@ -35,19 +52,30 @@ class StageRunner:
     """Runs the stages of one graph.
 
     Args:
+        shapes: of the graph.
         kv: rows of all sequences; its addresses must not change.
-        most_rows: largest batch of the graph.
         graph_device: captures stages; None runs everything eagerly.
+
+    Raises:
+        EngineLoadError: the session's graph is of other shapes.
     """
 
     def __init__(
-        self, session: EngineSession, kv: LinearKV, most_rows: int, graph_device: GraphDevice | None = None
+        self,
+        session: EngineSession,
+        shapes: GraphShapes,
+        kv: LinearKV,
+        limits: Limits,
+        graph_device: GraphDevice | None = None,
     ) -> None:
-        self.session = session
-        self.kv = kv
-        self.most_rows = most_rows
+        check_graph(session, *shapes)
+        self.session, self.kv, self.limits = session, kv, limits
         self.failed: dict[EngineStage, str] = {}
         """Stages that could not be captured and run eagerly, with the reason."""
+        caches = {*cache_names(len(kv.layers)), *cache_names(len(kv.layers), "present_")}
+        self._inputs, self._outputs = (
+            {name: spec for name, spec in part.items() if name not in caches} for part in shapes
+        )
         self._device = graph_device
         self._captured: dict[tuple[EngineStage, int], list[_Captured]] = {}
 
@@ -62,11 +90,11 @@ class StageRunner:
             return False
         pool = self._device.new_pool()
         found: list[_Captured] = []
-        for batch in batch_buckets(min(self.most_rows, self.kv.num_blocks - FIRST_ROW)):
-            tensors = self._empty(batch, num_rows, num_selected)
-            tensors |= self._caches(FIRST_ROW, FIRST_ROW + batch)
+        for batch in batch_buckets(min(self.limits.max_batch_size, self.kv.num_blocks - FIRST_ROW)):
+            sizes = {BATCH: batch, ROWS: num_rows, SELECTED: num_selected}
+            tensors = self._padding(sizes) | self._empty_outputs(sizes)
             try:
-                self.session.bind(stage, tensors)
+                self.session.bind(stage, tensors | self._caches(FIRST_ROW, FIRST_ROW + batch))
                 self._device.warm_up(lambda: self.session.enqueue(stage))
                 graph, _ = self._device.capture(lambda: self.session.enqueue(stage), pool)
                 self.session.keep_bound(stage)
@@ -79,113 +107,120 @@ class StageRunner:
         return True
 
     def run(
-        self, stage: EngineStage, rows: list[int], inputs: Mapping[str, Tensor], num_out: Mapping[str, int]
+        self, stage: EngineStage, rows: list[int], starts: list[int], inputs: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """One pass.
 
         Args:
             rows: of the KV, one a sequence, each once.
-            inputs: [num_seqs, ...] by name, without the caches.
-            num_out: second dimension of each output but the caches.
+            starts: where the first row of each sequence is stored.
+            inputs: [num_seqs, ...] by name, without starts and caches.
+
+        Returns:
+            Outputs [num_seqs, ...] by name, without the caches.
 
         Raises:
-            CapacityExceededError: a sequence has no room for its rows; names them. Told where the device is the host.
+            CapacityExceededError: a sequence has no room for its rows; names them.
+            WrongInputError: an input is of another dtype or shape than the graph's; names it.
         """
-        self._check_room(rows, inputs)
-        outputs = {
-            name: self._new(self.session.outputs[name], len(rows), size, torch.empty) for name, size in num_out.items()
-        }
-        captured = self._captured.get((stage, inputs["input_ids"].shape[1]), ())
-        for begin, end, indices in row_ranges(rows, self.most_rows):
-            graph = next((one for one in captured if end <= FIRST_ROW + one.num_rows), None)
-            if graph is not None:
-                self._replay(graph, [rows[index] - FIRST_ROW for index in indices], indices, inputs, outputs)
-                continue
-            places = [rows[index] - begin for index in indices]
-            tensors = {
-                name: self._padded(name, tensor, end - begin, places, indices) for name, tensor in inputs.items()
-            }
-            results = {
-                name: self._new(self.session.outputs[name], end - begin, size, torch.empty)
-                for name, size in num_out.items()
-            }
-            self.session.bind(stage, tensors | results | self._caches(begin, end))
-            self.session.enqueue(stage)
-            if indices == places == list(range(len(rows))):
-                return results
+        sizes = {ROWS: inputs["input_ids"].shape[1], SELECTED: inputs["last_token_ids"].shape[1]}
+        self._check_room(rows, starts, sizes[ROWS])
+        inputs = {**inputs, START: upload(starts, self.session.device)}
+        check_dtypes(inputs, self._inputs)
+        # Padding of more rows than a tree has would reach what other sequences keep.
+        gaps = sizes[ROWS] <= self.limits.capacity - self.limits.max_kv_cache_capacity
+        captured = self._captured.get((stage, sizes[ROWS]), ())
+        outputs: dict[str, Tensor] = {}
+        for part in row_ranges(rows, self.limits.max_batch_size, gaps):
+            graph = next((one for one in captured if part.end <= FIRST_ROW + one.num_rows), None)
+            if graph is None and part.is_pass(len(rows)):
+                return self._enqueue(stage, part, inputs, sizes)
+            first = part.begin if graph is None else FIRST_ROW
+            places, indices = upload([[row - first for row in part.rows], part.indices], self.session.device)
+            if graph is None:
+                padded = self._padding(sizes | {BATCH: part.end - part.begin})
+                _fill(padded, inputs, places, indices)
+                results = self._enqueue(stage, part, padded, sizes)
+            else:
+                results = self._replay(graph, inputs, places, indices)
+            outputs = outputs or self._empty_outputs(sizes | {BATCH: len(rows)})
             for name, output in outputs.items():
-                output[indices] = results[name][places]
+                output.index_copy_(0, indices, results[name].index_select(0, places))
         return outputs
 
+    def _enqueue(
+        self, stage: EngineStage, part: RowRange, inputs: dict[str, Tensor], sizes: dict[str, int]
+    ) -> dict[str, Tensor]:
+        """Outputs of every row of a range."""
+        results = self._empty_outputs(sizes | {BATCH: part.end - part.begin})
+        self.session.bind(stage, inputs | results | self._caches(part.begin, part.end))
+        self.session.enqueue(stage)
+        return results
+
     def _replay(
-        self,
-        captured: _Captured,
-        places: list[int],
-        indices: list[int],
-        inputs: Mapping[str, Tensor],
-        outputs: dict[str, Tensor],
-    ) -> None:
-        for name, tensor in inputs.items():
-            captured.tensors[name].copy_(self._padded(name, tensor, captured.num_rows, places, indices))
+        self, captured: _Captured, inputs: dict[str, Tensor], places: Tensor, indices: Tensor
+    ) -> dict[str, Tensor]:
+        """Outputs of every row that was captured; the next replay writes over them."""
+        # What earlier rounds left in the other rows does no harm there, but for where it is stored.
+        captured.tensors[START].fill_(self.kv.block_size - inputs["input_ids"].shape[1])
+        _fill(captured.tensors, inputs, places, indices)
         self._device.replay(captured.graph)
-        for name, output in outputs.items():
-            output[indices] = captured.tensors[name][places]
+        return captured.tensors
 
-    def _padded(self, name: str, tensor: Tensor, num_rows: int, places: list[int], indices: list[int]) -> Tensor:
-        """The sequences' rows of an input at their places in a range, and nobody's between them."""
-        if num_rows == len(indices):
-            return tensor if indices == list(range(len(tensor))) else tensor[indices]
-        padded = tensor.new_zeros(num_rows, *tensor.shape[1:])
-        if name == START:
-            padded.fill_(self._spare_start)
-        elif name.startswith(MASK):
-            padded[..., 0] = True  # a row that sees nothing would give no number
-        padded[places] = tensor[indices]
-        return padded
-
-    def _check_room(self, rows: list[int], inputs: Mapping[str, Tensor]) -> None:
-        starts, width = inputs[START], inputs["input_ids"].shape[1]
-        self._spare_start = max(self.kv.block_size - width, 0)
-        if starts.device.type != "cpu" or not len(starts):
-            return
-        start, index = starts.max(0)
-        if int(start) + width > self.kv.block_size:
-            raise CapacityExceededError(
-                f"KV row {rows[int(index)]}: {width} tokens from {int(start)} exceed its capacity {self.kv.block_size}"
-            )
+    def _check_room(self, rows: list[int], starts: list[int], num_rows: int) -> None:
+        capacity = self.kv.block_size
+        for row, start in zip(rows, starts, strict=True):
+            if start + num_rows > capacity:
+                raise CapacityExceededError(
+                    f"KV row {row}: {num_rows} tokens from {start} exceed its capacity {capacity}"
+                )
 
     def _caches(self, begin: int, end: int) -> dict[str, Tensor]:
         """The caches of a range under their names as inputs, and again as what the pass makes of them."""
-        views = self.kv.rows(begin, end)
-        return dict(zip(cache_names(len(views) // 2), views, strict=True)) | dict(
-            zip(cache_names(len(views) // 2, "present_"), views, strict=True)
-        )
+        views, num_layers = self.kv.rows(begin, end), len(self.kv.layers)
+        return {
+            name: view
+            for prefix in ("", "present_")
+            for name, view in zip(cache_names(num_layers, prefix), views, strict=True)
+        }
 
-    def _empty(self, batch: int, num_rows: int, num_selected: int) -> dict[str, Tensor]:
-        """Fresh inputs and outputs of a stage, the inputs all padding."""
-        tensors: dict[str, Tensor] = {}
-        caches = {*self._caches(0, 0)}
-        for name, spec in [*self.session.inputs.items(), *self.session.outputs.items()]:
-            if name in caches:
-                continue
-            selected = name in ("last_token_ids", "logits") or (name == "hidden_states" and self._is_draft)
-            tensors[name] = self._new(spec, batch, num_selected if selected else num_rows, torch.zeros)
-            if name == START:
-                tensors[name].fill_(self.kv.block_size - num_rows)
-            elif name.startswith(MASK):
-                tensors[name][..., 0] = True
+    def _padding(self, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Inputs that are all padding."""
+        tensors = self._new(self._inputs, sizes, torch.zeros)
+        tensors[START].fill_(self.kv.block_size - sizes[ROWS])
+        for name, tensor in tensors.items():
+            if name.startswith(MASK):
+                tensor[..., 0] = True  # a row that sees nothing would give no number
         return tensors
 
-    @property
-    def _is_draft(self) -> bool:
-        return "hidden_states_from_draft" in self.session.inputs
+    def _empty_outputs(self, sizes: dict[str, int]) -> dict[str, Tensor]:
+        return self._new(self._outputs, sizes, torch.empty)
 
-    def _new(self, spec: TensorSpec, batch: int, size: int, make: Any) -> Tensor:
-        free: Iterable[int] = iter((batch, size))
-        shape = [next(free) if dim == -1 else dim for dim in spec.shape]
-        return make(*shape, dtype=spec.dtype, device=self.session.device)
+    def _new(self, specs: Mapping[str, TensorSpec], sizes: dict[str, int], make: Any) -> dict[str, Tensor]:
+        device = self.session.device
+        return {
+            name: make([sizes.get(dim, dim) for dim in spec.shape], dtype=spec.dtype, device=device)
+            for name, spec in specs.items()
+        }
 
 
-def cache_names(num_layers: int, prefix: str = "") -> list[str]:
-    """Names of keys and values of each layer in turn; `present_` for those that a pass returns."""
-    return [f"{prefix}{kind}_cache_{layer}" for layer in range(num_layers) for kind in ("k", "v")]
+def _fill(tensors: dict[str, Tensor], inputs: dict[str, Tensor], places: Tensor, indices: Tensor) -> None:
+    """Write sequences' rows of the inputs to their places."""
+    for name, tensor in inputs.items():
+        tensors[name].index_copy_(0, places, tensor.index_select(0, indices))
+
+
+def row_ranges(rows: list[int], most: int, gaps: bool = True) -> list[RowRange]:
+    """Ranges of at most `most` rows that hold `rows`.
+
+    Args:
+        gaps: a range may hold rows that are not wanted.
+    """
+    ranges: list[RowRange] = []
+    for index in sorted(range(len(rows)), key=rows.__getitem__):
+        row, last = rows[index], ranges[-1] if ranges else None
+        if last is not None and row - last.begin < most and (gaps or row == last.end):
+            ranges[-1] = RowRange(last.begin, row + 1, [*last.rows, row], [*last.indices, index])
+        else:
+            ranges.append(RowRange(row, row + 1, [row], [index]))
+    return ranges

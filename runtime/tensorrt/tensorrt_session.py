@@ -1,6 +1,5 @@
 """A built engine on a GPU: one execution context a stage, addresses and shapes bound by name."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from torch import Tensor
 
 from wingbeat.runtime.tensorrt.builders import EngineBuilder
 from wingbeat.runtime.tensorrt.session import EngineError, EngineLoadError, EngineStage, TensorSpec, check_tensors
-
-logger = logging.getLogger(__name__)
 
 
 class TensorRTSession:

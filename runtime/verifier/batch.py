@@ -5,6 +5,7 @@ Lengths, roots and block tables come from the slot state on the device; what the
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch
 from wingbeat.runtime.verifier.packing import Group, Packing, pack, pack_rows, packed, rows_of
+from wingbeat.runtime.verifier.prompt_chunks import in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
 
 
@@ -64,10 +66,17 @@ class BatchBuilder:
     Args:
         slots: device state by slot, shared with the model runner.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait.
+        pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
     """
 
     def __init__(
-        self, loaded: LoadedModel, cache: KVCache, slots: SlotState, config: EngineConfig, on_host: bool
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        slots: SlotState,
+        config: EngineConfig,
+        on_host: bool,
+        pieces: bool = False,
     ) -> None:
         self.cache = cache
         self.slots = slots
@@ -76,6 +85,7 @@ class BatchBuilder:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.on_host = on_host
+        self._pieces = pieces
         # A captured or compiled graph holds torch's own attention.
         self._may_be_in_place = on_host and not config.compile
         self._last_position = loaded.max_position_embeddings - 1
@@ -118,38 +128,63 @@ class BatchBuilder:
 
         Rows with logits: those of decodes, of the chunks that sample, and of prompt tokens whose next one is reported.
         """
-        token_ids, positions, mapping, rows = [], [], [], []
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
         segments: list[AttentionSegment] = []
-        reported: list[Tensor] = []
-        num_rows = 0
+        num_rows, wanted, real = 0, [], None
         if decodes is not None:
             segments += self._decode_segments(plan.decodes, decodes)
-            token_ids.append(decodes.packed(decodes.token_ids))
-            positions.append(decodes.packed(decodes.positions))
-            mapping.append(decodes.packed(decodes.slot_mapping))
             num_rows = decodes.num_rows
-            rows.append(torch.arange(num_rows, device=self.device))
-        for chunk in plan.chunks:
-            chunk_positions = torch.arange(chunk.start, chunk.start + chunk.length, device=self.device)
-            segments.append(self._chunk_segment(num_rows, chunk, chunk_positions))
-            tokens = chunk.seq.token_ids[chunk.start : chunk.start + chunk.length]
-            token_ids.append(upload(tokens, self.device))
-            positions.append(chunk_positions)
-            stored = self.slot_mapping(slice(chunk.seq.slot, chunk.seq.slot + 1), chunk_positions[None])[0]
-            # A replay reads the KV that stands; writing it again could change a shared block's last bits.
-            mapping.append(torch.zeros_like(stored) if chunk.replay else stored)
-            if targets := chunk.prompt_targets():
-                reported.append(torch.arange(num_rows, num_rows + len(targets), device=self.device))
-            num_rows += chunk.length
-            if chunk.samples:
-                rows.append(torch.full((1,), num_rows - 1, device=self.device))
-        rows += reported
+            parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
+        if plan.chunks:
+            flatten_chunks = self._chunks_in_pieces if self._pieces else self._chunks_apart
+            wanted, of_chunks, real, own = flatten_chunks(plan.chunks, num_rows)
+            parts.append(of_chunks)
+            segments += own
+        token_ids, positions, mapping = (torch.cat(fields) for fields in zip(*parts, strict=True))
+        logits_rows = None
+        if plan.chunks:
+            logits_rows = upload([*range(num_rows), *wanted] or [0], self.device)
         packed_segments = pack_segments(segments) if self.in_place else None
-        metadata = AttentionMetadata(self.cache.layers, torch.cat(mapping), segments, packed=packed_segments)
-        logits_rows = torch.cat(rows) if plan.chunks and rows else None
-        if not rows:
-            logits_rows = torch.zeros(1, dtype=torch.int64, device=self.device)
-        return ForwardBatch(torch.cat(token_ids)[None], torch.cat(positions)[None], logits_rows, metadata)
+        metadata = AttentionMetadata(self.cache.layers, mapping, segments, packed=packed_segments)
+        return ForwardBatch(token_ids[None], positions[None], logits_rows, metadata, real)
+
+    def _chunks_apart(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
+        """A segment for each chunk."""
+        rows = side_by_side(chunks)
+        token_ids, positions, stores = (
+            upload(part, self.device) for part in (rows.token_ids, rows.positions, rows.stores)
+        )
+        segments, mapping = [], []
+        for chunk, start in zip(chunks, rows.starts, strict=True):
+            own = slice(start, start + chunk.length)
+            segments.append(self._chunk_segment(begin + start, chunk, positions[own]))
+            table = slice(chunk.seq.slot, chunk.seq.slot + 1)
+            mapping.append(self.slot_mapping(table, positions[None, own])[0])
+        mapping = torch.where(stores > 0, torch.cat(mapping), 0)
+        return _FlatChunks(rows.logits_rows(chunks, begin), (token_ids, positions, mapping), None, segments)
+
+    def _chunks_in_pieces(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
+        """One segment of all chunks, brought to the device as one copy."""
+        rows, slots, contexts = in_pieces(chunks, self._last_position)
+        parts = (rows.token_ids, rows.positions, rows.stores, slots, contexts, begin + rows.real)
+        arrived = upload(np.concatenate(parts), self.device).split([len(part) for part in parts])
+        token_ids, positions, stores, slots, contexts, real = arrived
+        tables = self.slots.block_tables[slots]
+        shape = (len(slots), -1)
+        mapping = slot_mapping(tables, positions.view(shape), self.config.block_size, stores.view(shape) > 0)
+        longest = max(chunk.start + chunk.length for chunk in chunks)
+        segment = build_segment(
+            begin,
+            positions.view(shape),
+            contexts,
+            None,
+            tables[:, : -(-longest // self.config.block_size)],
+            self.config.block_size,
+            self.windows,
+            self.dtype,
+        )
+        fields = (token_ids, positions, mapping.flatten())
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment])
 
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
@@ -218,6 +253,17 @@ class BatchBuilder:
             self.dtype,
             in_place=self.in_place,
         )
+
+
+class _FlatChunks(NamedTuple):
+    """The chunks' part of a flattened batch."""
+
+    wanted: list[int]
+    """Rows of the batch whose logits are needed."""
+    fields: tuple[Tensor, Tensor, Tensor]
+    """Token ids, positions and slot mapping: int64 [num_rows]."""
+    real: Tensor | None
+    segments: list[AttentionSegment]
 
 
 def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:

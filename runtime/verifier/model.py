@@ -20,6 +20,8 @@ class ForwardBatch(NamedTuple):
     logits_rows: Tensor | None
     """int64 [num_rows]: rows whose logits are needed; None needs all."""
     attention: AttentionMetadata
+    chunk_rows: Tensor | None = None
+    """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
 
 
 class ModelOutput(NamedTuple):
@@ -29,6 +31,11 @@ class ModelOutput(NamedTuple):
     """float [num_rows, vocab_size]"""
     taps: Tensor | None
     """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
+
+
+def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
+    """Numbers that are tapped of one token: hidden states, then keys and values."""
+    return len(tap_layers) * loaded.hidden_size + sum(loaded.layers[layer].kv_size for layer in kv_layers)
 
 
 class VerifierModel(nn.Module):
@@ -48,8 +55,7 @@ class VerifierModel(nn.Module):
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
-        self.taps_size = len(tap_layers) * loaded.hidden_size
-        self.taps_size += sum(loaded.layers[layer].kv_size for layer in kv_layers)
+        self.taps_size = taps_size(loaded, tap_layers, kv_layers)
 
     def remove_taps(self) -> None:
         """Detach the hooks from the model, which outlives this object where several share it."""

@@ -109,6 +109,14 @@ class RoundInFlight:
         """Tokens a decode emitted, or the least it can have emitted while the host does not know."""
         return 1 if self.result is None else len(self.result.token_ids[row])
 
+    def tokens_by_slot(self) -> dict[int, list[int]]:
+        """What the round emitted, once the host knows it."""
+        decoded = zip(self.plan.decodes, self.result.token_ids, strict=True)
+        sampled = (
+            (chunk.seq, ids) for chunk, ids in zip(self.plan.chunks, self.result.chunk_token_ids, strict=True) if ids
+        )
+        return {seq.slot: token_ids for seq, token_ids in (*decoded, *sampled)}
+
     def _result(self) -> RoundResult:
         told = dict(zip(self.told, self.download.wait(), strict=True))
         left, counts = iter(told["sampled"].tolist() if "sampled" in told else ()), told["num_tokens"].tolist()

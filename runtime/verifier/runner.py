@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
@@ -22,13 +21,15 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
+from wingbeat.runtime.verifier.certain_tokens import add_certain
 from wingbeat.runtime.verifier.choice import Choosing, TokenChooser
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.forced_acceptance import AcceptanceForcer
+from wingbeat.runtime.verifier.forward_result import ForwardResult
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.model import ModelOutput, VerifierModel
+from wingbeat.runtime.verifier.path_acceptance import PathAcceptance
 from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
@@ -68,13 +69,11 @@ class ModelRunner:
         self.device = slots.device
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
-        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host)
+        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces=graph_device is not None)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self._ahead = torch.arange(1, config.speculation.max_path + 1, device=self.device)
-        self.forcer: AcceptanceForcer | None = None
-        if config.forced_acceptance is not None:
-            self.forcer = AcceptanceForcer(config.forced_acceptance, self.max_depth, self.device)
+        self.acceptance = PathAcceptance(slots, cache, self.builder, config)
         self.pruner: DevicePruner | None = None
         if config.speculation.adaptive and not self.on_host:
             self.pruner = DevicePruner(slots, self.max_depth)
@@ -90,10 +89,10 @@ class ModelRunner:
         self.graphs: DecodeGraphs | None = None
         most_rows = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes)
         self.chooser = TokenChooser(slots, 0 if graph_device is None else most_rows, self.max_depth)
-        self.masks = TokenMasks(slots.processors, chains=config.speculation.draft_top_k == 1)
+        self.masks = TokenMasks(slots.processors)
         if graph_device is not None:
             slots.processors.allocate()
-            self.graphs = DecodeGraphs(self._decode_round, slots, self.inbox, config, graph_device)
+            self.graphs = DecodeGraphs(self._forward_round, self._decide_round, slots, self.inbox, config, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
 
@@ -128,12 +127,11 @@ class ModelRunner:
             num_nodes: of each tree, those to verify where it is pruned on the device; None verifies all.
         """
         num_nodes = num_nodes or self.config.speculation.num_nodes
-        captured = self.graphs is not None and not plan.chunks
+        captured = self.graphs is not None and bool(plan.decodes)
         if isinstance(trees, TreeInbox):
-            if captured and not any(seq.masker is not None for seq in plan.decodes):
+            if captured and not self.masks.wanted(plan):
                 return self._replay(plan, rows, num_nodes)
-            trees = trees.checked(rows)
-        trees = self.masks.draft_forced(plan, trees, self.max_depth)
+            trees = add_certain(plan, trees.checked(rows), self.config.speculation)
         masks = self.masks.start(plan, trees)
         if captured:
             trees = _rooted(trees, masks)
@@ -157,7 +155,7 @@ class ModelRunner:
             masks.result()
         num_rows = (0 if decodes is None else decodes.num_rows) + sum(chunk.samples for chunk in plan.chunks)
         chosen = self.chooser.choose(plan, decodes, output.logits[:num_rows])
-        return self._commit(plan, decodes, chosen, output, forward_s, evidence)
+        return self._commit(plan, decodes, chosen, output, batch.chunk_rows, forward_s, evidence)
 
     @torch.inference_mode()
     def widest_round(self) -> None:
@@ -167,33 +165,49 @@ class ModelRunner:
         slots = torch.full((num_reqs,), self.slots.spare, device=self.device)
         zeros = [slots.new_zeros(num_reqs, num_nodes) for _ in range(3)]
         trees = TokenTree(*zeros, zeros[0].to(torch.float32), torch.ones_like(slots))
-        self._decode_round(slots, trees, num_nodes, Choosing.ALTERED)
+        result = self._forward_round(slots, trees, num_nodes)
+        self._decide_round(result, Choosing.ALTERED)
 
     def _replay(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> RoundInFlight:
-        """`launch` of a round without prompt chunks, as one graph."""
+        """`launch` of a round's decodes as graphs; behind them its prompt chunks, eagerly."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         started = time.perf_counter()
-        accepted = self.graphs.run(rows, num_nodes, choosing)
-        return launched_round(plan, accepted, rows.slots[:0], None, time.perf_counter() - started)
+        accepted, chunks = self.graphs.run(rows, num_nodes, choosing), _Chunks(rows.slots[:0])
+        if plan.chunks:
+            accepted = accepted._replace(packed=None)  # which has no room for what chunks tell the host
+            alone = plan._replace(decodes=[])
+            batch = self.builder.flatten(alone, None)
+            output = self.model(batch)
+            chosen = self.chooser.choose(alone, None, output.logits[: sum(chunk.samples for chunk in plan.chunks)])
+            chunks = self._take_chunks(plan, chosen, output.logits, output.taps, batch.chunk_rows)
+        forward_s = time.perf_counter() - started
+        return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, None, chunks.logprobs)
 
-    def _decode_round(
-        self, slots: Tensor, trees: TokenTree | None, num_nodes: int, choosing: Choosing
-    ) -> AcceptedPaths:
-        """A whole round at shapes that its arguments' shapes decide: what is captured.
+    def _forward_round(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> ForwardResult:
+        """A round's forward pass at shapes that its arguments' shapes decide: what is captured.
 
         Args:
             slots: int64 [num_reqs]; rows of the spare slot compute in block 0.
             num_nodes: of each tree, those to verify.
-            choosing: what the parameters of the sequences ask for, at most.
         """
-        evidence = nodes = None
+        evidence = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
-            nodes = verified_nodes(evidence, num_nodes)
         decodes = self.builder.decodes(slots, trees)
-        output = self.model(self.builder.fixed(decodes))
+        return ForwardResult(decodes, self.model(self.builder.fixed(decodes)), evidence)
+
+    def _decide_round(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
+        """What such a round decides, captured likewise.
+
+        Args:
+            choosing: what the parameters of the sequences ask for, at most.
+        """
+        decodes, output, evidence = result
+        slots, nodes = decodes.slots, None
+        if evidence is not None:
+            nodes = verified_nodes(evidence, decodes.token_ids.shape[1])
         chosen = self.chooser.choose_fixed(decodes, output.logits, choosing, nodes)
-        accepted = self._accept(decodes, chosen, output.taps)._replace(evidence=evidence)
+        accepted = self.acceptance.accept(decodes, chosen, output.taps)._replace(evidence=evidence)
         if choosing is Choosing.ALTERED:
             self.slots.processors.count(slots, accepted.token_ids, accepted.num_tokens)
             accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, None))
@@ -208,34 +222,41 @@ class ModelRunner:
         decodes: Decodes | None,
         chosen: Tensor,
         output: ModelOutput,
+        chunk_rows: Tensor | None,
         forward_s: float,
         evidence: Tensor | None,
     ) -> RoundInFlight:
-        num_decode_rows = 0 if decodes is None else decodes.num_rows
-        taps = output.taps
-        accepted = self._accept(decodes, chosen[:num_decode_rows], taps)._replace(evidence=evidence)
-        sampled = chosen[num_decode_rows:]
+        num_rows = 0 if decodes is None else decodes.num_rows
+        logits, taps = output
+        accepted = self.acceptance.accept(decodes, chosen[:num_rows], taps)._replace(evidence=evidence)
+        if any(seq.request.params.has_penalties for seq in plan.decodes):
+            self.slots.processors.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
+        asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
+        if asking:
+            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, asking))
+        own_taps = None if taps is None else taps[num_rows:] if chunk_rows is None else taps
+        chunks = self._take_chunks(plan, chosen[num_rows:], logits[num_rows:], own_taps, chunk_rows)
+        return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, asking, chunks.logprobs)
+
+    def _take_chunks(
+        self, plan: SchedulerOutput, sampled: Tensor, logits: Tensor, taps: Tensor | None, rows: Tensor | None
+    ) -> "_Chunks":
+        """Bring the state of sequences whose prompts end up to date.
+
+        Args:
+            sampled: int64 [num_sampling_chunks].
+            logits: of the chunks: those that sample, then prompt tokens whose log-probabilities are asked for.
+            taps: of the chunks' rows alone, or of all where `rows` says which.
+        """
         sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if sampling:
             slots = upload([seq.slot for seq in sampling], self.device)
             self.slots.committed_lens[slots] += 1
             self.slots.last_token_ids[slots] = sampled
-        self._count(plan, accepted, sampling, sampled)
-        asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
-        if asking:
-            accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, output.logits, asking))
-        chunk_logprobs = self._chunk_logprobs(plan, sampling, sampled, output.logits[num_decode_rows:])
-        chunk_taps = None if taps is None else taps[num_decode_rows:]
-        return launched_round(plan, accepted, sampled, chunk_taps, forward_s, asking, chunk_logprobs)
-
-    def _count(self, plan: SchedulerOutput, accepted: AcceptedPaths, sampling: list[Sequence], sampled: Tensor) -> None:
-        """Note the tokens for penalties, where a sequence has some."""
-        tables = self.slots.processors
-        if any(seq.request.params.has_penalties for seq in plan.decodes):
-            tables.count(accepted.slots, accepted.token_ids, accepted.num_tokens)
-        if any(seq.request.params.has_penalties for seq in sampling):
-            slots = upload([seq.slot for seq in sampling], self.device)
-            tables.count(slots, sampled[:, None], torch.ones_like(sampled))
+            if any(seq.request.params.has_penalties for seq in sampling):
+                self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
+        logprobs = self._chunk_logprobs(plan, sampling, sampled, logits)
+        return _Chunks(sampled, taps if taps is None or rows is None else taps.index_select(0, rows), logprobs)
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
@@ -246,70 +267,13 @@ class ModelRunner:
             return None
         return self.chooser.chunk_logprobs(logits, torch.cat([sampled, upload(targets, self.device)]))
 
-    def _accept(self, decodes: Decodes | None, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
-        """Walk the trees along the target's choices; KV and slot state follow the accepted paths."""
-        max_path = self.max_depth + 1
-        if decodes is None:
-            empty = torch.zeros(0, dtype=torch.int64, device=self.device)
-            none = empty.view(0, max_path)
-            return AcceptedPaths(empty, empty, none, empty, empty, none, None)
-        if decodes.tree is None:
-            return self._accept_bare(decodes, chosen, taps)
-        tree = decodes.tree
-        num_reqs, num_nodes = tree.token_ids.shape
-        targets = chosen if decodes.packing is None else chosen[decodes.packing.rows]
-        longest = min(max_path, num_nodes)
-        walked, targets = tree.token_ids, targets.view(num_reqs, num_nodes)
-        if self.forcer is not None:
-            walked, targets = self.forcer.apply(tree, targets, self.slots.epochs[decodes.slots], decodes.roots)
-        walk = walk_tree(walked, tree.parents, tree.num_valid, targets, longest)
-        # A walk is no longer than its tree: the tokens are padded to the width that the drafter's buffers have.
-        token_ids = pad(walk.token_ids, (0, max_path - longest))
-        self._compact(decodes, walk.nodes, walk.num_tokens)
-        self.slots.committed_lens[decodes.slots] += walk.num_tokens
-        self.slots.last_token_ids[decodes.slots] = token_ids.gather(1, (walk.num_tokens - 1)[:, None])[:, 0]
-        path_taps = None
-        if taps is not None:
-            path_taps = taps[decodes.rows_of(walk.nodes)]
-        return AcceptedPaths(
-            decodes.slots,
-            decodes.roots,
-            token_ids,
-            walk.num_tokens,
-            tree.num_valid,
-            walk.nodes,
-            path_taps,
-            tree_token_ids=walked,
-            tree_parents=tree.parents,
-        )
 
-    def _accept_bare(self, decodes: Decodes, chosen: Tensor, taps: Tensor | None) -> AcceptedPaths:
-        """`_accept` of bare roots: each emits the target's choice."""
-        ones = torch.ones_like(decodes.slots)
-        self.slots.committed_lens[decodes.slots] += 1
-        self.slots.last_token_ids[decodes.slots] = chosen
-        return AcceptedPaths(
-            slots=decodes.slots,
-            positions=decodes.roots,
-            token_ids=pad(chosen[:, None], (0, self.max_depth)),
-            num_tokens=ones,
-            num_valid=ones,
-            nodes=torch.zeros_like(chosen)[:, None],
-            taps=None if taps is None else taps[: len(chosen), None],
-        )
+class _Chunks(NamedTuple):
+    """What a round decided for its prompt chunks; fields as in `RoundInFlight` and `RoundResult`."""
 
-    def _compact(self, decodes: Decodes, nodes: Tensor, num_tokens: Tensor) -> None:
-        """Move the accepted nodes' KV from their scratch slots to the positions they now occupy."""
-        if self.config.speculation.draft_top_k == 1:
-            return
-        steps = torch.arange(nodes.shape[1], device=self.device)
-        moved = (steps < num_tokens[:, None]) & (nodes != steps)
-        if self.on_host and not bool(moved.any()):
-            return
-        start = decodes.roots[:, None]
-        source = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + nodes), 0)
-        target = torch.where(moved, self.builder.slot_mapping(decodes.slots, start + steps), 0)
-        self.cache.move(source, target)
+    sampled: Tensor
+    taps: Tensor | None = None
+    logprobs: Tensor | None = None
 
 
 def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:

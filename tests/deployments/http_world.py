@@ -67,6 +67,7 @@ class FakePool:
         self._engine_id = engine_id
         self.script = Script(TOKENIZER)
         self.requests: list[Request] = []
+        self.sessions: list[str] = []
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.alive = True
@@ -91,8 +92,9 @@ class FakePool:
         self.num_admitted += num_requests
         return FakeAdmission(self, num_requests)
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, session_id: str = ""):
         self.requests.append(request)
+        self.sessions.append(session_id)
         self.running.add(request.request_id)
         finished = False
         try:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from tests.deployments.engine_world import ThreadedEngine
-from tests.fakes import VOCAB_SIZE, FakeEngine
+from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
@@ -22,9 +22,11 @@ class LocalEngines:
         self.streams: dict[str, list[RouterStream]] = {name: [] for name in names}
         self.listeners: list[Callable[[frozenset[str]], None]] = []
         self.messages = 0
+        self.num_described = 0
 
     async def describe(self) -> ModelInfo:
-        return ModelInfo("fake", 200, VOCAB_SIZE)
+        self.num_described += 1
+        return ModelInfo("fake", 200, VOCAB_SIZE, block_size=BLOCK_SIZE)
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
         self.listeners.append(listener)
@@ -52,6 +54,10 @@ class LocalEngines:
     async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         self._require_alive(engine_id)
         self.loops[engine_id].client.abort(client_id, numbers)
+
+    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        self._require_alive(engine_id)
+        self.loops[engine_id].client.withdraw(client_id, numbers)
 
     async def reset_prefix_cache(self, engine_id: str) -> None:
         self._require_alive(engine_id)
@@ -86,7 +92,7 @@ def run(
     scenario: Callable[[LocalEngines, EnginePool], Awaitable[None]],
     *names: str,
     engine: Callable[..., FakeEngine] = FakeEngine,
-    **limits: int,
+    **limits: float,
 ) -> None:
     """Run a scenario on a started pool."""
 

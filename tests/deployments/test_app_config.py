@@ -123,8 +123,8 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafter_resources": {"GPU": 1}}, "'GPU' is 1.0: give amounts above 0 of resources other than CPU and GPU"),
         ({"drafter_resources": {"cheap": 0}}, "'cheap' is 0.0: give amounts above 0"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
-        ({"autoscaling_config": '{"min_replicas": 0}'}, "min_replicas is 0: at least 1"),
-        ({"autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: at least 1"),
+        ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0: min_replicas 0 needs"),
+        ({"router_autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: at least 1"),
         ({"router_autoscaling_config": {"min_replicas": 0}}, "min_replicas is 0: at least 1"),
         ({"engine_factory": "wingbeat.x"}, "engine_factory is 'wingbeat.x': must read module:function"),
         ({"max_seqs": 4}, "max_seqs"),
@@ -133,6 +133,12 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"allowed_hosts": "example.org:80"}, "'example.org:80': must be a host name or an address without a port"),
         ({"allowed_origins": "example.org"}, "'example.org': must be an origin such as https://example.org"),
         ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"drafters": "2"}, "drafters"),
+        ({"drafters": "num=2"}, 'must be a JSON object such as {"num": 2}'),
+        ({"drafters": {"num": 0}}, "drafters.num"),
+        ({"drafters": {"num": 1, "max_seqs": 4}}, "drafters.max_seqs"),
+        ({"drafters": {"num": 1}, "drafter": "none"}, "drafters.num is 1: drafter 'none' leaves nothing to share"),
+        ({"drafters": {"num": 1, "max_num_seqs": 8}}, "drafters.max_num_seqs is 8: at least max_num_seqs, 16"),
         ({"tool_call_parser": "hermit"}, "tool_call_parser is 'hermit': must be one of hermes, qwen, llama3_json"),
         ({"reasoning_parser": "no.such:Parser"}, "reasoning_parser is 'no.such:Parser': No module named 'no'"),
     ],
@@ -293,3 +299,23 @@ def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
     assert pair_bundles(verifier, None) == [{"CPU": 0.5, "GPU": 0.7}]
     assert Share(0.0).bundle() == {"CPU": 0.001}
     assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}
+
+
+def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():
+    config = AppConfig(drafters='{"num": 2}')
+    assert config == AppConfig(drafters={"num": 2})
+    assert (config.has_drafter(), config.has_own_drafter(), config.shares_core()) == (True, False, False)
+    assert config.drafters.slots(config.max_num_seqs) == 8 * config.max_num_seqs
+    assert AppConfig(drafters="none").has_own_drafter()
+
+
+def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
+    shares = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
+    assert AppConfig(**shares).engine_config().drafter_beside
+    shared = AppConfig(**shares, drafters={"num": 1}).engine_config()
+    assert (shared.gpu_share, shared.drafter_beside) == (0.7, False)
+
+
+def test_an_error_of_the_command_line_names_the_field_within_a_setting():
+    with pytest.raises(UserError, match=r"^--drafters\.num 0: input should be greater than or equal to 1$"):
+        build_config(AppConfig, {"drafters": '{"num": 0}'})

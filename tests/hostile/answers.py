@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from .case import Case
 from .client import Answer
 from .contract import CHAT, MODEL
-from .oracle import Verdict
+from .findings import LIMITS
+from .oracle import DEFAULT_MAX_TOKENS, Verdict
 from .token_answers import Details, collect, problem_of, stops_of
 
 GREEDY_BELOW = 1e-5
@@ -87,12 +88,12 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
     body, is_chat = verdict.body, case.target.startswith(CHAT)
     told = _stream(answer, body, is_chat) if body.get("stream") else _whole(answer, is_chat)
     prompts = [""] if is_chat else verdict.echoes
-    n, limit = int(body.get("n") or 1), body.get("max_completion_tokens") or body.get("max_tokens")
+    n, limit = int(body.get("n") or 1), limit_of(body, is_chat)
     demand(len(told.texts) == len(prompts) * n, f"{len(told.texts)} choices")
     demand(set(told.finish_reasons) <= {"stop", "length"}, f"finish reasons {told.finish_reasons}")
     demand(body.get("seed") in (None, told.seed), f"seed is {told.seed}")
     if told.usage is not None:
-        _usage(told, verdict, len(told.texts) * int(limit or (2**31 if is_chat else 16)))
+        _usage(told, verdict, len(told.texts) * limit)
     if told.metrics is not None:
         drafts = told.metrics["num_drafts"]
         demand(
@@ -111,9 +112,16 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
         for index, text in enumerate(mine, place * n):
             problem = problem_of(body, is_chat, told.details[index], text, told.finish_reasons[index])
             demand(problem is None, problem or "")
-    if _goes_on(body):
-        demand(set(told.finish_reasons) == {"length"}, f"ignore_eos, and finish reasons {told.finish_reasons}")
+        demand(bool(limit) or not any(mine), f"nothing was to be written, and there is {mine}")
+    if _goes_on(body) or not limit:
+        demand(set(told.finish_reasons) == {"length"}, f"it goes on, and finish reasons {told.finish_reasons}")
     return told
+
+
+def limit_of(body: dict[str, Any], is_chat: bool) -> int:
+    """Tokens that a choice may have."""
+    asked = [body[name] for name in LIMITS if body.get(name) is not None]
+    return int(asked[-1]) if asked else 2**31 if is_chat else DEFAULT_MAX_TOKENS
 
 
 def _before_stop(text: str, stop_reason: str | int | None) -> str:
@@ -135,7 +143,7 @@ def _usage(told: Told, verdict: Verdict, most: int) -> None:
     demand(0 <= written <= most, f"{written} tokens written, {most} allowed")
     demand(0 <= usage["prompt_tokens_details"]["cached_tokens"] <= prompt, f"cached tokens: {usage}")
     body = verdict.body
-    if _goes_on(body) and (body.get("max_completion_tokens") or body.get("max_tokens")):
+    if _goes_on(body) and any(body.get(name) is not None for name in LIMITS):
         demand(written == most, f"ignore_eos, and {written} of {most} tokens")
 
 

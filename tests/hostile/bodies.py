@@ -66,6 +66,8 @@ def completion_body(rng: Random) -> Object:
         fields.set("max_tokens", rng.randint(1, 8))
     if rng.random() < 0.2:
         fields.set("echo", rng.choice((True, False, None)))
+    if fields.get("echo") and rng.random() < 0.3:
+        fields.set("max_tokens", 0)
     if rng.random() < 0.1:
         fields.set("best_of", fields.get("n"))
     add_sampling(rng, fields, COMPLETIONS)

@@ -84,7 +84,12 @@ HONOURED: dict[str, Callable[[Findings, str, Any], None]] = {
     **sampling_rules.SAMPLING,
 }
 
-COMPLETION_HONOURED = {"echo": flag, "best_of": whole(1, MAX_CHOICES), **sampling_rules.COMPLETION}
+COMPLETION_HONOURED = {
+    "max_tokens": whole(0, INT32),
+    "echo": flag,
+    "best_of": whole(1, MAX_CHOICES),
+    **sampling_rules.COMPLETION,
+}
 CHAT_HONOURED = {"max_completion_tokens": whole(1, INT32), **sampling_rules.CHAT}
 
 
@@ -223,6 +228,8 @@ def _together(found: Findings, body: dict[str, Any], is_chat: bool) -> None:
                 found.open(name)
             found.must_fail |= old != new
         return
+    if is_number(body.get("max_tokens")) and body["max_tokens"] == 0 and body.get("echo") is not True:
+        found.wrong("max_tokens")
     if best_of is not None and best_of != (1 if n is None else n):
         found.wrong("best_of", *UNSERVED, *MALFORMED)
     prompts = as_prompts(body.get("prompt")) or []

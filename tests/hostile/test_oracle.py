@@ -46,6 +46,8 @@ def test_every_code_the_oracle_knows_is_in_the_document():
     ("body", "status", "code"),
     [
         (b'{"prompt": "x", "max_tokens": 1}', 200, None),
+        (b'{"prompt": "x", "max_tokens": 0, "echo": true}', 200, None),
+        (b'{"prompt": "x", "max_tokens": 0}', 400, "invalid_value"),
         (b'{"prompt": "x", "n": 1, "n": 1}', 400, "invalid_json"),
         (b'{"prompt": "x", "temperature": NaN}', 400, "invalid_json"),
         (b'{"prompt": "\xff"}', 400, "invalid_json"),
@@ -139,6 +141,18 @@ def test_a_stop_string_may_stand_in_the_prompt_that_is_echoed_and_nowhere_else(p
     for choice in choices[1:]:
         with pytest.raises(Wrong):
             check(case, verdict, answer(usage=usage, choices=[choice]))
+
+
+def test_a_prompt_that_is_echoed_alone_has_nothing_behind_it():
+    case = completion(prompt="w w ", max_tokens=0, seed=7, echo=True)
+    usage = USAGE | {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    good = {"index": 0, "text": "w w ", "finish_reason": "length", "stop_reason": None}
+    verdict = judge(case, Words())
+    assert check(case, verdict, answer(usage=usage, choices=[good])).texts == ["w w "]
+    written = usage | {"completion_tokens": 1, "total_tokens": 3}
+    for choice, told in ((good, written), (good | {"text": "w w a"}, usage), (good | {"finish_reason": "stop"}, usage)):
+        with pytest.raises(Wrong):
+            check(case, verdict, answer(usage=told, choices=[choice]))
 
 
 @pytest.mark.parametrize(

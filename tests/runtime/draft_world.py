@@ -3,7 +3,7 @@
 import torch
 
 from wingbeat.runtime.drafters.base import DraftBatch
-from wingbeat.runtime.drafters.worker import HOST_COLUMNS
+from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9

@@ -127,8 +127,8 @@ class Served:
 
     @property
     def num_graphs(self) -> int:
-        """Of a whole round: the verifier's, and the drafter's where there is one."""
-        return 1 if self.engine.drafter_state == "none" else 2
+        """Of a whole round: the verifier's two, and the drafter's where there is one."""
+        return 2 if self.engine.drafter_state == "none" else 3
 
 
 def engine_config(speculation: SpeculationConfig, num_slots: int, **overrides) -> EngineConfig:

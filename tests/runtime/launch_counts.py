@@ -14,8 +14,10 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.graphs.graph_runner import Stage, batch_buckets
+from wingbeat.runtime.graphs.buckets import draft_batches
+from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import ChannelSpec
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.choice import Choosing
 from wingbeat.runtime.verifier.decode_graphs import num_graphs
 
@@ -27,13 +29,13 @@ SERVED = EngineConfig(
 
 LIMITS: dict[str, int] = {
     "layer": 9,
-    "decoding beside its layers, greedy": 36,
-    "decoding beside its layers, sampled": 60,
-    "decoding beside its layers, altered": 94,
-    "verification of a chain beside its layers, greedy": 89,
-    "verification of a tree beside its layers, greedy": 115,
-    "verification of a tree beside its layers, sampled": 139,
-    "verification of a tree beside its layers, altered": 178,
+    "decoding beside its layers, greedy": 39,
+    "decoding beside its layers, sampled": 63,
+    "decoding beside its layers, altered": 97,
+    "verification of a chain beside its layers, greedy": 92,
+    "verification of a tree beside its layers, greedy": 118,
+    "verification of a tree beside its layers, sampled": 142,
+    "verification of a tree beside its layers, altered": 181,
     "level of a chain": 22,
     "level of a tree": 26,
     "draft of one level, chain": 104,
@@ -41,8 +43,10 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, plain": 1,
     "beside the graphs of a round, chain": 7,
     "beside the graphs of a round, tree": 7,
-    "graphs of a verifier": 306,
-    "graphs of a drafter": 184,
+    "prompt chunk beside decodes and its layers": 52,
+    "another prompt chunk in a round": 0,
+    "graphs of a verifier": 60,
+    "graphs of a drafter": 56,
 }
 """The most launches of each kind; what raises one says in its commit why. A context that is long enough to be split
 among programs adds one launch a layer, which merges them."""
@@ -56,8 +60,11 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
     for name, shape in SHAPES.items():
         found |= _drafter_counts(gpu, name, shape)
     found |= _round_counts(gpu)
+    found |= _chunk_counts(gpu, found["layer"])
     found["graphs of a verifier"] = num_graphs(SERVED)
-    found["graphs of a drafter"] = len(batch_buckets(SERVED.max_num_seqs)) * SERVED.speculation.max_path
+    shape = SERVED.speculation
+    batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
+    found["graphs of a drafter"] = len(batches) * shape.max_path
     return {name: found[name] for name in LIMITS}
 
 
@@ -73,12 +80,19 @@ def _verifier_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[
 
 
 def _captured(gpu: FakeGpu, shape: SpeculationConfig, num_layers: int) -> dict[tuple[Stage, Choosing], int]:
-    """Launches of each stage of a verifier at batch 1."""
+    """Launches of a verifier's rounds at batch 1: of a forward pass, and of a choice behind it."""
     device = FakeGraphDevice(gpu)
     engine = Engine(verifier(num_layers), engine_config(shape, 1), DrafterNeeds((0,)), device)
     engine.runner.prepare_trees()
-    keys = zip([stage for stage, _ in engine.runner.graphs.stats.captured], [*Choosing, *Choosing], strict=True)
-    return {key: graph.total() for key, graph in zip(keys, device.graphs, strict=True)}
+    found: dict[tuple[Stage, Choosing], int] = {}
+    stages = [stage for stage, _ in engine.runner.graphs.stats.captured]
+    for begin, stage in enumerate(stages):
+        if stage != Stage.BASE_CHOICE:
+            forward, *choices = device.graphs[begin : begin + 1 + len(Choosing)]
+            found |= {
+                (stage, how): forward.total() + graph.total() for how, graph in zip(Choosing, choices, strict=True)
+            }
+    return found
 
 
 def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[str, int]:
@@ -100,6 +114,30 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
         found[f"beside the graphs of a round, {name}"] = min(totals)
     gpu.strict = False
     return found
+
+
+def _chunk_counts(gpu: FakeGpu, per_layer: int) -> dict[str, int]:
+    """Of rounds in which one sequence decodes, and prompts of others are computed."""
+    totals = [_mixed_round(gpu, num_chunks) for num_chunks in (1, 2)]
+    return {
+        "prompt chunk beside decodes and its layers": totals[0] - per_layer,
+        "another prompt chunk in a round": totals[1] - totals[0],
+    }
+
+
+def _mixed_round(gpu: FakeGpu, num_chunks: int) -> int:
+    config = engine_config(TREE, 4, max_num_batched_tokens=64, cuda_graphs=True)
+    engine = Engine(verifier(1), config, DrafterNeeds(), FakeGraphDevice(gpu))
+    engine.add_request(Request("first", (1, 2, 3), GREEDY))
+    engine.step()
+    for number in range(num_chunks):
+        engine.add_request(Request(str(number), (1,) * (7 + number), GREEDY))
+    gpu.strict = True
+    gpu.launches.clear()
+    engine.step()
+    gpu.strict = False
+    assert gpu.launches["graph"] == 2, "the decodes are replayed"
+    return beside(gpu.launches)
 
 
 def beside(launches: Counter[str]) -> int:

@@ -307,3 +307,10 @@ class Exchange(Connection):
         body = b"".join(message.get("body", b"") for message in rest)
         error = json.loads(body).get("error", {}) if body else {}
         return start["status"], error.get("code")
+
+
+def test_a_session_id_reaches_the_pool_as_it_was_given():
+    pool = FakePool()
+    assert call(pool, COMPLETIONS, BODY, headers={"X-Session-Id": "talk 7"}).status_code == 200
+    assert call(pool, COMPLETIONS, BODY).status_code == 200
+    assert pool.sessions == ["talk 7", ""]

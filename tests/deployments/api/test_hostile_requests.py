@@ -33,7 +33,7 @@ def script(request: Request) -> str:
 class PlainOrSpeculative(FakePool):
     """A pool that drafts for nobody who does not want it."""
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, session_id: str = ""):
         async for output in super().generate(request):
             plain = output.metrics is not None and not request.params.speculation
             yield output._replace(metrics=SpeculationMetrics()) if plain else output

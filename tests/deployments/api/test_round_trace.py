@@ -14,7 +14,7 @@ TRACE = {"enabled": True, "trace": True}
 class TracedPool(FakePool):
     """Each output is one round: a tree of wrong children and the right path, whose last token is the verifier's."""
 
-    async def generate(self, request):
+    async def generate(self, request, session_id=""):
         async for output in super().generate(request):
             ids = output.token_ids
             path = tuple(range(2, len(ids) + 1))

@@ -49,6 +49,40 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(fields):
     assert len([part for part in parts if part["logprobs"]]) > 1
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("prompt", ["hi", HI, [0]], ids=["text", "tokens", "one token"])
+def test_a_prompt_that_is_echoed_alone_is_reported_alone(prompt, stream):
+    """What an engine writes all the same is not part of the answer."""
+    fields = {"prompt": prompt, "echo": True, "max_tokens": 0, "logprobs": 1, "return_token_ids": True}
+    rest = {"prompt_logprobs": 2, "ignore_eos": True, "stop": "l"}
+    (choice,) = streamed(complete, **fields, **rest) if stream else [whole(complete, **fields, **rest)]
+    ids = HI if prompt == "hi" else prompt
+    assert choice["text"] == ("" if ids == [0] else "hi")
+    assert (choice["finish_reason"], choice["stop_reason"], choice["token_ids"]) == ("length", None, [])
+    assert choice["logprobs"]["token_logprobs"] == [None, *map(scripted, ids[1:])]
+    assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 2][: len(ids)]
+    assert len(choice["prompt_logprobs"]) == len(choice["prompt_token_ids"]) == len(ids)
+
+
+def test_a_prompt_that_is_echoed_alone_counts_no_token_and_as_a_request():
+    pool = FakePool("hello", engine_id="e")
+    fields = {"prompt": ["hi", "you"], "n": 2, "echo": True, "max_tokens": 0}
+    answer = complete(pool, **fields).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hi", "hi", "you", "you"]
+    assert answer["usage"]["completion_tokens"] == 0
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]) == (5, 5)
+    assert not pool.running
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": False}, {"echo": True, "min_tokens": 1}], ids=str)
+def test_an_answer_of_no_tokens_is_an_echo_alone(fields):
+    response = complete(FakePool("hello"), max_tokens=0, **fields)
+    error = response.json()["error"]
+    expected = "min_tokens" if "min_tokens" in fields else "max_tokens"
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", expected)
+    assert chat(FakePool("hello"), max_tokens=0).status_code == 400
+
+
 def test_a_prompt_of_one_special_token_is_reported_too():
     logprobs = whole(complete, echo=True, logprobs=0, prompt=[0])["logprobs"]
     assert logprobs["tokens"] == ["<eos>", *"hello", "<eos>"]

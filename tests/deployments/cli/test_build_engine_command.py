@@ -80,6 +80,14 @@ def test_a_drafter_that_is_no_head_is_refused(wingbeat, tmp_path):
     assert "drafter is 'ngram': engines are built of EAGLE heads" in got.err
 
 
+def test_a_folder_with_a_checkpoint_is_not_written_over(wingbeat, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    got = wingbeat("build-engine", "--out", tmp_path, "--dtype", "float32", "--onnx-only")
+    assert got.code == 2
+    assert f"out is {tmp_path}, where a checkpoint lies" in got.err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -108,6 +116,8 @@ def test_a_built_directory_writes_the_text_of_the_torch_backend(wingbeat, tmp_pa
     pair = ("--model", model, "--drafter", head)
     got = wingbeat("build-engine", *pair, "--out", engines, "--dtype", "float32", "--onnx-only", *limits)
     assert (got.code, "ONNX files alone" in got.out) == (0, True), got.err
+    assert "3/3" in got.err
+    assert all((engines / name).is_file() for name in ("d2t.safetensors", "tokenizer.json", "chat_template.jinja"))
     texts = []
     for options in ((), ("--backend", "tensorrt", "--engine-dir", engines)):
         command = ("generate", "def f(", *pair, "--max-tokens", 24, "--temperature", 0, "--allow-bad-drafter", "--json")

@@ -30,6 +30,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_blocks": 101,
         "num_preemptions": 3,
         "drafter_state": "attached",
+        "drafter_lacks_room": False,
         "num_drafters_attached": 2,
         "num_replayed_tokens": 9,
         "speculation": SPECULATION,

@@ -1,6 +1,7 @@
 """Pauses between the drafters of a series of failures, by a clock that only sleeping moves."""
 
 import asyncio
+from collections.abc import Callable
 
 from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -45,17 +46,15 @@ class FakeDrafter:
         self.lives_s = lives_s
         self.num_attached = 0
 
-    async def pid(self) -> int:
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
-        return 0
-
-    async def attach(self, channel_name: str, incarnation: int) -> None:
         self.num_attached += 1
+        self.world.incarnations.append(next_incarnation())
         if self.num_attached > 1 and not self.world.connects_again:
             raise RuntimeError("cannot be reached")
         self.world.dies_at = self.world.time.now + self.lives_s
-        self.world.incarnations.append(incarnation)
+        return 0
 
     def kill(self) -> None:
         self.world.num_killed += 1
@@ -97,6 +96,7 @@ def pauses(*lives_s: float | None) -> list[float]:
 
     asyncio.run(main())
     assert world.num_killed >= len(lives_s)
+    assert world.incarnations == sorted(set(world.incarnations))
     return world.pauses
 
 
@@ -134,7 +134,7 @@ def test_a_drafter_of_another_node_whose_connection_breaks_is_connected_again():
 
 def test_a_drafter_of_another_node_that_cannot_be_reached_is_replaced():
     world = run_remote(10.0, connects_again=False, until_s=12.0)
-    assert world.incarnations == [1, 3]
+    assert world.incarnations == [1, 2, 3]
     assert (world.num_launched, world.num_killed) == (1, 1)
 
 

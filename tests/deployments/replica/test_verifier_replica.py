@@ -42,12 +42,10 @@ class FakeRayDrafter:
     async def needs(self, convention: bytes) -> bytes:
         raise AssertionError("no engine here asks")
 
-    async def pid(self) -> int:
-        return 0
-
-    async def attach(self, channel_name: str, incarnation: int) -> None:
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if not self.attaches:
             raise RuntimeError("cannot attach")
+        return next_incarnation()
 
     def kill(self) -> None:
         self.killed = True

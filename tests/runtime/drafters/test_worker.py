@@ -20,11 +20,13 @@ from tests.runtime.models import (
     reference,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.shared_drafter import LENGTH, Verifier, alone, run_all
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import HOST_FIELDS
 from wingbeat.runtime.drafters import eagle, eagle_stages
 from wingbeat.runtime.drafters import worker as draft_worker
 from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.merged_batch import merge
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
@@ -41,75 +43,6 @@ from wingbeat.runtime.protocol.messages import (
 from wingbeat.runtime.verifier.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
-
-LENGTH = 40
-
-
-class RecordingEnd:
-    """A verifier's end that keeps a copy of every tree it gets."""
-
-    def __init__(self, end):
-        self._end = end
-        self.trees = []
-
-    def __getattr__(self, name):
-        return getattr(self._end, name)
-
-    def acquire_outcome(self, timeout_s):
-        self._outcome = self._end.acquire_outcome(timeout_s)
-        return self._outcome
-
-    def wait_reply(self, round_number, timeout_s):
-        slots = self._outcome.proposal_slots[: RoundHeader.read(self._outcome.header).num_proposals].clone()
-        reply = self._end.wait_reply(round_number, timeout_s)
-        self.trees.append([field[slots].tolist() for field in (reply.token_ids, reply.parents, reply.num_valid)])
-        return reply
-
-
-class Verifier:
-    """An engine, its channel and its requests."""
-
-    def __init__(self, loaded, config, worker, name, prompts):
-        self.engine = Engine(loaded, config, worker.drafter.needs)
-        self.channel = InProcessChannel(self.engine.channel_spec)
-        worker.attach(name, self.channel.drafter_end)
-        self.channel.pump = worker.run_once
-        self.end = RecordingEnd(self.channel.verifier_end)
-        self.engine.attach_drafter(self.end)
-        self.run = Run(self.engine, prompts, greedy_params(LENGTH))
-
-    def close(self):
-        self.engine.check_integrity()
-        self.engine.model.remove_taps()
-
-
-def alone(ref, config, prompts):
-    one = Verifier(ref.loaded, config, DraftWorker(eagle_drafter(ref.loaded, config.speculation)), "a", prompts)
-    one.run.finish()
-    one.close()
-    return one
-
-
-@pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
-def test_two_verifiers_share_a_drafter(speculation):
-    ref = reference("llama")
-    configs = [engine_config(speculation, max_num_seqs=4), engine_config(speculation, num_kv_blocks=120)]
-    prompts = [ref.prompts[:4], ref.prompts[3:]]
-    solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
-    worker = DraftWorker(eagle_drafter(ref.loaded, speculation))
-    # The taps are hooks on the model, so each verifier has its own.
-    models = [ref.loaded, prepare_model(random_model("llama"), "llama")]
-    both = [Verifier(*each) for each in zip(models, configs, [worker] * 2, "ab", prompts, strict=True)]
-    while any(one.engine.has_unfinished_requests() for one in both):
-        for one in both:
-            if one.engine.has_unfinished_requests():
-                one.run.step()
-    for one, single, mine in zip(both, solo, prompts, strict=True):
-        expected = [ref.continuations[ref.prompts.index(prompt)][:LENGTH] for prompt in mine]
-        assert one.run.tokens == single.run.tokens == expected
-        assert one.end.trees == single.end.trees
-        assert one.engine.speculation == single.engine.speculation
-        one.close()
 
 
 def told(ref):
@@ -182,10 +115,7 @@ def test_graphs_serve_two_verifiers_as_the_cpu_path_does(speculation):
     worker = DraftWorker(drafter)
     models = [ref.loaded, prepare_model(random_model("llama"), "llama")]
     both = [Verifier(*each) for each in zip(models, configs, [worker] * 2, "ab", prompts, strict=True)]
-    while any(one.engine.has_unfinished_requests() for one in both):
-        for one in both:
-            if one.engine.has_unfinished_requests():
-                one.run.step()
+    run_all(both)
     for one, single in zip(both, solo, strict=True):
         assert one.run.tokens == single.run.tokens
         assert one.end.trees == single.end.trees
@@ -227,6 +157,9 @@ class DeviceChannelEnd:
 
     def poll_outcome(self) -> Outcome | None:
         return self.outcome
+
+    def has_outcome(self) -> bool:
+        return True
 
     def publish_reply(self) -> None:
         self.num_replies += 1
@@ -290,7 +223,7 @@ def test_on_a_device_the_longest_sequence_is_what_the_verifier_says(said, expect
     worker.attach("a", end)
     end.ask([0], [], [0], longest=said)
     [attached] = worker._attached.values()
-    batch = draft_worker.merge([(attached, end.outcome)], [attached], torch.device("meta"))
+    batch = merge([(attached, end.outcome)], [attached], torch.device("meta"))
     assert batch.max_committed_len == expected
     assert batch.max_levels == 2
     assert {batch.decode_slots.device.type, batch.proposal_slots.device.type} == {"cpu"}

@@ -89,7 +89,7 @@ def test_pruned_trees_hold_exactly_the_chosen_paths(seed, monkeypatch):
     whole = tree_tensors([1, 2, 3, 4, 5], plans, 16)
     monkeypatch.setattr(FixedChoice, "max_levels", 16)
     kept = closed_choice(numbers, whole.parents.numpy(), whole.num_valid.tolist())
-    pruned = AdaptiveSpeculation(FixedChoice(kept)).prune(whole, running(5))
+    pruned = AdaptiveSpeculation(FixedChoice(kept)).prune(whole, running(5), whole)
     if not kept.any():
         assert pruned is None
         return
@@ -104,7 +104,7 @@ def test_pruned_trees_hold_exactly_the_chosen_paths(seed, monkeypatch):
 
 def test_nodes_deeper_than_any_path_are_not_verified():
     whole = tree_tensors([1], [[(5, node) for node in range(7)]], 16)
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, running(1))
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, running(1), whole)
     assert paths(pruned, 0) == [(5,) * depth for depth in range(6)]
 
 
@@ -112,11 +112,11 @@ def test_nodes_that_a_request_has_no_room_for_are_not_verified():
     whole = tree_tensors([1, 2], [[(5, 0), (6, 1), (7, 0), (8, 2), (9, 4)]] * 2, 8)
     seqs = running(2)
     seqs[1].token_ids.extend([4] * 5)  # 3 more: the bonus token, and two of the tree at most
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs, whole)
     assert paths(pruned, 0) == paths(whole, 0)
     assert paths(pruned, 1) == [(), (5,), (5, 6), (7,)]
     seqs[1].token_ids.extend([4] * 2)
-    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs)
+    pruned = AdaptiveSpeculation(FixedChoice(whole.depths.numpy() > 0)).prune(whole, seqs, whole)
     assert paths(pruned, 1) == [()]
 
 
@@ -128,8 +128,8 @@ def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypat
     seen = []
     prune = AdaptiveSpeculation.prune
 
-    def watched(self, trees, decodes):
-        pruned = prune(self, trees, decodes)
+    def watched(self, trees, decodes, drafted):
+        pruned = prune(self, trees, decodes, drafted)
         if pruned is not None:
             depths = pruned.depths.gather(1, (pruned.num_valid - 1)[:, None])[:, 0].tolist()
             seen.extend((depth, 7 - seq.num_output_tokens) for depth, seq in zip(depths, decodes, strict=True))
@@ -145,7 +145,7 @@ def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypat
 
 def test_nothing_worth_verifying_is_no_tree():
     whole = tree_tensors([1, 2], [[(5, 0)], []], 4)
-    assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2)) is None
+    assert AdaptiveSpeculation(FixedChoice(np.zeros((2, 4), bool))).prune(whole, running(2), whole) is None
 
 
 def hostile(tree, chance):

@@ -37,6 +37,18 @@ def rig(ref):
     made.engine.model.remove_taps()
 
 
+def test_a_request_waits_until_it_has_had_a_slot_and_is_unknown_once_it_is_gone(ref, engine_of):
+    engine = engine_of(max_num_seqs=1)
+    for name in "ab":
+        engine.add_request(Request(name, tuple(ref.prompts[0]), greedy_params(2)))
+    assert [engine.is_waiting(name) for name in "abc"] == [True, True, False]
+    engine.step()
+    assert [engine.is_waiting(name) for name in "ab"] == [False, True]
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert [engine.is_waiting(name) for name in "ab"] == [False, False]
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["in step", "one behind"])
 def test_tokens_and_phases_add_up(ref, engine_of, overlap):
     engine = engine_of(eagle_drafter(ref.loaded, TREE), overlap=overlap, max_num_batched_tokens=512)
@@ -56,6 +68,24 @@ def test_tokens_and_phases_add_up(ref, engine_of, overlap):
         assert sum(phase.counts) == num_requests
     assert times.inference_s.total == pytest.approx(times.prefill_s.total + times.decode_s.total)
     assert (len(waits), sum(waits)) == (num_requests, pytest.approx(times.queue_s.total))
+
+
+def test_a_wait_ends_where_the_first_round_begins(ref, engine_of, monkeypatch):
+    engine = engine_of()
+    launch, now = engine.runner.launch, 0.0
+
+    def launch_for_five_seconds(*args):
+        nonlocal now
+        now += 5.0
+        return launch(*args)
+
+    monkeypatch.setattr(engine.runner, "launch", launch_for_five_seconds)
+    monkeypatch.setattr(engine.requests, "_clock", lambda: now)  # a clock is chosen where an engine is built
+    engine.add_request(Request("r", tuple(ref.prompts[0]), greedy_params(1)))
+    while engine.has_unfinished_requests():
+        engine.step()
+    times = engine.stats().requests
+    assert (times.queue_s.total, times.prefill_s.total) == (0.0, 5.0)
 
 
 def test_preempted_requests_wait_and_begin_once(ref, engine_of):

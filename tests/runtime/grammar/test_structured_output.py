@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -13,10 +14,13 @@ from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.maskers import GrammarMasker
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingParams
+from wingbeat.runtime.speculation.costs import Scale
+from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
 from wingbeat.runtime.tokenizer import Tokenizer
 
 LENGTH = 120
@@ -49,6 +53,8 @@ class Constrained(Run):
 
 
 def generate(loaded, grammars, prompts, params, drafter=None, shape=TREE, **options):
+    if drafter is None:
+        params = [replace(param, speculation=False) for param in params]
     engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300), drafter, **options)
     try:
         run = Constrained(engine, grammars, prompts, params)
@@ -150,6 +156,82 @@ def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, gram
         tokens, run = generate(loaded, grammars, [prompt], [params], wrong, shape)
         assert tokens == plain
         assert run.last[0].metrics.acceptance_length > 1.5
+
+
+SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_certain_tokens_are_drafted_without_a_drafter(loaded, grammars, temperature):
+    """In one batch with requests that are not to be drafted for, or have nothing certain."""
+    prompts = [TOKENIZER.encode("#")] * 3
+    params = [params_of(SENTENCE, 1, temperature), params_of(SENTENCE, 2, temperature, speculation=False)]
+    params.append(params_of(SPECS[1], 3, temperature))
+    plain, _ = generate(loaded, grammars, prompts, params)
+    for shape in (CHAIN, TREE):
+        engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300))
+        try:
+            run = Constrained(engine, grammars, prompts, params)
+            assert run.finish() == plain
+        finally:
+            engine.model.remove_taps()
+        assert run.last[0].metrics.acceptance_length > 1.5
+        assert run.last[1].metrics.num_drafts == 0
+        engine.check_integrity()
+
+
+def test_certain_tokens_of_an_answer_that_may_have_few_more_are_not_drafted(loaded, grammars):
+    prompt = TOKENIZER.encode("#")
+    for most in (1, 2, 3):
+        params = params_of(SENTENCE, temperature=0.0, max_tokens=most)
+        plain, _ = generate(loaded, grammars, [prompt], [params])
+        engine = new_engine(loaded, engine_config(TREE, max_model_len=512, num_kv_blocks=300))
+        try:
+            run = Constrained(engine, grammars, [prompt], [params])
+            assert run.finish() == plain
+        finally:
+            engine.model.remove_taps()
+        assert run.last[0].metrics.num_draft_tokens <= most - 1
+
+
+class Plain(SpeculationPolicy):
+    """Never asks for a tree."""
+
+    reason = Reason.PLAIN
+
+    def _plan(self, num_reqs, num_drafting, mean_context):
+        self._token_s = 1e-3
+        return DraftPlan(0, self.reason)
+
+
+class ProbesPlain(Plain):
+    reason = Reason.PROBE_PLAIN
+
+
+@pytest.mark.parametrize(
+    ("policy", "row_s", "is_drafted"),
+    [(Plain, 1e-5, True), (Plain, 2e-3, False), (ProbesPlain, 1e-5, False)],
+    ids=["cheap", "dear", "probed"],
+)
+def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, monkeypatch, policy, row_s, is_drafted):
+    """A token is worth a millisecond here, and a row takes more or less than that."""
+    verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1e-3 + 8 * row_s),) * 2, (0.0, 0.0))
+    drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
+    decisions = "wingbeat.runtime.engine.measured_speculation"
+    monkeypatch.setattr(f"{decisions}.verifier_times", lambda *args: verifier)
+    monkeypatch.setattr(f"{decisions}.drafter_times", lambda *args: drafter)
+    monkeypatch.setattr(f"{decisions}.SpeculationPolicy", policy)
+    monkeypatch.setattr(Scale, "observe", lambda *args: None)
+    prompt, params = TOKENIZER.encode("import json"), params_of(SENTENCE)
+    plain, _ = generate(loaded, grammars, [prompt], [params])
+    shape = replace(TREE, adaptive=True)
+    tokens, run = generate(loaded, grammars, [prompt], [params], demo_drafter(shape), shape)
+    assert tokens == plain
+    assert (run.last[0].metrics.num_accepted_tokens > 5) == is_drafted
+    assert bool(run.last[0].metrics.num_drafts) == is_drafted
+    assert run.engine.stats().plain_rounds.get(str(policy.reason), 0) > 0 or is_drafted
+    # What a grammar brings about says nothing of the drafter.
+    assert run.engine.stats().policy.num_accepted == 0
 
 
 @pytest.mark.parametrize("answers_as_told", [True, False])

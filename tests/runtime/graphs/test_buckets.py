@@ -2,7 +2,7 @@
 
 import pytest
 
-from wingbeat.runtime.graphs.graph_runner import batch_buckets, bucket_for
+from wingbeat.runtime.graphs.buckets import batch_buckets, bucket_for, within
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,19 @@ def test_batches_without_a_bucket_are_refused(n):
 def test_no_sequences_have_no_buckets():
     with pytest.raises(ValueError, match="max_num_seqs is 0"):
         batch_buckets(0)
+
+
+def test_few_batches_all_have_graphs():
+    batches = {1: batch_buckets(16), 8: batch_buckets(16)}
+    assert within(10, batches) == batches
+
+
+@pytest.mark.parametrize("most", [10, 20, 40])
+def test_many_batches_share_the_graphs_and_keep_the_smallest_and_the_largest(most):
+    batches = {1: batch_buckets(256), 4: batch_buckets(256), 60: batch_buckets(32)}
+    kept = within(most, batches)
+    assert sum(map(len, kept.values())) <= most
+    for rows, sizes in kept.items():
+        assert set(sizes) <= set(batches[rows])
+        assert (sizes[0], sizes[-1]) == (batches[rows][0], batches[rows][-1])
+    assert len(kept[4]) >= len(kept[1]), "rows that a pass has for nothing need no graphs of their own"

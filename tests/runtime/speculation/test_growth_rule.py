@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from wingbeat.runtime.config import NUM_BINS
-from wingbeat.runtime.drafters.worker import growth_rule
+from wingbeat.runtime.drafters.merged_batch import growth_rule
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.speculation.growth_rule import GrowthRule

@@ -11,18 +11,16 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.heads.eagle3 import EagleHead
+from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.llm import connect
-from wingbeat.runtime.tensorrt.backend import TensorRTBackend
+from wingbeat.runtime.tensorrt.backend import LoadedEngine, TensorRTBackend, engine_limits
 from wingbeat.runtime.tensorrt.base_graph import BaseGraph, as_graph
-from wingbeat.runtime.tensorrt.base_runner import mask_name
 from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig, DraftEngineConfig, EngineLayer, Limits
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
-from wingbeat.runtime.tensorrt.engine_model import LoadedEngine, engine_limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
+from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
-from wingbeat.runtime.tensorrt.stage_runner import MASK, START, cache_names
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
 LIMITS = Limits(
@@ -102,7 +100,7 @@ def base_config(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
     )
 
 
-def draft_config(head: EagleHead) -> DraftEngineConfig:
+def draft_config(head: DecoderHead) -> DraftEngineConfig:
     """Of an engine directory's head."""
     config = head.config
     return DraftEngineConfig(
@@ -123,60 +121,26 @@ def draft_config(head: EagleHead) -> DraftEngineConfig:
 
 def base_session(loaded: LoadedModel, config: BaseEngineConfig) -> TorchSession:
     """The verifier's graph, run by torch."""
-    f32, i64, capacity = torch.float32, torch.int64, config.limits.capacity
-    masks = [mask_name(window) for window in config.windows]
-    names = cache_names(len(config.layers))
-    widths = [(layer.num_kv_heads, dim) for layer in config.layers for dim in (layer.key_dim, layer.value_dim)]
-    caches = {
-        name: TensorSpec(f32, (-1, heads, capacity, dim)) for name, (heads, dim) in zip(names, widths, strict=True)
-    }
-    inputs = {
-        "input_ids": TensorSpec(i64, (-1, -1)),
-        "attention_pos_id": TensorSpec(i64, (-1, -1)),
-        START: TensorSpec(i64, (-1,)),
-        "last_token_ids": TensorSpec(i64, (-1, -1)),
-        **{name: TensorSpec(torch.bool, (-1, 1, -1, capacity)) for name in masks},
-        **caches,
-    }
-    outputs = {"logits": TensorSpec(f32, (-1, -1, config.vocab_size))}
-    if config.tap_layers:
-        outputs["hidden_states"] = TensorSpec(f32, (-1, -1, config.hidden_states_size))
-    outputs |= {f"present_{name}": spec for name, spec in caches.items()}
+    sizes = (config.vocab_size, config.hidden_states_size, config.limits.capacity, torch.float32)
+    shapes = base_shapes(loaded.layers, config.windows, *sizes)
 
     def run(tensors: dict[str, Tensor]) -> list[Tensor]:
-        parts = list(tensors.values())
-        num_masks = len(masks)
         with as_graph(loaded, OPS):
             graph = BaseGraph(loaded, config.tap_layers, OPS)
             try:
-                return graph(*parts[:4], parts[4 : 4 + num_masks], parts[4 + num_masks :])
+                return graph(*graph.arguments(list(tensors.values())))
             finally:
                 graph.release()
 
-    return TorchSession(run, inputs, outputs)
+    return TorchSession(run, *shapes)
 
 
-def draft_session(head: EagleHead, config: DraftEngineConfig) -> TorchSession:
+def draft_session(head: DecoderHead, config: DraftEngineConfig) -> TorchSession:
     """The head's graph, run by torch."""
-    f32, i64, capacity = torch.float32, torch.int64, config.limits.capacity
-    caches = {name: TensorSpec(f32, (-1, config.num_kv_heads, capacity, config.head_dim)) for name in cache_names(1)}
-    inputs = {
-        "input_ids": TensorSpec(i64, (-1, -1)),
-        "hidden_states_input": TensorSpec(f32, (-1, -1, config.base_model_hidden_size)),
-        "hidden_states_from_draft": TensorSpec(f32, (-1, -1, config.draft_model_hidden_size)),
-        "attention_pos_id": TensorSpec(i64, (-1, -1)),
-        START: TensorSpec(i64, (-1,)),
-        "last_token_ids": TensorSpec(i64, (-1, -1)),
-        MASK: TensorSpec(torch.bool, (-1, 1, -1, capacity)),
-        **caches,
-    }
-    outputs = {
-        "logits": TensorSpec(f32, (-1, -1, config.draft_vocab_size)),
-        "hidden_states": TensorSpec(f32, (-1, -1, config.draft_model_hidden_size)),
-        **{f"present_{name}": spec for name, spec in caches.items()},
-    }
+    sizes = (config.draft_vocab_size, config.base_model_hidden_size, config.draft_model_hidden_size)
+    shapes = draft_shapes(config.layer, *sizes, config.limits.capacity, torch.float32)
     graph = DraftGraph(head, OPS)
-    return TorchSession(lambda tensors: graph(*tensors.values()), inputs, outputs)
+    return TorchSession(lambda tensors: graph(*tensors.values()), *shapes)
 
 
 def engine_on(

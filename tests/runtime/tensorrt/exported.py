@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import torch
 
-from tests.runtime.models import random_head, random_model
+from tests.runtime.models import DEMO_PAIR, random_head, random_model
 from tests.runtime.tensorrt.engine_world import LIMITS
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.layer import DecoderHead
+from wingbeat.runtime.heads.load import load_eagle_head, save_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 from wingbeat.runtime.verifier.loader import LoadedModel, load_model, prepare_model
@@ -40,3 +42,24 @@ def exported_pair(
         save_eagle_head(random_head(prepare_model(verifier, name)), head)
     plan = BuildPlan(model, head, folder / "engines", getattr(torch, dtype), LIMITS, opset)
     return ExportedPair(model, head, export_directory(plan))
+
+
+def exported_demo(folder: Path) -> ExportedPair:
+    """The demo pair and its engine directory."""
+    model, head = DEMO_PAIR / "verifier", DEMO_PAIR / "drafter"
+    return ExportedPair(model, head, export_directory(BuildPlan(model, head, folder, torch.float32, LIMITS)))
+
+
+def demo_head(dtype: torch.dtype) -> DecoderHead:
+    """The demo pair's head."""
+    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
+    head = load_eagle_head(
+        DEMO_PAIR / "drafter",
+        target_hidden_size=target.hidden_size,
+        target_num_layers=target.num_layers,
+        target_vocab_size=target.vocab_size,
+        target_embedding=target.embedding,
+        dtype=dtype,
+        device="cpu",
+    )
+    return head.eval().requires_grad_(False)

@@ -20,6 +20,8 @@ from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierM
 TREE_PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 7)
 CHAIN_PARENTS = tuple(range(-1, 6))
 BARE = (-1,)
+CHUNK = 20
+"""Rows of a prompt, more than a tree has."""
 CONTEXTS = (29, 3, 17, 41)
 
 
@@ -60,18 +62,13 @@ class Both:
 
     def prefill(self, prompts: list[Tensor]) -> list["Outputs"]:
         """Uneven prompts into rows 1, 2 and so on, one after another."""
-        outputs = []
-        for row, prompt in enumerate(prompts):
-            keep = self.paged.layers, self.linear
-            outputs.append(self._prefill_row(row, prompt))
-            assert keep[1] is self.linear
-        return outputs
+        return [self._prefill_row(row, prompt) for row, prompt in enumerate(prompts, start=1)]
 
     def _prefill_row(self, row: int, prompt: Tensor) -> "Outputs":
-        tables, start = torch.tensor([[row + 1]]), torch.zeros(1, dtype=torch.int64)
+        tables, start = torch.tensor([[row]]), torch.zeros(1, dtype=torch.int64)
         positions = torch.arange(len(prompt))[None]
         segment = build_segment(0, positions, start, None, tables, self.capacity, self.loaded.windows, torch.float32)
-        mapping = (row + 1) * self.capacity + positions[0]
+        mapping = row * self.capacity + positions[0]
         metadata = AttentionMetadata(self.paged.layers, mapping, [segment])
         batch = ForwardBatch(prompt[None], positions, None, metadata)
         with torch.inference_mode():
@@ -115,6 +112,7 @@ def largest_differences(both: Both, batch: int) -> dict[str, float]:
     found["kv"] = both.kv_difference(contexts.tolist())
     for name, parents in (("tree", TREE_PARENTS), ("chain", CHAIN_PARENTS), ("plain", BARE)):
         found[name] = both.run(draw(batch, len(parents)), contexts, parents).difference()
+    found["chunks"] = both.run(draw(batch, CHUNK), contexts, None).difference()
     return found
 
 

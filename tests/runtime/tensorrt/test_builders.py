@@ -13,7 +13,7 @@ from wingbeat.runtime.tensorrt.builders import BuildError, find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.export import export_base, export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
-from wingbeat.runtime.tensorrt.profiles import base_profiles, draft_profiles, input_shapes
+from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.loaded_model import LoadedModel

@@ -8,6 +8,9 @@ import torch
 from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.tensorrt import engine_directory
+from wingbeat.runtime.tensorrt.backend import engine_limits
+from wingbeat.runtime.tensorrt.builders import EngineBuilder
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.engine_directory import (
     EngineDirectory,
@@ -15,7 +18,7 @@ from wingbeat.runtime.tensorrt.engine_directory import (
     write_config,
     write_draft_to_target,
 )
-from wingbeat.runtime.tensorrt.engine_model import engine_limits
+from wingbeat.runtime.tensorrt.session import EngineLoadError
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,18 @@ def test_limits_become_one_block_a_sequence(llama):
 def test_what_the_engine_was_not_built_for_is_refused(llama, limits, message):
     with pytest.raises(ValueError, match=message):
         engine_limits(limits, base_config(llama, ()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"opset": 24}, r"eagle_base\.engine: tensorrt-rtx 1\.7 built it, and 1\.8 is installed"),
+        ({"opset": 18}, r"eagle_base\.engine: opset is 18: only from 24 on is KV written in place"),
+    ],
+)
+def test_an_engine_that_cannot_run_here_is_refused_before_it_is_read(folder, monkeypatch, fields, message):
+    (folder / "eagle_base.engine").write_text("built elsewhere")
+    rewrite(folder / "base_config.json", builder="tensorrt-rtx", tools={"tensorrt-rtx": "1.7"}, **fields)
+    monkeypatch.setattr(engine_directory, "find_builder", lambda name: EngineBuilder(name, None, "1.8"))
+    with pytest.raises(EngineLoadError, match=message):
+        EngineDirectory(folder).open_session("eagle_base", torch.device("cuda"))

@@ -4,29 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 
 from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, VOCAB, World, channel_spec
+from tests.runtime.tensorrt.draft_parity import HEADS, attend_densely, draft_differences, head_of
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.growth import Growth
-from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 
-SHAPE = {
-    **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-    **{"target_hidden_size": 32, "vocab_size": VOCAB},
-}
-HEADS = {
-    "eagle3": {},
-    "eagle3.1": {"norm_output": True, "fc_norm": True},
-    "before-residual": {"norm_before_residual": True, "norm_before_fc": True},
-    "biased": {"fc_bias": True, "attention_bias": True, "qk_norm": True},
-    "eagle1": None,
-}
 SHAPES = {
     "tree": SpeculationConfig(draft_steps=4, draft_top_k=3, verify_tree_size=12),
     "chain": SpeculationConfig(draft_steps=5, draft_top_k=1, verify_tree_size=6),
@@ -34,28 +20,10 @@ SHAPES = {
 LENS = (17, 3, 29, 8, 2)
 
 
-def head_of(kind: str):
-    torch.manual_seed(4)
-    if HEADS[kind] is None:
-        head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
-    else:
-        head = EagleHead(EagleHeadConfig(**SHAPE, tap_layers=(1, 2, 3), draft_vocab_size=60, **HEADS[kind]))
-        head.draft_token_ids.copy_(torch.arange(60) + 20)
-    for parameter in head.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return head.eval().requires_grad_(False)
-
-
 def linear(world: World) -> World:
     """The same sequences, each in one block of its own."""
     world.tables = torch.arange(1, NUM_SLOTS + 1)[:, None]
     return world
-
-
-def attend_densely(query, key, value):
-    """Causal attention over everything: [1, T, heads, dim] in and out."""
-    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 class DenseTrees:
@@ -95,6 +63,15 @@ class DenseTrees:
         features = torch.cat([head.fuse(world.taps[slot, :known]), *(feature[None] for _, feature in path)])
         positions = torch.arange(len(ids))[None]
         return head(ids[None], features[None], head.rotary(positions), attend_densely)[0, -1]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_step_gives_what_the_head_gives_over_whole_paths(kind, batch):
+    head = head_of(kind, std=0.1)
+    config = draft_config(head)
+    differences = draft_differences(draft_session(head, config), config, head, VOCAB, batch)
+    assert max(differences.values()) <= 2e-5, differences
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

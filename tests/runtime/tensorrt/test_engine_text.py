@@ -13,7 +13,8 @@ from tests.runtime.models import (
     new_engine,
     reference,
 )
-from tests.runtime.tensorrt.engine_world import torch_pair
+from tests.runtime.tensorrt.engine_world import base_config, base_session, engine_on, torch_pair
+from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 
@@ -61,6 +62,17 @@ def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
         assert engine.model(batch).logits.shape == (12, engine.loaded.vocab_size)
     assert session.bound[session.ran[0]]["input_ids"].shape == (3, 4)
     assert started.finish() == [more[:16] for more in expected.continuations[:3]]
+
+
+def test_a_drafter_that_torch_runs_drafts_beside_the_engine():
+    expected = reference("llama")
+    config = base_config(expected.loaded, ())
+    drafter = NgramDrafter(CHAIN, max_ngram=1, min_ngram=1)
+    engine = engine_on(base_session(expected.loaded, config), config, limits(CHAIN, 2), drafter)
+    assert Run(engine, expected.prompts[:2], greedy_params(32)).finish() == [
+        more[:32] for more in expected.continuations[:2]
+    ]
+    assert engine.speculation.num_drafts > 0
 
 
 def test_without_a_drafter_nothing_of_trees_is_run():

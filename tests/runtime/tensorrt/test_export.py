@@ -5,22 +5,30 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runtime.draft_world import VOCAB
 from tests.runtime.models import (
     CHAIN,
     TREE,
     Run,
     engine_config,
+    generate,
     greedy,
     greedy_params,
     prepare_model,
+    random_head,
     random_model,
     random_prompts,
+    reference,
 )
-from tests.runtime.tensorrt.engine_world import engine_on
-from tests.runtime.tensorrt.exported import exported_pair
+from tests.runtime.tensorrt.draft_parity import draft_differences, head_of
+from tests.runtime.tensorrt.engine_world import LIMITS, draft_config, engine_on
+from tests.runtime.tensorrt.exported import demo_head, exported_demo, exported_pair
 from tests.runtime.tensorrt.stage_parity import Both, kv_after_compaction, largest_differences
-from wingbeat.runtime.tensorrt.backend import engine_drafter
-from wingbeat.runtime.tensorrt.base_graph import check_exportable
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.tensorrt.base_graph import check_exportable, graph_attention
+from wingbeat.runtime.tensorrt.engine_drafter import open_drafter
+from wingbeat.runtime.tensorrt.export import export_draft
+from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.onnx_session import OnnxSession
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 
@@ -46,6 +54,11 @@ def pair(tmp_path_factory):
     return exported_pair(tmp_path_factory.mktemp("pair"), num_hidden_layers=2)
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return exported_demo(tmp_path_factory.mktemp("demo"))
+
+
 def parity(pair, batch):
     config = pair.directory.base
     session = OnnxSession(pair.directory.graph("eagle_base", ".onnx"))
@@ -61,21 +74,24 @@ def test_the_graph_has_the_operators_and_names_that_builders_know(pair):
     file = pair.directory.graph("eagle_base", ".onnx")
     model = onnx.load(file, load_external_data=False)
     assert operators(file) >= {"TensorScatter", "RotaryEmbedding", "RMSNormalization"}
+    # No builder takes the operator in float32.
+    assert "Attention" not in operators(file)
     inputs = [part.name for part in model.graph.input]
     expected = ["input_ids", "attention_pos_id", "kvcache_start_index", "last_token_ids", "attention_mask"]
     assert inputs == [*expected, "k_cache_0", "v_cache_0", "k_cache_1", "v_cache_1"]
     assert [part.name for part in model.graph.output][:3] == ["logits", "hidden_states", "present_k_cache_0"]
-    names = {weight.name for weight in model.graph.initializer}
-    assert {"model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"} <= names
     assert {weight.external_data[0].value for weight in model.graph.initializer if weight.external_data} == {
         "eagle_base.onnx.data"
     }
 
 
 @pytest.mark.slow
-def test_onnx_runtime_gives_what_torch_gives_in_every_stage(pair):
-    differences = parity(pair, 4)
-    assert max(differences.values()) <= TOLERANCE, differences
+def test_linear_weights_have_the_names_that_adapters_know(pair):
+    for graph, module in (("eagle_base", pair.loaded().model), ("eagle_draft", random_head(pair.loaded()))):
+        file = pair.directory.graph(graph, ".onnx")
+        found = {weight.name for weight in onnx.load(file, load_external_data=False).graph.initializer}
+        linear = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, torch.nn.Linear)}
+        assert linear - found == set()
 
 
 @pytest.mark.slow
@@ -109,20 +125,62 @@ def test_half_precision_uses_the_attention_operator(dtype, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1"])
+def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
+    head, file = head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
+    export_draft(head, LIMITS, GraphOps(24, torch.float32), file)
+    for batch in (1, 4):
+        differences = draft_differences(OnnxSession(file), draft_config(head), head, VOCAB, batch)
+        assert max(differences.values()) <= TOLERANCE, differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_demo_pair_has_torchs_numbers_in_every_stage(demo, batch):
+    differences = parity(demo, batch)
+    assert max(differences.values()) <= TOLERANCE, differences
+    session, config = OnnxSession(demo.directory.graph("eagle_draft", ".onnx")), demo.directory.draft
+    differences = draft_differences(session, config, demo_head(torch.float32), 4096, batch)
+    assert max(differences.values()) <= TOLERANCE, differences
+
+
+def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True):
+    """An engine on a directory's ONNX files."""
+    folder, cpu = pair.directory.folder, torch.device("cpu")
+    drafter = open_drafter(folder, pair.head, pair.model, speculation, cpu) if with_drafter else None
+    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
+    return engine_on(pair.directory.open_session("eagle_base", cpu), pair.directory.base, limits, drafter)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("shape", ["tree", "chain", "plain"])
 def test_text_by_onnx_runtime_is_that_of_generate(pair, shape, batch):
-    model = prepare_model(random_model("llama", num_hidden_layers=2), "llama").model
+    model = pair.loaded().model
     prompts = random_prompts((5, 17, 40, 3, 64, 9, 33, 21))
     expected, _ = greedy(model, prompts, 64)
-    speculation = CHAIN if shape == "chain" else TREE
-    limits = engine_config(speculation, max_num_seqs=batch, num_kv_blocks=None)
-    drafter = None
-    if shape != "plain":
-        drafter = engine_drafter(pair.directory.folder, pair.head, pair.model, limits, "cpu")
-    session = OnnxSession(pair.directory.graph("eagle_base", ".onnx"))
-    engine = engine_on(session, pair.directory.base, limits, drafter)
+    engine = engine_by_onnx_runtime(pair, CHAIN if shape == "chain" else TREE, batch, shape != "plain")
     assert Run(engine, prompts, greedy_params(64)).finish() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_demo_pairs_text_is_that_of_generate_and_drafts_are_accepted(demo, batch):
+    expected = reference("demo")
+    engine = engine_by_onnx_runtime(demo, TREE, batch)
+    texts = Run(engine, expected.prompts, greedy_params(64)).finish()
+    assert texts == [more[:64] for more in expected.continuations]
+    assert engine.speculation.num_accepted_tokens > engine.speculation.num_drafts
+
+
+@pytest.mark.slow
+def test_sampled_text_by_onnx_runtime_is_that_of_the_torch_backend(demo):
+    expected = reference("demo")
+    prompts = expected.prompts[:4]
+    params = [SamplingParams(max_tokens=32, temperature=0.8, seed=7 + row, ignore_eos=True) for row in range(4)]
+    ours = Run(engine_by_onnx_runtime(demo, TREE, 4), prompts, params).finish()
+    theirs, _ = generate(expected.loaded, engine_config(TREE), None, prompts, params)
+    assert ours == theirs
 
 
 def test_a_mixture_of_experts_is_refused_by_name():
@@ -132,7 +190,5 @@ def test_a_mixture_of_experts_is_refused_by_name():
 
 
 def test_attention_sinks_are_refused():
-    from wingbeat.runtime.tensorrt.base_graph import graph_attention
-
     with pytest.raises(UnsupportedModelError, match="attention sinks"):
         graph_attention(None, torch.zeros(0), torch.zeros(0), torch.zeros(0), None, s_aux=torch.zeros(4))

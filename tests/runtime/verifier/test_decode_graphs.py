@@ -20,11 +20,14 @@ from tests.runtime.models import (
 from tests.runtime.recorded_graphs import RecordingDevice, RepeatingDevice
 from tests.runtime.scripted import ScriptedDrafter, malform, random_tree, right_chain, right_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.buckets import MOST_GRAPHS, draft_batches
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier import decode_graphs
+from wingbeat.runtime.verifier.choice import Choosing
 from wingbeat.runtime.verifier.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
@@ -83,10 +86,8 @@ def test_trees(captured, model, kind):
     assert replays(engine)[1] > 3
     assert not stats.graphs.eager_runs
     assert (stats.speculation.num_accepted_tokens > 0) == (kind != "malformed")
-    # Only sampling looks at values on the CPU, and each way of it is tried once in each stage.
-    assert [failure.stage for failure in stats.graphs.failed] == [Stage.BASE_DECODING] * 2 + [
-        Stage.BASE_VERIFICATION
-    ] * 2
+    # Only sampling looks at values on the CPU, and each way of it is tried once for bare roots and once for trees.
+    assert [failure.stage for failure in stats.graphs.failed] == [Stage.BASE_CHOICE] * 4
     assert stats.graphs.captured
 
 
@@ -137,6 +138,39 @@ def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
     stats = engine.stats().graphs
     assert stats.eager_runs[Stage.BASE_VERIFICATION] > 0
     assert max(bucket.num_reqs * bucket.size for _, bucket in stats.captured) <= 40
+
+
+def test_a_forward_pass_is_captured_once_and_each_way_to_choose_behind_it(captured):
+    ref = reference("llama")
+    engine = captured(ref, engine_config(max_num_seqs=2), None, RepeatingDevice())
+    stages = [stage for stage, bucket in engine.stats().graphs.captured if bucket == Bucket(2, 1)]
+    assert stages == [Stage.BASE_DECODING, *[Stage.BASE_CHOICE] * len(Choosing)]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("num_nodes", [2, 16, 60, 130])
+def test_verifier_and_drafter_have_no_more_graphs_than_allowed(num_nodes, adaptive):
+    shape = SpeculationConfig(draft_steps=7, draft_top_k=8, verify_tree_size=num_nodes, adaptive=adaptive)
+    for max_num_seqs in (1, 16, 100, 256, 1024):
+        config = EngineConfig(max_num_seqs=max_num_seqs, speculation=shape)
+        assert decode_graphs.num_graphs(config) <= MOST_GRAPHS, max_num_seqs
+        assert shape.max_path * len(draft_batches(max_num_seqs, shape.max_path, shape.draft_top_k)) <= MOST_GRAPHS
+        for width, (forwards, choices) in decode_graphs.round_shapes(config).items():
+            assert forwards[0] == choices[0] == 1
+            assert forwards[-1] == choices[-1] == min(max_num_seqs, forwards[-1])
+            assert forwards[-1] * width <= decode_graphs.MOST_ROWS
+
+
+def test_small_batches_of_a_choice_wider_than_its_forward_pass_write_the_same(captured, monkeypatch):
+    """Rows that no forward pass of the round filled hold an earlier one's, and decide nothing."""
+    monkeypatch.setattr(decode_graphs, "_choices", lambda batches: batches[-1:])
+    ref = reference("llama")
+    engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"))
+    lengths = [5, 10, 15, 20, 25, 30, 40, 48]
+    run = Run(engine, ref.prompts, [greedy_params(length) for length in lengths])
+    assert run.finish() == [tokens[:length] for tokens, length in zip(ref.continuations, lengths, strict=True)]
+    choices = {bucket.num_reqs for stage, bucket in engine.stats().graphs.captured if stage == Stage.BASE_CHOICE}
+    assert choices == {8}
 
 
 @pytest.mark.parametrize("overlap", [False, True])

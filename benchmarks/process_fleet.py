@@ -1,0 +1,82 @@
+"""Several engines in processes of their own behind a router's pool, without Ray and HTTP."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
+
+from process_engine import process_engine
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.replica.engine_client import EngineClient
+
+
+class ProcessFleet:
+    """`EngineTransport` over engines of this machine.
+
+    Args:
+        tells_prefixes: False hides from routers what the engines have cached.
+    """
+
+    def __init__(self, clients: dict[str, EngineClient], info: ModelInfo, tells_prefixes: bool) -> None:
+        self._clients = clients
+        self._info = info if tells_prefixes else replace(info, block_size=0)
+
+    async def describe(self) -> ModelInfo:
+        """The model."""
+        return self._info
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Report the engines, which never change."""
+        listener(frozenset(self._clients))
+        return lambda: None
+
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+        """Messages for a client."""
+        stream = self._clients[engine_id].connect(client_id)
+        try:
+            yield []
+            while True:
+                yield await stream.take()
+        finally:
+            self._clients[engine_id].disconnect(client_id)
+
+    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+        """Hand over requests."""
+        self._clients[engine_id].submit(client_id, requests)
+
+    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Stop requests."""
+        self._clients[engine_id].abort(client_id, numbers)
+
+    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
+        """Ask for requests back that have not begun to run."""
+        self._clients[engine_id].withdraw(client_id, numbers)
+
+    async def reset_prefix_cache(self, engine_id: str) -> None:
+        """Forget cached prefixes."""
+        await self._clients[engine_id].call("reset_prefix_cache")
+
+
+@contextlib.asynccontextmanager
+async def process_engines(config: AppConfig, num_engines: int) -> AsyncIterator[dict[str, EngineClient]]:
+    """So many engines of a configuration, by name."""
+    async with contextlib.AsyncExitStack() as stack:
+        names = [f"engine{number}" for number in range(num_engines)]
+        yield {name: await stack.enter_async_context(process_engine(config)) for name in names}
+
+
+@contextlib.asynccontextmanager
+async def router(fleet: ProcessFleet, config: AppConfig, num_engines: int) -> AsyncIterator[EnginePool]:
+    """A router's pool that has reached every engine."""
+    pool = EnginePool(fleet, max_num_seqs=config.max_num_seqs, max_queued_requests=config.max_queued_requests)
+    await pool.start()
+    try:
+        while len(pool.loads()) < num_engines:
+            await asyncio.sleep(0.01)
+        yield pool
+    finally:
+        await pool.close()

@@ -1,0 +1,58 @@
+"""Where requests wait while there is no engine, and how one is asked for."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+ASK_AGAIN_S = 1.0
+
+
+class EngineWait:
+    """Waits until an engine may be there.
+
+    Args:
+        ask: a call that waits for an engine, which is what makes Serve start one.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[object]]) -> None:
+        self.num_waiting = 0
+        self._ask = ask
+        self._asking: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    async def until(self, deadline: float, *, ask: bool) -> None:
+        """Return when there may be an engine, at the deadline, or after a while, when it is time to ask again.
+
+        Args:
+            deadline: on the monotonic clock.
+            ask: whether an engine has to be asked for.
+        """
+        if ask and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._ask_once())
+        self._over.clear()
+        self.num_waiting += 1
+        waiter = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait([waiter], timeout=min(ASK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+        finally:
+            waiter.cancel()
+            self.num_waiting -= 1
+
+    def over(self) -> None:
+        """There may be an engine: whoever waits looks again."""
+        self._over.set()
+
+    def end(self) -> None:
+        """Ask no more; whoever waits looks again."""
+        self._over.set()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask_once(self) -> None:
+        try:
+            await self._ask()
+        except Exception as error:
+            # Whatever the transport raises; it is asked again as long as a request waits.
+            logger.warning("No engine comes: %s: %s", type(error).__name__, error)

@@ -1,0 +1,88 @@
+"""One request of a router at one engine: what has come of it, and how it ended there."""
+
+import asyncio
+from collections import deque
+
+from wingbeat.deployments.fleet.interface import RequestFailed, RequestRefused
+from wingbeat.deployments.fleet.wire import GivenUp, Verdict, merge
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+
+class EngineLost(Exception):
+    """The connection broke while the request ran; another engine can continue it.
+
+    Args:
+        taken_up: False where the engine cannot have died of this request, which it never began to run.
+        go_to: the engine that shall have it, where that is decided.
+    """
+
+    def __init__(self, message: str, *, taken_up: bool = True, go_to: str | None = None) -> None:
+        super().__init__(message)
+        self.taken_up = taken_up
+        self.go_to = go_to
+
+
+class RequestStream:
+    """What has come for one request and was not read yet."""
+
+    def __init__(self, number: int, request: Request, num_cached_tokens: int = 0) -> None:
+        self.number = number
+        self.uncomputed_tokens = request.num_tokens - num_cached_tokens
+        """Of the prompt; 0 as soon as anything has come back."""
+        self.unwritten_tokens = request.params.max_tokens - len(request.output_token_ids)
+        self.begun = False
+        """Whether anything has come back."""
+        self.asked_back = False
+        self.go_to: str | None = None
+        """The engine that shall have it once it is given back; None leaves that open."""
+        self.ended = False
+        """Whether the engine has nothing left to do for it."""
+        self._outputs: deque[RequestOutput] = deque()
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, output: RequestOutput, given_up: GivenUp | None) -> None:
+        """Add an output, or the engine's word that there will be none."""
+        if given_up is not None:
+            # One that failed while it was sent may still run in the engine: it is aborted there.
+            self.ended = given_up.verdict is not Verdict.FAILED
+            self.fail(_as_error(given_up, self.go_to))
+            return
+        self._outputs.append(output)
+        self.begun, self.uncomputed_tokens = True, 0
+        self.unwritten_tokens -= len(output.token_ids)
+        self.ended = output.finish_reason is not None
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream by an error once what came before has been read; the first error counts."""
+        self._error = self._error or error
+        self._ready.set()
+
+    async def next(self) -> RequestOutput:
+        """Everything that has arrived, as one output.
+
+        Raises:
+            EngineLost: the connection broke.
+            RequestFailed: processing the request raised.
+            RequestRefused: the engine refused the request.
+        """
+        while not self._outputs:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        outputs = list(self._outputs)
+        self._outputs.clear()
+        return merge(outputs)
+
+
+def _as_error(given_up: GivenUp, go_to: str | None) -> Exception:
+    """What a request ends by in this router."""
+    match given_up.verdict:
+        case Verdict.REFUSED:
+            return RequestRefused(given_up.reason)
+        case Verdict.FAILED:
+            return RequestFailed(given_up.reason)
+        case Verdict.RETURNED | Verdict.WITHDRAWN:
+            return EngineLost(given_up.reason, taken_up=False, go_to=go_to)

@@ -1,0 +1,69 @@
+"""Settings of drafters that verifiers share, in place of one per verifier."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+VERIFIERS_HELD = 8
+"""Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
+
+
+class DrafterPoolOptions(BaseModel):
+    """The setting `drafters`.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num: int = Field(ge=1, description="Drafters, of whatever number of verifiers.")
+    max_num_seqs: int | None = Field(None, ge=1, description="Sequences that one drafter drafts for.")
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Of the KV that one drafter keeps.")
+    start_timeout_s: float = Field(
+        30.0, ge=0, description="What a starting verifier waits for a drafter before it serves without one."
+    )
+
+    def check(self, drafter: str | None, backend: str, max_num_seqs: int) -> None:
+        """Refuse what other settings leave no use for.
+
+        Args:
+            drafter: None where everything is decoded plainly.
+            max_num_seqs: sequences of one verifier.
+
+        Raises:
+            ValueError: names the setting.
+        """
+        if drafter is None:
+            raise ValueError(f"drafters.num is {self.num}: drafter 'none' leaves nothing to share; leave drafters out")
+        if backend != "torch":
+            raise ValueError(f"drafters.num is {self.num}: backend '{backend}' has one drafter per verifier alone")
+        if self.max_num_seqs is not None and self.max_num_seqs < max_num_seqs:
+            raise ValueError(
+                f"drafters.max_num_seqs is {self.max_num_seqs}: at least max_num_seqs, {max_num_seqs}, or no verifier "
+                "fits"
+            )
+
+    def slots(self, max_num_seqs: int) -> int:
+        """Sequences of one drafter.
+
+        Args:
+            max_num_seqs: of one verifier.
+        """
+        return self.max_num_seqs or VERIFIERS_HELD * max_num_seqs
+
+
+def _from_command_line(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("", "none", "null"):
+        return None
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f'must be a JSON object such as {{"num": 2}}, got {value!r}') from error
+
+
+SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]
+"""The setting's type: as a mapping, or as JSON on the command line."""

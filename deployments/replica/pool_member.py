@@ -1,0 +1,145 @@
+"""One member of a pool of drafters: starts a drafter, and another one when it dies or falls silent."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.deployments.replica.drafter_actor import DrafterStatus
+from wingbeat.deployments.replica.shared_drafter import SharedDrafter
+from wingbeat.deployments.replica.supervisor import FIRST_BACK_OFF_S, LAST_BACK_OFF_S, STABLE_S, root_cause
+
+logger = logging.getLogger(__name__)
+ASK_S = 0.5
+"""Between two looks at a drafter; one that has not answered the last one gets no further verifier."""
+PATIENCE_S = 60.0
+"""Silence after which a drafter of which no verifier complains is stuck: it may be compiling its kernels."""
+
+
+class PoolMember:
+    """One drafter after the other, under one number.
+
+    Args:
+        start: has another one started.
+        own_node: of this process; a stopped drafter on it is ended by signal.
+        complaint_s: silence after which a drafter is stuck that a verifier has just left.
+        back_off_s: the first pause in a series of failures, which doubles.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start: Callable[[], SharedDrafter],
+        own_node: str,
+        complaint_s: float,
+        back_off_s: float = FIRST_BACK_OFF_S,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.number = number
+        self.drafter: SharedDrafter | None = None
+        """The one that starts or runs."""
+        self.status: DrafterStatus | None = None
+        """What it said last; None while it has not loaded."""
+        self.num_promised = 0
+        """Verifiers that have been sent to it since."""
+        self.num_started = 0
+        self._start = start
+        self._own_node = own_node
+        self._complaint_s = complaint_s
+        self._first_back_off_s = back_off_s
+        self._sleep = sleep
+        self._clock = clock
+        self._process: PeerProcess | None = None
+        self._asked_at: float | None = None
+        self._blamed = False
+
+    @property
+    def num_verifiers(self) -> int:
+        """Verifiers that it has or is about to get."""
+        return self.num_promised + (0 if self.status is None else len(self.status.channels))
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is there and has answered lately."""
+        waits_s = 0.0 if self._asked_at is None else self._clock() - self._asked_at
+        return self.status is not None and waits_s < 2 * ASK_S
+
+    def blame(self) -> None:
+        """A verifier has left it, maybe because it is silent: it is to answer soon."""
+        self._blamed = True
+
+    async def run(self) -> None:
+        """Keep one drafter; never returns.
+
+        The first of a series of failures is answered at once, each further one after twice the pause.
+        """
+        back_off_s = 0.0
+        while True:
+            try:
+                lived_s, why = await self._live()
+            finally:
+                self._end()
+            if lived_s > STABLE_S:
+                back_off_s = 0.0
+            logger.warning("Drafter %d of the pool %s, the next one starts in %.0f s", self.number, why, back_off_s)
+            await self._sleep(back_off_s)
+            back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
+
+    async def _live(self) -> tuple[float, str]:
+        """One drafter from its start to its end: how long it was there, and what became of it."""
+        began: float | None = None
+        try:
+            self.drafter = self._start()
+            self.num_started += 1
+            status = await self.drafter.status()
+            began = self._clock()
+            if status.node_id == self._own_node:
+                self._process = PeerProcess(status.pid, process_start(status.pid))
+            logger.info("Drafter %d of the pool is there, process %d", self.number, status.pid)
+            while True:
+                self.status, self.num_promised = status, 0
+                if status.silent_s < self._complaint_s:
+                    self._blamed = False
+                elif self._blamed or status.silent_s > PATIENCE_S:
+                    return self._clock() - began, "is stuck"
+                await self._sleep(ASK_S)
+                status = await self._ask(self.drafter)
+        except TimeoutError:
+            return self._clock() - began, "is silent"
+        except Exception as error:  # whatever Ray or its constructor raises: there is no drafter
+            return 0.0 if began is None else self._clock() - began, f"is gone ({root_cause(error)})"
+
+    async def _ask(self, drafter: SharedDrafter) -> DrafterStatus:
+        """Its status.
+
+        Raises:
+            TimeoutError: it takes longer than a drafter may.
+        """
+        self._asked_at = self._clock()
+        asking = asyncio.ensure_future(drafter.status())
+        try:
+            while True:
+                done, _ = await asyncio.wait({asking}, timeout=ASK_S)
+                if done:
+                    return asking.result()
+                if self._clock() - self._asked_at > (self._complaint_s if self._blamed else PATIENCE_S):
+                    raise TimeoutError
+        finally:
+            asking.cancel()
+            self._asked_at = None
+
+    def _end(self) -> None:
+        """Through Ray, and by signal where it can be reached: a stopped process reads no request to exit."""
+        drafter, self.drafter = self.drafter, None
+        process, self._process = self._process, None
+        self.status, self.num_promised, self._blamed = None, 0, False
+        if drafter is not None:
+            drafter.kill()
+        if process is not None and process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)

@@ -1,0 +1,61 @@
+"""One drafter that verifiers share: how its pool and they reach it, and what they tell each other of it."""
+
+import asyncio
+from typing import NamedTuple, Self
+
+import ray
+
+from wingbeat.cluster.placement import Share, shared_drafter_options
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.drafter_actor import DrafterActor, DrafterStatus, Placed
+
+ANSWER_S = 60.0
+"""For a place: the first verifier of a drafter on a GPU waits for its kernels and graphs."""
+
+
+class SharedDrafter:
+    """An actor, as a value that travels between processes. It ends with the process that started it."""
+
+    def __init__(self, actor: ray.actor.ActorHandle) -> None:
+        self._actor = actor
+
+    @classmethod
+    def start(cls, config: AppConfig) -> Self:
+        """Have one placed and started; says nothing of whether there is room for it in the cluster."""
+        share = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter)
+        options = shared_drafter_options(share)
+        return cls(ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config))
+
+    async def status(self) -> DrafterStatus:
+        """What it says of itself, once it has loaded; raises where it is gone."""
+        return await self._actor.status.remote()
+
+    async def attach(self, channel_name: str, incarnation: int, convention: bytes | None) -> Placed:
+        """Have it serve one more channel.
+
+        Raises:
+            TimeoutError: it does not answer.
+            Exception: it is gone, or cannot serve this verifier.
+        """
+        async with asyncio.timeout(ANSWER_S):
+            return await self._actor.attach_shared.remote(channel_name, incarnation, convention)
+
+    def detach(self, channel_name: str) -> None:
+        """Have it serve a channel no more, without waiting."""
+        self._actor.detach.remote(channel_name)
+
+    def release_newest(self) -> None:
+        """Have it let go of the verifier that came last, without waiting."""
+        self._actor.release_newest.remote()
+
+    def kill(self) -> None:
+        """End it without waiting."""
+        ray.kill(self._actor, no_restart=True)
+
+
+class Candidate(NamedTuple):
+    """A drafter with which a verifier may try to get a place."""
+
+    number: int
+    """Of the member of the pool."""
+    drafter: SharedDrafter

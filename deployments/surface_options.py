@@ -1,0 +1,117 @@
+"""What an operator can set about the HTTP surface: who may use it, what it logs, and how it reads answers."""
+
+import os
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from wingbeat.deployments.api.access import Access, host_name, origin_name
+from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.metrics.tracing import check_packages
+from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+
+API_KEY_VARIABLE = "WINGBEAT_API_KEY"
+OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
+
+
+class SurfaceOptions(ModelOptions):
+    """The part of `AppConfig` that routers go by."""
+
+    # An error's input would show the key beside the field that is wrong.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
+    api_key: tuple[SecretStr, ...] | None = Field(
+        default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
+        validate_default=True,
+        description=f"Keys of which clients must send one as Bearer token; by default those in {API_KEY_VARIABLE}.",
+    )
+    operator_key: tuple[SecretStr, ...] | None = Field(
+        default_factory=lambda: os.environ.get(OPERATOR_KEY_VARIABLE) or None,
+        validate_default=True,
+        description="Keys of which operators (/trace, /reset_prefix_cache) must send one as Bearer token; by default "
+        f"those in {OPERATOR_KEY_VARIABLE}.",
+    )
+    access_log: bool = Field(False, description="Log every request: id, path, status, time.")
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="Where OpenTelemetry spans of requests go, such as http://localhost:4318/v1/traces; none writes "
+        "none.",
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        None, description="Names that Host headers may give, or '*'; by default local ones where the server is local."
+    )
+    allowed_origins: tuple[str, ...] | None = Field(
+        None,
+        description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
+    )
+
+    @field_validator(
+        "otlp_traces_endpoint",
+        "allowed_hosts",
+        "allowed_origins",
+        "tool_call_parser",
+        "reasoning_parser",
+        mode="before",
+    )
+    @classmethod
+    def _none_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split_by_commas(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("api_key", "operator_key")
+    @classmethod
+    def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
+        for key in keys or ():
+            text = key.get_secret_value()
+            if not (text and text.isascii() and text.isprintable() and " " not in text):
+                raise ValueError("holds a key that is empty or has a character that no header can carry")
+        return keys
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if hosts is None else tuple(map(host_name, hosts))
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if origins is None else tuple(map(origin_name, origins))
+
+    @model_validator(mode="after")
+    def _packages_and_parsers_exist(self) -> Self:
+        if self.otlp_traces_endpoint is not None:
+            check_packages()
+        self.parsers()
+        return self
+
+    def access(self, bound_host: str | None) -> Access:
+        """Who may use the HTTP surface of a server bound to `bound_host`."""
+        return Access.of_server(
+            bound_host,
+            api_keys=self.api_key,
+            operator_keys=self.operator_key,
+            allowed_origins=self.allowed_origins,
+            allowed_hosts=self.allowed_hosts,
+        )
+
+    def parsers(self) -> Parsers:
+        """What reads answers.
+
+        Raises:
+            ValueError: there is no parser of a name; says which there are.
+        """
+        return Parsers(self.tool_call_parser, self.reasoning_parser)

@@ -1,0 +1,207 @@
+"""What several verifiers ask for, as one pass: their outcomes side by side, slots and blocks made unique."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.protocol.ends import DrafterEnd
+from wingbeat.runtime.protocol.messages import Outcome, RoundHeader
+from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthLimits
+
+HOST_COLUMNS = ("decode_slots", "proposal_slots")
+"""Fields of a `DraftBatch` that stay on the host."""
+
+SLOT_COLUMNS = ("epochs", "committed_lens", "block_tables", "temperatures", "seeds", "last_token_ids")
+"""Fields of a `DraftBatch` that an outcome has by slot."""
+
+
+@dataclass
+class Attachment:
+    """A verifier that is served, and where its ranges of slots and blocks begin."""
+
+    end: DrafterEnd
+    slot_offset: int
+    block_offset: int
+
+
+def growth_rule(outcome: Outcome, num_proposals: int) -> GrowthRule | None:
+    """Rule for the trees asked for, of an outcome in host memory; None grows every level."""
+    if not RoundHeader.read(outcome.header).has_rule:
+        return None
+    sampled = outcome.temperatures[outcome.proposal_slots[:num_proposals]] > 0
+    growth = GrowthLimits(*outcome.growth_limits.tolist())
+    return GrowthRule(growth, outcome.acceptance_table.numpy()[sampled.to(torch.int64).numpy()])
+
+
+def _moved(columns: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Columns on the drafter's device, where they are not yet; those that hosts read stay."""
+    # Towards the host a copy has to be waited for: what follows reads it at once.
+    no_wait = device.type != "cpu"
+    return {k: v if k in HOST_COLUMNS else v.to(device, non_blocking=no_wait) for k, v in columns.items()}
+
+
+def merge(pending: list[tuple[Attachment, Outcome]], attached: list[Attachment], device: torch.device) -> DraftBatch:
+    """Put the outcomes of several verifiers side by side; with a single one on the drafter's device nothing is copied.
+
+    For a drafter on the CPU the decode columns are cut to those that a path of this round reaches, and growth rules are
+    passed on: elsewhere shapes stay fixed, and nothing waits to be asked.
+
+    Args:
+        device: the drafter's.
+    """
+    on_cpu = device.type == "cpu"
+    rounds = [_Asked(a, _on_host(o) if on_cpu else o, RoundHeader.read(o.header)) for a, o in pending]
+    width = max(each.longest_path() for each in rounds) if on_cpu else None
+    parts = [each.rows(width, device) for each in rounds]
+    rows = parts[0] if len(parts) == 1 else {k: torch.cat([part[k] for part in parts]) for k in parts[0]}
+    chunk_slots = [slot for each in rounds for slot in each.chunk_slots()]
+    if len(attached) == 1 and attached[0].slot_offset == 0 and attached[0].block_offset == 0:
+        by_slot = {name: getattr(rounds[0].outcome, name) for name in SLOT_COLUMNS}
+        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
+        if by_slot["committed_lens"].device != device:
+            by_slot = _moved(by_slot, device)
+        history = attached[0].end.token_ids
+        here = history.device == device
+        by_slot["token_ids"] = history if here else _moved({"": history[:, :longest]}, device)[""]
+    else:
+        by_slot = _by_slot(rounds, attached, device)
+        longest = _longest(rounds, by_slot["committed_lens"], rows, chunk_slots)
+        by_slot["token_ids"] = _history(rounds, attached, longest, device)
+    return DraftBatch(
+        **rows,
+        **by_slot,
+        chunk_slots=chunk_slots,
+        chunk_positions=[position for each in rounds for position in each.chunk_positions()],
+        chunk_lens=[length for each in rounds for length in each.chunk_lens()],
+        max_committed_len=longest,
+        max_levels=max(each.header.max_levels * (each.header.num_proposals > 0) for each in rounds) or None,
+        growth_rules=_growth_rules(rounds) if on_cpu else (),
+        allowed_tokens=_allowed_tokens(rounds) if on_cpu else None,
+    )
+
+
+class _Asked(NamedTuple):
+    """One verifier's part of a pass."""
+
+    attachment: Attachment
+    outcome: Outcome
+    header: RoundHeader
+
+    def longest_path(self) -> int:
+        count = self.header.num_decodes
+        return int(self.outcome.decode_num_tokens[:count].max()) if count else 1
+
+    def chunk_slots(self) -> list[int]:
+        return (self.outcome.chunk_slots[: self.header.num_chunks] + self.attachment.slot_offset).tolist()
+
+    def chunk_positions(self) -> list[int]:
+        return self.outcome.chunk_positions[: self.header.num_chunks].tolist()
+
+    def chunk_lens(self) -> list[int]:
+        return self.outcome.chunk_lens[: self.header.num_chunks].tolist()
+
+    def rows(self, width: int | None, device: torch.device) -> dict[str, Tensor]:
+        """What counts of the columns by decode, by chunk token and by proposal; slots are the drafter's.
+
+        Args:
+            width: columns to take of the decodes' paths; None takes all.
+        """
+        outcome, offset = self.outcome, self.attachment.slot_offset
+        num_decodes, num_chunk_tokens = self.header.num_decodes, sum(self.chunk_lens())
+        rows = {
+            "decode_slots": outcome.decode_slots[:num_decodes] + offset,
+            "decode_positions": outcome.decode_positions[:num_decodes],
+            "decode_num_tokens": outcome.decode_num_tokens[:num_decodes],
+            "decode_token_ids": outcome.decode_token_ids[:num_decodes, :width],
+            "decode_taps": outcome.decode_taps[:num_decodes, :width],
+            "chunk_next_token_ids": outcome.chunk_next_token_ids[:num_chunk_tokens],
+            "chunk_taps": outcome.chunk_taps[:num_chunk_tokens],
+            "proposal_slots": outcome.proposal_slots[: self.header.num_proposals] + offset,
+        }
+        return rows if outcome.decode_taps.device == device else _moved(rows, device)
+
+
+def _growth_rules(rounds: list[_Asked]) -> tuple[tuple[slice, GrowthRule], ...]:
+    """By verifier that asks for trees, its proposals and its rule; none at all where one wants every level."""
+    rules: list[tuple[slice, GrowthRule | None]] = []
+    start = 0
+    for _, outcome, header in rounds:
+        if header.num_proposals:
+            proposed = slice(start, start + header.num_proposals)
+            rules.append((proposed, growth_rule(outcome, header.num_proposals)))
+            start = proposed.stop
+    return tuple(rules) if all(rule is not None for _, rule in rules) else ()
+
+
+def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
+    """By proposal; all tokens of the verifiers that restrict nothing."""
+    if not any(header.has_masks for _, _, header in rounds):
+        return None
+    parts = [(outcome.allowed_tokens[: header.num_proposals], header.has_masks) for _, outcome, header in rounds]
+    return torch.cat([rows if has_masks else torch.full_like(rows, -1) for rows, has_masks in parts])
+
+
+def _on_host(outcome: Outcome) -> Outcome:
+    """The outcome itself where its channel lies in host memory; else a copy, which has to be waited for."""
+    if outcome.committed_lens.device.type == "cpu":
+        return outcome
+    return Outcome(*(field.cpu() for field in outcome))
+
+
+def _longest(rounds: list[_Asked], committed_lens: Tensor, rows: dict[str, Tensor], chunk_slots: list[int]) -> int:
+    """Longest sequence of a pass; where its length is on a device, what the verifier says it is at most."""
+    if committed_lens.device.type != "cpu":
+        return max(each.header.max_len or each.attachment.end.spec.max_model_len for each in rounds)
+    busy = torch.cat([rows["decode_slots"], rows["proposal_slots"], torch.tensor(chunk_slots, dtype=torch.int64)])
+    return int(committed_lens[busy].max()) if busy.numel() else 0
+
+
+def _by_slot(rounds: list[_Asked], attached: list[Attachment], device: torch.device) -> dict[str, Tensor]:
+    """Slot tables over every verifier's range; rows of verifiers without a pending round stay zero."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    num_blocks = max(a.end.spec.max_blocks_per_seq for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, outcome, _ in rounds:
+        columns = {
+            "epochs": outcome.epochs,
+            "committed_lens": outcome.committed_lens,
+            "block_tables": outcome.block_tables + attachment.block_offset,
+            "temperatures": outcome.temperatures,
+            "seeds": outcome.seeds,
+            "last_token_ids": outcome.last_token_ids,
+        }
+        for name, value in columns.items():
+            _place(tables, name, value, attachment, (num_slots, num_blocks), device)
+    return tables
+
+
+def _history(rounds: list[_Asked], attached: list[Attachment], longest: int, device: torch.device) -> Tensor:
+    """Tokens of every verifier's slots, as far as a sequence of this pass reaches."""
+    num_slots = max(a.slot_offset + a.end.spec.num_slots for a in attached)
+    tables: dict[str, Tensor] = {}
+    for attachment, _, _ in rounds:
+        _place(tables, "token_ids", attachment.end.token_ids[:, :longest], attachment, (num_slots, longest), device)
+    return tables["token_ids"]
+
+
+def _place(
+    tables: dict[str, Tensor],
+    name: str,
+    value: Tensor,
+    attachment: Attachment,
+    shape: tuple[int, int],
+    device: torch.device,
+) -> None:
+    """Put a verifier's rows of one table into its range of slots; sequences may be shorter there than elsewhere.
+
+    Args:
+        shape: slots of all, and columns of the table where it has any.
+    """
+    if name not in tables:
+        tables[name] = value.new_zeros(shape[: value.dim()], device=device)
+    rows = tables[name][attachment.slot_offset : attachment.slot_offset + attachment.end.spec.num_slots]
+    (rows[:, : value.shape[1]] if value.dim() == 2 else rows).copy_(value)

@@ -1,0 +1,175 @@
+"""Shapes of the two graphs: their tensors, whose free dimensions have names, and each stage's sizes of those.
+
+Knows neither how a graph is made nor what runs it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.session import BASE_STAGES, DRAFT_STAGES, EngineStage, TensorSpec
+
+BATCH, ROWS, SELECTED = "batch", "rows", "selected"
+"""Names of the free dimensions."""
+START, MASK = "kvcache_start_index", "attention_mask"
+_TYPICAL_BATCH = 8
+
+
+class GraphShapes(NamedTuple):
+    """What a graph takes and gives, in its order."""
+
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec]
+
+
+class SizeRange(NamedTuple):
+    """Least, typical and largest of a free dimension."""
+
+    least: int
+    typical: int
+    largest: int
+
+
+Profile = dict[str, SizeRange]
+"""By the free dimension's name."""
+
+
+def base_shapes(
+    layers: Sequence[LayerAttention],
+    windows: tuple[int, ...],
+    vocab_size: int,
+    taps_size: int,
+    capacity: int,
+    dtype: torch.dtype,
+) -> GraphShapes:
+    """The verifier's graph.
+
+    Args:
+        windows: distinct sliding windows of the layers, each with a mask of its own; 0 stands for none.
+        taps_size: width of the output `hidden_states`; 0 leaves it out.
+    """
+    masks = {mask_name(window): _mask(capacity) for window in windows}
+    inputs = {
+        "input_ids": _rows(),
+        "attention_pos_id": _rows(),
+        START: TensorSpec(torch.int64, (BATCH,)),
+        "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
+        **masks,
+    }
+    outputs = {"logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size))}
+    if taps_size:
+        outputs["hidden_states"] = TensorSpec(dtype, (BATCH, ROWS, taps_size))
+    return _with_caches(inputs, outputs, layers, capacity, dtype)
+
+
+def draft_shapes(
+    layer: LayerAttention, vocab_size: int, taps_size: int, hidden_size: int, capacity: int, dtype: torch.dtype
+) -> GraphShapes:
+    """The draft head's graph.
+
+    Args:
+        vocab_size: of the draft.
+        taps_size: width of the verifier's hidden states.
+        hidden_size: width of the head's own.
+    """
+    inputs = {
+        "input_ids": _rows(),
+        "hidden_states_input": TensorSpec(dtype, (BATCH, ROWS, taps_size)),
+        "hidden_states_from_draft": TensorSpec(dtype, (BATCH, ROWS, hidden_size)),
+        "attention_pos_id": _rows(),
+        START: TensorSpec(torch.int64, (BATCH,)),
+        "last_token_ids": TensorSpec(torch.int64, (BATCH, SELECTED)),
+        MASK: _mask(capacity),
+    }
+    outputs = {
+        "logits": TensorSpec(dtype, (BATCH, SELECTED, vocab_size)),
+        "hidden_states": TensorSpec(dtype, (BATCH, SELECTED, hidden_size)),
+    }
+    return _with_caches(inputs, outputs, [layer], capacity, dtype)
+
+
+def mask_name(window: int) -> str:
+    """Name of the mask of layers with a sliding window; 0 stands for none."""
+    return f"{MASK}_{window}" if window else MASK
+
+
+def cache_names(num_layers: int, prefix: str = "") -> list[str]:
+    """Names of keys and values of each layer in turn; `present_` for those that a pass returns."""
+    return [f"{prefix}{kind}_cache_{layer}" for layer in range(num_layers) for kind in ("k", "v")]
+
+
+def base_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the verifier's stages."""
+    tree = limits.max_verify_tree_size
+    largest = max(limits.max_input_len, tree)
+    rows = {
+        EngineStage.PREFILL: (_up_to(largest), SizeRange(1, 1, largest)),
+        EngineStage.VERIFY: (_up_to(tree), _up_to(tree)),
+        EngineStage.PLAIN: (_just(1), _just(1)),
+    }
+    return _profiles(BASE_STAGES, rows, limits)
+
+
+def draft_profiles(limits: Limits) -> dict[EngineStage, Profile]:
+    """Sizes of the drafter's stages."""
+    tree, path = limits.max_draft_tree_size, limits.max_verify_tree_size
+    rows = {
+        EngineStage.PREFILL: (_up_to(limits.max_input_len), _just(1)),
+        EngineStage.PROPOSAL: (_up_to(tree), _up_to(tree)),
+        EngineStage.ACCEPT: (_up_to(path), _just(1)),
+    }
+    return _profiles(DRAFT_STAGES, rows, limits)
+
+
+def input_shapes(
+    profile: Profile, shapes: Mapping[str, tuple[int | str, ...]]
+) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    """Least, typical and largest shape of each input.
+
+    Args:
+        shapes: of the graph's inputs; a free dimension stands by its name.
+    """
+    return {
+        name: tuple(tuple(profile[dim][which] if isinstance(dim, str) else dim for dim in shape) for which in range(3))
+        for name, shape in shapes.items()
+    }
+
+
+def _rows() -> TensorSpec:
+    return TensorSpec(torch.int64, (BATCH, ROWS))
+
+
+def _mask(capacity: int) -> TensorSpec:
+    return TensorSpec(torch.bool, (BATCH, 1, ROWS, capacity))
+
+
+def _with_caches(
+    inputs: dict[str, TensorSpec],
+    outputs: dict[str, TensorSpec],
+    layers: Sequence[LayerAttention],
+    capacity: int,
+    dtype: torch.dtype,
+) -> GraphShapes:
+    widths = [(layer.num_kv_heads, width) for layer in layers for width in (layer.key_dim, layer.value_dim)]
+    specs = [TensorSpec(dtype, (BATCH, heads, capacity, width)) for heads, width in widths]
+    caches, present = (dict(zip(cache_names(len(layers), prefix), specs, strict=True)) for prefix in ("", "present_"))
+    return GraphShapes(inputs | caches, outputs | present)
+
+
+def _profiles(
+    stages: tuple[EngineStage, ...], rows: dict[EngineStage, tuple[SizeRange, SizeRange]], limits: Limits
+) -> dict[EngineStage, Profile]:
+    most = limits.max_batch_size
+    batch = SizeRange(1, min(_TYPICAL_BATCH, most), most)
+    return {stage: {BATCH: batch, ROWS: rows[stage][0], SELECTED: rows[stage][1]} for stage in stages}
+
+
+def _up_to(largest: int) -> SizeRange:
+    return SizeRange(1, largest, largest)
+
+
+def _just(size: int) -> SizeRange:
+    return SizeRange(size, size, size)

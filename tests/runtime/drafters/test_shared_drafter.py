@@ -1,0 +1,207 @@
+"""A drafter of several verifiers: texts, acceptance, its bounds, and nobody who waits for somebody else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.runtime.models import CHAIN, TREE, eagle_drafter, engine_config, random_model, reference
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.shared_drafter import LENGTH, Verifier, alone, run_all
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.drafters.draft_room import DraftRoom, NoRoomError, first_gap
+from wingbeat.runtime.drafters.worker import LONG_CHUNKS, MOST_FAILURES, DraftWorker
+from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
+from wingbeat.runtime.verifier.loader import prepare_model
+
+SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 128, 0, 64, 8, 16, 40, keeps_context=False)
+
+
+class SpyDrafter(ScriptedDrafter):
+    """Notes the slots of every pass; raises where it meets one of `cursed`."""
+
+    def __init__(self, cursed=()):
+        super().__init__([], right_tree, 97)
+        self.cursed = set(cursed)
+        self.passes = []
+
+    def draft(self, batch):
+        slots = [*batch.chunk_slots, *batch.decode_slots.tolist(), *batch.proposal_slots.tolist()]
+        self.passes.append(sorted(set(slots)))
+        if self.cursed & set(slots):
+            raise RuntimeError("cursed")
+
+
+class Asking:
+    """A verifier that does nothing but publish rounds."""
+
+    def __init__(self, worker, name, spec=SPEC):
+        self.channel = InProcessChannel(spec)
+        worker.attach(name, self.channel.drafter_end)
+
+    def ask(self, chunk=0):
+        """A round with a decode in slot 0, or with a chunk there."""
+        outcome = self.channel.verifier_end.acquire_outcome(0)
+        RoundHeader(0, int(not chunk), int(chunk > 0)).write(outcome.header)
+        outcome.chunk_lens[0] = chunk
+        outcome.decode_num_tokens[0] = 1
+        self.round = self.channel.verifier_end.publish_outcome()
+
+    @property
+    def answered(self):
+        return self.channel.verifier_end.wait_reply(self.round, 0) is not None
+
+
+def models(ref, count):
+    """Taps are hooks on a model, so each verifier has its own."""
+    return [ref.loaded, *(prepare_model(random_model("llama"), "llama") for _ in range(count - 1))]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("speculation", [TREE, CHAIN], ids=["tree", "chain"])
+def test_three_verifiers_of_other_lengths_write_and_accept_as_with_drafters_of_their_own(speculation):
+    ref = reference("llama")
+    lens, prompts = (256, 200, 144), [ref.prompts[:2], ref.prompts[2:4], ref.prompts[4:5]]
+    configs = [engine_config(speculation, max_num_seqs=3, max_model_len=longest) for longest in lens]
+    solo = [alone(ref, config, mine) for config, mine in zip(configs, prompts, strict=True)]
+    worker = DraftWorker(eagle_drafter(ref.loaded, speculation))
+    three = [Verifier(*each) for each in zip(models(ref, 3), configs, [worker] * 3, "abc", prompts, strict=True)]
+    run_all(three)
+    for one, single, mine in zip(three, solo, prompts, strict=True):
+        expected = [ref.continuations[ref.prompts.index(prompt)][:LENGTH] for prompt in mine]
+        assert one.run.tokens == expected
+        assert one.end.trees == single.end.trees
+        assert one.engine.speculation == single.engine.speculation
+        one.close()
+
+
+def test_verifiers_of_a_drafter_that_is_gone_go_on_plainly_and_then_with_another_one():
+    ref = reference("llama")
+    config, prompts = engine_config(TREE, max_num_seqs=3), [ref.prompts[:2], ref.prompts[3:4]]
+    first, second = (DraftWorker(eagle_drafter(ref.loaded, TREE)) for _ in range(2))
+    both = [Verifier(*each) for each in zip(models(ref, 2), [config] * 2, [first] * 2, "ab", prompts, strict=True)]
+    for one in (*both, *both, *both):
+        one.run.step()
+    for name in "ab":
+        first.detach(name)
+    for one in both:
+        one.run.step()
+        assert one.engine.drafter_state == "lost"
+    for one, name in zip(both, "ab", strict=True):
+        one.move_to(second, name)
+        one.end.trees.clear()
+    run_all(both)
+    for one, mine in zip(both, prompts, strict=True):
+        assert one.run.tokens == [ref.continuations[ref.prompts.index(prompt)][:LENGTH] for prompt in mine]
+        assert any(num_valid > 1 for *_, numbers in one.end.trees for num_valid in numbers)
+        one.close()
+
+
+def test_those_who_wait_at_the_same_time_share_a_pass_and_nobody_waits_for_who_asks_nothing():
+    worker = DraftWorker(SpyDrafter())
+    a, b, c = (Asking(worker, name) for name in "abc")
+    a.ask()
+    c.ask()
+    assert worker.run_once()
+    assert worker.drafter.passes == [[0, 8]]
+    assert a.answered
+    assert c.answered
+    b.ask()
+    assert worker.run_once()
+    assert b.answered
+    assert not worker.run_once()
+
+
+def test_a_long_prompt_of_one_verifier_is_answered_after_the_others_and_not_after_their_next_rounds():
+    worker = DraftWorker(SpyDrafter())
+    a, b = (Asking(worker, name) for name in "ab")
+    a.ask(chunk=LONG_CHUNKS + 1)
+    b.ask()
+    assert worker.run_once()
+    assert worker.drafter.passes == [[4], [0]]
+    assert a.answered
+    assert b.answered
+    a.ask(chunk=LONG_CHUNKS)
+    b.ask()
+    assert worker.run_once()
+    assert worker.drafter.passes[2:] == [[0, 4]]
+
+
+def test_a_verifier_whose_device_is_not_there_yet_keeps_no_other_waiting():
+    worker = DraftWorker(SpyDrafter())
+    slow, quick = (Asking(worker, name) for name in "ab")
+    slow.channel.drafter_end.has_outcome = lambda: False
+    slow.ask()
+    quick.ask()
+    assert worker.run_once()
+    assert quick.answered
+    assert not slow.answered
+    worker.detach("b")
+    assert worker.run_once(), "alone it is answered as soon as it asks: its pass may be enqueued ahead"
+    assert slow.answered
+
+
+def test_a_round_that_breaks_a_pass_costs_its_own_verifier_alone():
+    worker = DraftWorker(SpyDrafter(cursed=[4]))
+    a, b, c = (Asking(worker, name) for name in "abc")
+    for one in (a, b, c):
+        one.ask()
+    assert worker.run_once()
+    assert a.answered
+    assert c.answered
+    assert worker.names == ["a", "c"]
+    assert not b.channel.verifier_end.peer_alive(), "it knows at once that it has no drafter"
+
+
+def test_a_drafter_that_breaks_under_everyone_is_at_its_end():
+    worker = DraftWorker(SpyDrafter(cursed=range(16)))
+    for one in [Asking(worker, name) for name in "abcd"[: MOST_FAILURES + 1]]:
+        one.ask()
+    with pytest.raises(RuntimeError, match="cursed"):
+        worker.run_once()
+
+
+def test_who_does_not_fit_is_refused_and_fits_once_another_has_left():
+    worker = DraftWorker(SpyDrafter(), DraftRoom(num_slots=8, num_bytes=0))
+    first = Asking(worker, "a")
+    Asking(worker, "b")
+    with pytest.raises(NoRoomError, match="runs 4 sequences, and 0 slots are left"):
+        Asking(worker, "c")
+    first.channel.verifier_end.close()
+    Asking(worker, "d")
+    assert worker.names == ["b", "d"]
+
+
+def test_memory_is_bounded_by_what_all_verifiers_blocks_take():
+    ref = reference("llama")
+    drafter = eagle_drafter(ref.loaded, TREE)
+    spec = replace(SPEC, taps_size=drafter.head.taps_size, keeps_context=True)
+    block = drafter.needs.token_bytes * spec.block_size
+    worker = DraftWorker(drafter, DraftRoom(num_slots=64, num_bytes=block * 100))
+    for name in "ab":
+        worker.attach(name, InProcessChannel(spec).drafter_end)
+    with pytest.raises(NoRoomError, match=r"blocks take 0 MiB of the drafter's KV, and 0 MiB are left"):
+        worker.attach("c", InProcessChannel(spec).drafter_end)
+    worker.attach("d", InProcessChannel(replace(spec, num_blocks=20)).drafter_end)
+    assert drafter.pool.num_blocks == 100
+    assert len(worker.names) == 3
+
+
+def test_on_a_device_a_verifier_that_comes_later_moves_nothing():
+    """What is captured there holds its addresses."""
+    head = eagle_drafter(reference("llama").loaded, TREE)
+    head.device = head.pool.device = torch.device("meta")
+    worker = DraftWorker(head, DraftRoom(num_slots=12, num_bytes=head.needs.token_bytes * 16 * 90))
+    spec = replace(SPEC, taps_size=head.head.taps_size, keeps_context=True)
+    worker.attach("a", InProcessChannel(spec).drafter_end)
+    before = head.pool.caches[0][0]
+    worker.attach("b", InProcessChannel(spec).drafter_end)
+    assert head.pool.caches[0][0] is before
+    assert (head.pool.num_slots, head.pool.num_blocks) == (12, 90)
+
+
+@pytest.mark.parametrize(
+    ("taken", "size", "first"), [([], 5, 0), ([(0, 4)], 4, 4), ([(4, 4)], 4, 0), ([(10, 4), (0, 4), (5, 2)], 3, 7)]
+)
+def test_a_range_goes_into_the_first_gap_that_holds_it(taken, size, first):
+    assert first_gap(taken, size) == first

@@ -1,0 +1,157 @@
+"""A drafter is told which tokens grammars allow behind the roots; it drafts them alone, and no text changes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from xgrammar import GrammarMatcher
+
+from tests.runtime.grammar.test_structured_output import (
+    SPECS,
+    TOKENIZER,
+    Constrained,
+    demo_drafter,
+    generate,
+    params_of,
+)
+from tests.runtime.models import CHAIN, TREE, engine_config, new_engine, reference
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.growth import Growth, Roots
+from wingbeat.runtime.grammar.compiler import Grammars
+from wingbeat.runtime.grammar.maskers import MOST_SLOW, GrammarMasker
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return reference("demo", 1).loaded
+
+
+@pytest.fixture(scope="module")
+def grammars(loaded):
+    return Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
+
+
+def packed(allowed, vocab_size):
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[list(allowed)] = 1
+    return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32).copy())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_the_first_level_holds_allowed_tokens_alone(top_k, temperature):
+    """Also where the draft vocabulary is a part of the target's, in another order."""
+    torch.manual_seed(0)
+    vocab_size, draft_token_ids = 100, torch.randperm(100)[:40]
+    known = draft_token_ids.tolist()
+    allowed = [set(known[3:5]) | {token_id for token_id in range(100) if token_id not in known}]
+    allowed += [set(range(100)), set(range(100)) - set(known), {31, 63, 95} | set(known[:1])]
+    rows = torch.stack([packed(tokens, vocab_size) for tokens in allowed])
+    count = len(allowed)
+    zeros = torch.zeros(count, dtype=torch.int64)
+    roots = Roots(zeros, zeros, zeros[:, None] + torch.arange(3), torch.full((count,), temperature), zeros + 7, rows)
+    growth = Growth(SpeculationConfig(3, top_k, 1 + 3 * top_k), draft_token_ids)
+    logits = torch.randn(count, 1, 40)
+
+    def grow(some):
+        return growth.grow(some, logits, lambda level: torch.randn(count, level.token_ids.shape[1], 40))
+
+    trees, free = grow(roots), grow(roots._replace(allowed_tokens=None))
+    first, before = (
+        [set(tree.token_ids[row][(tree.depths[row] == 1)].tolist()) for row in range(count)] for tree in (trees, free)
+    )
+    assert first[0] <= allowed[0]
+    assert len(first[0]) == min(top_k, 2)
+    assert not before[0] <= allowed[0]
+    # Where nothing is forbidden, or the drafter knows no token that may follow, it drafts as ever.
+    assert first[1:3] == before[1:3]
+    assert first[3] <= allowed[3]
+
+
+class Listener(ScriptedDrafter):
+    """Keeps what it is told, with the history that it is told of."""
+
+    def propose(self, batch):
+        for row, slot in enumerate(batch.proposal_slots.tolist()):
+            history = batch.token_ids[slot, : batch.committed_lens[slot]].tolist()
+            told = None if batch.allowed_tokens is None else batch.allowed_tokens[row].numpy().copy()
+            self.heard.append((history, told))
+        return super().propose(batch)
+
+
+def listener(sequences, loaded):
+    drafter = Listener(sequences, right_tree, loaded.vocab_size)
+    drafter.heard = []
+    return drafter
+
+
+def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", 10.0)
+    prompts = [TOKENIZER.encode(text) for text in ("a = ", "bc = ")]
+    params = [params_of(SPECS[0], 1), params_of(SPECS[1], 2)]
+    plain, _ = generate(loaded, grammars, prompts, params)
+    drafter = listener([prompt + more + [1] * 8 for prompt, more in zip(prompts, plain, strict=True)], loaded)
+    tokens, _ = generate(loaded, grammars, prompts, params, drafter)
+    assert tokens == plain
+    assert len(drafter.heard) > 10
+    for history, told in drafter.heard:
+        index = next(i for i, prompt in enumerate(prompts) if history[: len(prompt)] == prompt)
+        matcher = GrammarMatcher(grammars.compile(params[index].grammar).compiled)
+        expected = np.full((1, -(-loaded.vocab_size // 32)), -1, np.int32)
+        answer = history[len(prompts[index]) :]
+        if 0 not in answer:  # behind the end nothing is told
+            assert all(map(matcher.accept_token, answer))
+            matcher.fill_next_token_bitmask(expected, 0)
+        assert told is None or np.array_equal(told, expected[0])
+    assert sum(told is not None for _, told in drafter.heard) > 10
+
+
+def test_rounds_in_flight_tell_nothing(loaded, grammars):
+    """The host does not know the roots in time."""
+    prompt, params = TOKENIZER.encode("a = "), params_of(SPECS[0], 1)
+    plain, _ = generate(loaded, grammars, [prompt], [params])
+    drafter = listener([prompt + plain[0] + [1] * 8], loaded)
+    config = engine_config(max_model_len=512, num_kv_blocks=300, overlap=True)
+    engine = new_engine(loaded, config, drafter, on_host=False)
+    try:
+        assert Constrained(engine, grammars, [prompt], [params]).finish() == plain
+    finally:
+        engine.model.remove_taps()
+    assert drafter.heard
+    assert all(told is None for _, told in drafter.heard)
+
+
+def test_a_slow_grammar_is_asked_no_more(loaded, grammars, monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", -1.0)
+    prompt, params = TOKENIZER.encode("a = "), params_of(SPECS[0], 1)
+    plain, _ = generate(loaded, grammars, [prompt], [params])
+    drafter = listener([prompt + plain[0] + [1] * 8], loaded)
+    tokens, _ = generate(loaded, grammars, [prompt], [params], drafter)
+    assert tokens == plain
+    assert sum(told is not None for _, told in drafter.heard) == MOST_SLOW < len(drafter.heard)
+
+
+def test_looking_ahead_takes_nothing(grammars):
+    masker = GrammarMasker(grammars.compile(GrammarSpec("choice", '["yes", "no"]')))
+    yes, mask = TOKENIZER.encode("yes"), np.zeros(128, np.int32)
+    assert masker.ahead(yes[:1], mask) or len(yes) == 1
+    assert not masker.ahead([*yes, yes[0]], mask)
+    assert not masker.ahead(TOKENIZER.encode("q"), mask)
+    assert masker.allows(yes[0])
+    assert not masker.allows(TOKENIZER.encode("q")[0])
+    assert [masker.accept(token_id) for token_id in yes][:-1] == [False] * (len(yes) - 1)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_drafts_of_json_are_accepted_more_often(loaded, grammars, monkeypatch, shape):
+    spec = GrammarSpec("json", json.dumps({"type": "object", "additionalProperties": {"enum": ["left", "right", 7]}}))
+    prompts = [TOKENIZER.encode("data = ")] * 4
+    params = [params_of(spec, seed, max_tokens=40) for seed in range(4)]
+    told, run = generate(loaded, grammars, prompts, params, demo_drafter(shape), shape)
+    monkeypatch.setattr(GrammarMasker, "ahead", lambda *args: False)
+    untold, without = generate(loaded, grammars, prompts, params, demo_drafter(shape), shape)
+    assert told == untold
+    assert run.engine.speculation.num_drafts < 0.9 * without.engine.speculation.num_drafts

@@ -1,0 +1,102 @@
+"""The three steps of a draft engine against its head run over whole paths without any KV."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.runtime.draft_world import VOCAB
+from wingbeat.runtime.heads.contract import DraftHead
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
+from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
+from wingbeat.runtime.tensorrt.linear_kv import LinearKV
+from wingbeat.runtime.tensorrt.session import EngineSession
+
+LENS = (29, 3, 17, 41)
+COUNTS = (1, 3, 2, 4)
+TREES = {"tree": (-1, -1, 0, 0, 2, 3), "chain": (-1, 0, 1, 2, 3, 4)}
+"""Parents of drafted nodes; -1 is the root."""
+
+SHAPE = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    **{"target_hidden_size": 32, "vocab_size": VOCAB},
+}
+HEADS = {
+    "eagle3": {},
+    "eagle3.1": {"norm_output": True, "fc_norm": True},
+    "before-residual": {"norm_before_residual": True, "norm_before_fc": True},
+    "biased": {"fc_bias": True, "attention_bias": True, "qk_norm": True},
+    "eagle1": None,
+}
+
+
+def head_of(kind: str, std: float = 0.3) -> DraftHead:
+    """A random head of HEADS."""
+    torch.manual_seed(4)
+    if HEADS[kind] is None:
+        head = Eagle1Head(Eagle1HeadConfig(**SHAPE, tap_layers=(4,), draft_vocab_size=VOCAB, fc_bias=True))
+    else:
+        head = EagleHead(EagleHeadConfig(**SHAPE, tap_layers=(1, 2, 3), draft_vocab_size=60, **HEADS[kind]))
+        head.draft_token_ids.copy_(torch.arange(60) + 20)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=std)
+    return head.eval().requires_grad_(False)
+
+
+def attend_densely(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention over everything: [1, T, heads, dim] in and out."""
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+@torch.inference_mode()
+def draft_differences(
+    session: EngineSession, config: DraftEngineConfig, head: DraftHead, vocab_size: int, batch: int
+) -> dict[str, float]:
+    """Largest difference of logits and hidden states by step, over uneven lengths."""
+    kv = LinearKV([config.layer], batch + 1, config.limits.capacity, config.torch_dtype, session.device)
+    runner, generator = DraftRunner(session, config, kv), torch.Generator().manual_seed(8)
+    rows, lens, counts = list(range(1, batch + 1)), list(LENS[:batch]), list(COUNTS[:batch])
+    longest = max(lens) + max(counts)
+    ids = torch.randint(0, vocab_size, (batch, longest), generator=generator)
+    taps = torch.randn(batch, longest, head.taps_size, generator=generator)
+
+    def dense(row: int, num_known: int, path_ids: Tensor, path_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = torch.cat((ids[row, :num_known], path_ids))[None]
+        features = torch.cat((head.fuse(taps[row, :num_known]), head.feedback(path_hidden)))[None]
+        hidden = head(tokens, features, head.rotary(torch.arange(tokens.shape[1])[None]), attend_densely)[0, -1]
+        return head.logits(hidden), hidden
+
+    def known_gap(output: DraftOutput, known: list[int]) -> float:
+        nothing = ids[0, :0], torch.zeros(0, head.hidden_size)
+        return max(_gap(output, row, dense(row, length, *nothing)) for row, length in enumerate(known))
+
+    most, starts = max(lens), [0] * batch
+    output = runner.prefill(KnownPairs(rows, starts, lens, ids[:, :most].contiguous(), taps[:, :most].contiguous()))
+    found = {"prefill": known_gap(output, lens)}
+    later = torch.tensor(lens)[:, None] + torch.arange(max(counts))
+    accepted = ids.gather(1, later), torch.stack([part[at] for part, at in zip(taps, later, strict=True)])
+    output = runner.accept(KnownPairs(rows, lens, counts, *accepted))
+    ends = [length + count for length, count in zip(lens, counts, strict=True)]
+    found["accept"] = known_gap(output, ends)
+    for name, parents in TREES.items():
+        visible = torch.eye(len(parents), dtype=torch.bool)
+        for node, parent in enumerate(parents):
+            visible[node] |= visible[parent] if parent >= 0 else False
+        nodes = torch.randint(0, vocab_size, (batch, len(parents)), generator=generator)
+        hidden = torch.randn(batch, len(parents), head.hidden_size, generator=generator)
+        tree = DraftedTree(rows, ends, nodes, hidden, visible.sum(1) - 1, visible.repeat(batch, 1, 1))
+        selected = torch.tensor([4, 5]).repeat(batch, 1)
+        output = runner.proposal(tree, selected)
+        found[name] = max(
+            _gap(output, (row, place), dense(row, ends[row], nodes[row, visible[node]], hidden[row, visible[node]]))
+            for row in range(batch)
+            for place, node in enumerate((4, 5))
+        )
+    return found
+
+
+def _gap(output: DraftOutput, at: int | tuple[int, int], expected: tuple[Tensor, Tensor]) -> float:
+    pairs = zip((output.logits[at], output.hidden[at]), expected, strict=True)
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
