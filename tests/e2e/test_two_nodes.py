@@ -1,8 +1,10 @@
 """A verifier and its drafter on two nodes of one cluster: the text is the plain one, whatever becomes of a node."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -13,7 +15,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 def test_a_pair_across_nodes_writes_plain_text_and_outlives_its_drafters_node():
     command = [sys.executable, "-m", "tests.e2e.two_nodes"]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=540)
+    with tempfile.TemporaryDirectory(
+        prefix="ray"
+    ) as folder:  # of its own: Ray notes there which cluster is the local one
+        env = {**os.environ, "RAY_TMPDIR": folder}
+        done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["channel"] == "remote"

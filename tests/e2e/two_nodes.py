@@ -20,7 +20,8 @@ from tests.conftest import ROOT, App, _free_port, running
 NUM_STREAMS = 6
 NUM_TOKENS = 220
 RESOURCE = "drafters"
-NODE = {"num_cpus": 1, "resources": {RESOURCE: 1}, "object_store_memory": 80 * 2**20}
+NODE = {"num_cpus": 0, "resources": {RESOURCE: 1}, "object_store_memory": 80 * 2**20}
+"""Where drafters may run, and no verifier."""
 WAIT_S = 120.0
 
 
@@ -69,7 +70,8 @@ def scenario(cluster: Cluster, url: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
-    settings = {"drafter_resources": {RESOURCE: 1}, "adaptive": False, "drafter_timeout_s": 2.0}
+    settings = {"drafter_resources": {RESOURCE: 1}, "num_cpus_per_drafter": 0}
+    settings |= {"adaptive": False, "drafter_timeout_s": 2.0}
     with running("pair", url, **settings) as app:
         report = serve.get_deployment_handle("Verifier", "pair").report.remote().result(timeout_s=60)
         found["channel"] = report["channel"]
