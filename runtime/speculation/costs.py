@@ -7,9 +7,7 @@ import numpy as np
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
 _LEAST, _MOST = 0.1, 10.0
-_MOST_DRAFT = 1000.0
-"""Of a draft, which has a way to go: where that gets long, any number of times what trees take."""
-_STALE_AFTER, _STALE_WEIGHT = 32, 0.5
+_STALE_AFTER, _STALE_WEIGHT = 32, 0.25
 """Plain rounds after which a draft says more than all before: the way may be another one by now."""
 
 
@@ -44,12 +42,11 @@ class CostTables:
 class Scale:
     """Real seconds over a table's, by a running mean."""
 
-    def __init__(self, most: float = _MOST) -> None:
+    def __init__(self) -> None:
         self.value = 1.0
         self.num_seen = 0
-        self._most = most
 
-    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0, least_weight: float = _SMOOTHING) -> None:
+    def observe(self, seconds: float, of_s: float, beside_s: float = 0.0) -> None:
         """Note what was really taken.
 
         Args:
@@ -57,11 +54,38 @@ class Scale:
             beside_s: likewise, of what shared the time.
         """
         self.num_seen += 1
-        weight = max(1.0 / self.num_seen, least_weight) * of_s / (of_s + beside_s)
+        weight = max(1.0 / self.num_seen, _SMOOTHING) * of_s / (of_s + beside_s)
         now = seconds / (of_s + beside_s)
         if self.num_seen > 1:  # one round of many times the usual length is an interruption, not a cost
             now = min(max(now, 0.5 * self.value), 2.0 * self.value)
-        self.value = min(max(self.value + weight * (now - self.value), _LEAST), self._most)
+        self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
+
+
+class DraftWaits:
+    """Real waits for trees: a multiple of the table's, and the way to the drafter, which no level makes longer.
+
+    Each takes half of what a wait was mispredicted by; waits for trees of several depths tell the two apart.
+    """
+
+    def __init__(self) -> None:
+        self.scale, self.way_s = 1.0, 0.0
+        self.num_seen = 0
+
+    def predict(self, trees_s: np.ndarray | float) -> np.ndarray | float:
+        """Of trees that take so long by the table."""
+        return self.scale * trees_s + self.way_s
+
+    def observe(self, seconds: float, trees_s: float, beside_s: float, least_weight: float) -> None:
+        """Note what was really waited; arguments as those of `Scale.observe`."""
+        self.num_seen += 1
+        weight = max(1.0 / self.num_seen, least_weight) * trees_s / (trees_s + beside_s)
+        expected = self.predict(trees_s + beside_s)
+        if self.num_seen > 1:  # as for a scale
+            seconds = min(max(seconds, 0.5 * expected), 2.0 * expected)
+        half = 0.5 * weight * (seconds - expected)
+        scale = min(max(self.scale + half / (trees_s + beside_s), _LEAST), _MOST)
+        rest = 2 * half - (scale - self.scale) * (trees_s + beside_s)
+        self.scale, self.way_s = scale, max(self.way_s + rest, 0.0)
 
 
 class RoundCosts:
@@ -73,7 +97,7 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain, self._verify, self._draft = Scale(), Scale(), Scale(_MOST_DRAFT)
+        self._plain, self._verify, self._draft = Scale(), Scale(), DraftWaits()
         self._num_plain = 0
         """Rounds since a draft was last seen."""
         most, level = tables.batch_sizes[-1], tables.draft_level_s
@@ -93,7 +117,7 @@ class RoundCosts:
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        return self._draft.value * self._trees_s(num_reqs, levels)
+        return self._draft.predict(self._trees_s(num_reqs, levels))
 
     def observe_verify(
         self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, num_chunk_tokens: int = 0

@@ -15,9 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 def test_a_pair_across_nodes_writes_plain_text_and_outlives_its_drafters_node():
     command = [sys.executable, "-m", "tests.e2e.two_nodes"]
-    with tempfile.TemporaryDirectory(
-        prefix="ray"
-    ) as folder:  # of its own: Ray notes there which cluster is the local one
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # where Ray notes the local cluster
         env = {**os.environ, "RAY_TMPDIR": folder}
         done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr[-4000:]
