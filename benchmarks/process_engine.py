@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, REPORT, pack_request
@@ -31,9 +32,20 @@ def _run_drafter(connection: Connection, config: AppConfig, core: int | None, co
 
 
 class PlainDrafter:
-    """Stands for `RayDrafter`."""
+    """Stands for `RayDrafter`.
 
-    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+    Args:
+        reach: from a channel's name to the one by which this drafter gets there.
+    """
+
+    def __init__(
+        self,
+        config: AppConfig,
+        core: int | None,
+        convention: bytes | None = None,
+        reach: Callable[[ChannelName], ChannelName] | None = None,
+    ) -> None:
+        self._reach = reach or (lambda name: name)
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_run_drafter, args=(other, config, core, convention), daemon=True)
@@ -47,9 +59,9 @@ class PlainDrafter:
         self.convention = convention
         return await self.call("needs", convention)
 
-    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+    async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
-        await self.call("attach", channel_name, next_incarnation())
+        await self.call("attach", self._reach(channel_name), next_incarnation())
         return self._process.pid
 
     def kill(self) -> None:
@@ -64,12 +76,19 @@ class PlainDrafter:
 
 
 @contextlib.asynccontextmanager
-async def process_engine(config: AppConfig) -> AsyncIterator[EngineClient]:
-    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had."""
+async def process_engine(
+    config: AppConfig, address: str | None = None, reach: Callable[[ChannelName], ChannelName] | None = None
+) -> AsyncIterator[EngineClient]:
+    """The engine of a configuration, as a replica would start it, on a core of its own where one can be had.
+
+    Args:
+        address: to listen on for a drafter that comes over the network.
+        reach: as for `PlainDrafter`.
+    """
     claim = claim_core() if config.shares_core() else None
     core = None if claim is None else claim.core
-    launch = (lambda convention: PlainDrafter(config, core, convention)) if config.has_drafter() else None
-    life = EngineLife(EngineStart(config, "benchmark", core), launch)
+    launch = (lambda convention: PlainDrafter(config, core, convention, reach)) if config.has_drafter() else None
+    life = EngineLife(EngineStart(config, "benchmark", core, address=address), launch)
     try:
         await life.start()
         yield life.client

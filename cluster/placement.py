@@ -1,4 +1,6 @@
-"""Where a verifier and its drafter run: one placement group per pair, both bundles on one node, and which GPU is whose.
+"""Where a verifier and its drafter run: one placement group per pair, and which GPU is whose.
+
+Both bundles lie on one node, unless the settings let the drafter run on another one.
 
 Ray hides the other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and memory of a GPU that a process cannot see
 cannot be opened there. So Ray is told to leave that variable alone (`NO_NARROWING`), and each actor puts the GPU that
@@ -13,30 +15,33 @@ from typing import Any, Literal, NamedTuple
 
 DRAFTER_BUNDLE = 1
 """Serve puts the replica itself into the first bundle of its group."""
-STRATEGY = "STRICT_PACK"
-"""The channel is memory of one node, so a pair never spans two."""
+ONE_NODE, ANY_NODES = "STRICT_PACK", "PACK"
+"""Strategies of a pair whose channel is memory of one node, and of one that may span two."""
 NO_NARROWING = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 ROUNDING = 1e-6
 
-ChannelKind = Literal["shm", "cuda_ipc"]
+ChannelKind = Literal["shm", "cuda_ipc", "remote"]
 
 
 class Share(NamedTuple):
-    """CPUs and GPUs of one actor, as Ray counts them; fractions share a device."""
+    """CPUs, GPUs and other resources of one actor, as Ray counts them; fractions share a device."""
 
     num_cpus: float
     num_gpus: float = 0.0
+    resources: dict[str, float] | None = None
+    """Custom ones, that only some nodes have."""
 
     def bundle(self) -> dict[str, float]:
         """The placement group bundle that holds this share; Ray refuses empty bundles and zero entries."""
-        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
         return {name: amount for name, amount in wanted.items() if amount > 0} or {"CPU": 0.001}
 
-    def actor_options(self) -> dict[str, float]:
+    def actor_options(self) -> dict[str, Any]:
         """Options that make an actor fill the bundle exactly."""
         bundle = self.bundle()
-        return {"num_cpus": bundle.get("CPU", 0.0), "num_gpus": bundle.get("GPU", 0.0)}
+        options = {"num_cpus": bundle.pop("CPU", 0.0), "num_gpus": bundle.pop("GPU", 0.0)}
+        return options | ({"resources": bundle} if bundle else {})
 
     def env_vars(self) -> dict[str, str]:
         """Environment of an actor with this share: one with a GPU sees all of its node."""
@@ -49,7 +54,7 @@ def pair_bundles(verifier: Share, drafter: Share | None) -> list[dict[str, float
 
 
 def drafter_options(drafter: Share) -> dict[str, Any]:
-    """Actor options that put a drafter beside the calling verifier.
+    """Actor options that put a drafter into the calling verifier's group.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
@@ -59,7 +64,7 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
 
     group = get_current_placement_group()
     if group is None:
-        raise RuntimeError("a drafter is placed beside its verifier, but the caller has no placement group")
+        raise RuntimeError("a drafter is placed in its verifier's group, but the caller has no placement group")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=DRAFTER_BUNDLE)
     options = {**drafter.actor_options(), "scheduling_strategy": strategy}
     # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
@@ -77,6 +82,29 @@ def node_id() -> str:
     import ray
 
     return ray.get_runtime_context().get_node_id()
+
+
+def address_if_remote() -> str | None:
+    """This node's address, where the calling verifier's drafter has its place on another one; None where on this.
+
+    Raises:
+        RuntimeError: the caller does not run in a placement group.
+    """
+    import ray
+    from ray.util.placement_group import get_current_placement_group, placement_group_table
+
+    group = get_current_placement_group()
+    if group is None:
+        raise RuntimeError("the caller has no placement group")
+    node = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE]
+    return None if node == ray.get_runtime_context().get_node_id() else address_of_node()
+
+
+def address_of_node() -> str:
+    """This node's, by which the other ones reach it."""
+    import ray
+
+    return ray.util.get_node_ip_address()
 
 
 def check_gpu_amount(name: str, amount: float) -> None:
@@ -97,16 +125,23 @@ def gpus_of_pair(verifier: Share, drafter: Share | None) -> int:
     return whole + (1 if 0 < sum(fractions) <= 1 + ROUNDING else len(fractions))
 
 
-def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[float]) -> None:
+def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True) -> None:
     """Refuse a pair that no node can hold, which Ray would wait for without end.
 
     Args:
         node_gpus: GPUs of each live node.
+        one_node: whether one has to hold both.
 
     Raises:
         ValueError: names both shares and the largest node.
     """
-    needed, largest = gpus_of_pair(verifier, drafter), max(node_gpus, default=0.0)
+    largest = max(node_gpus, default=0.0)
+    if not one_node and drafter is not None:
+        for name, share in (("num_gpus_per_verifier", verifier), ("num_gpus_per_drafter", drafter)):
+            if share.num_gpus > largest + ROUNDING:
+                raise ValueError(f"{name} is {share.num_gpus:g}: Ray sees {largest:g} GPUs on the largest node")
+        return
+    needed = gpus_of_pair(verifier, drafter)
     if needed > largest + ROUNDING:
         shares = f"num_gpus_per_verifier is {verifier.num_gpus:g}"
         if drafter is not None:
@@ -114,16 +149,20 @@ def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[
         raise ValueError(f"{shares}: a pair needs {needed} GPU(s) of one node, Ray sees {largest:g} on the largest")
 
 
-def choose_channel(requested: str, verifier_device: str, drafter_device: str) -> ChannelKind:
-    """Kind of channel for a pair on one node.
+def choose_channel(requested: str, verifier_device: str, drafter_device: str, one_node: bool = True) -> ChannelKind:
+    """Kind of channel for a pair.
 
     Args:
-        requested: 'auto', 'shm' or 'cuda_ipc'; 'auto' is cuda_ipc where both sides sit on CUDA devices.
+        requested: 'auto', 'shm', 'cuda_ipc' or 'remote'; 'auto' is remote between two nodes, and on one of them
+            cuda_ipc where both sides sit on CUDA devices.
         verifier_device, drafter_device: 'cpu' or 'cuda'.
+        one_node: whether both sides run on one.
 
     Raises:
         ValueError: cuda_ipc is requested and a side has no CUDA device; names the side.
     """
+    if requested == "remote" or (requested == "auto" and not one_node):
+        return "remote"
     sides = {"verifier": verifier_device, "drafter": drafter_device}
     on_cpu = [f"the {side} is on {device}" for side, device in sides.items() if device != "cuda"]
     if requested == "cuda_ipc" and on_cpu:

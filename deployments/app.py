@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from wingbeat.cluster.autoscaling import DELAYS, TokenLoadPolicy
-from wingbeat.cluster.placement import STRATEGY, Share, pair_bundles
+from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
@@ -134,8 +134,8 @@ def build(args: AppConfig) -> Application:
 
 
 def _verifier(config: AppConfig) -> serve.Deployment:
-    verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-    drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_own_drafter() else None
+    verifier = config.verifier_share()
+    drafter = config.drafter_share() if config.has_own_drafter() else None
     return serve.deployment(
         Verifier,
         name=VERIFIER,
@@ -144,7 +144,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars()},
         },
         placement_group_bundles=pair_bundles(verifier, drafter),
-        placement_group_strategy=STRATEGY,
+        placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,
         logging_config=LoggingConfig(enable_access_log=False),

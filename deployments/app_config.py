@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
-from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, choose_channel
+from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.deployments.surface_options import SurfaceOptions
@@ -101,10 +101,14 @@ class AppConfig(SurfaceOptions):
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
 
-    channel: Literal["auto", "shm", "cuda_ipc"] = Field(
+    channel: Literal["auto", "shm", "cuda_ipc", "remote"] = Field(
         "auto",
-        description="What carries rounds between verifier and drafter: host memory, or GPU memory where both have a "
-        "GPU. 'auto' is cuda_ipc where both have one, shm elsewhere.",
+        description="What carries rounds between verifier and drafter: host memory, GPU memory, or a connection "
+        "between nodes. 'auto' is remote where they are on two, else cuda_ipc where both have a GPU, else shm.",
+    )
+    drafter_resources: dict[str, float] | None = Field(
+        None,
+        description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
     overlap: bool | None = Field(
         None, description="Run the host one round behind the device; by default on GPUs. False gives the same tokens."
@@ -142,13 +146,14 @@ class AppConfig(SurfaceOptions):
         "num_kv_blocks",
         "kv_cache_memory_bytes",
         "capture_dir",
+        "drafter_resources",
         mode="before",
     )
     @classmethod
     def _nothing_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
-    @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
+    @field_validator("autoscaling_config", "router_autoscaling_config", "drafter_resources", mode="before")
     @classmethod
     def _json_on_the_command_line(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -157,6 +162,14 @@ class AppConfig(SurfaceOptions):
             return json.loads(value)
         except ValueError as error:
             raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
+
+    @field_validator("drafter_resources")
+    @classmethod
+    def _check_resources(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for name, amount in (value or {}).items():
+            if name in {"CPU", "GPU", "memory", "object_store_memory"} or not name or not 0 < amount < float("inf"):
+                raise ValueError(f"{name!r} is {amount}: give amounts above 0 of resources other than CPU and GPU")
+        return value
 
     @field_validator("router_autoscaling_config")
     @classmethod
@@ -195,6 +208,8 @@ class AppConfig(SurfaceOptions):
             self.channel_kind()
         if self.drafters is not None:
             self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
+            if self.channel == "remote":
+                raise ValueError("channel is 'remote': shared drafters serve verifiers of their own node")
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
@@ -217,8 +232,8 @@ class AppConfig(SurfaceOptions):
 
     def _limits(self, max_model_len: int) -> EngineConfig:
         share, beside = self.num_gpus_per_verifier, self.resolved_device() == "cpu"
-        own = self.drafters is None
-        if own and self.drafter_device() == "cuda" and share < 1 and share + self.num_gpus_per_drafter <= 1 + ROUNDING:
+        packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
+        if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
         return self._engine_config(
             max_model_len=max_model_len,
@@ -242,13 +257,26 @@ class AppConfig(SurfaceOptions):
         has_gpu = self.resolved_device() == "cuda" and self.num_gpus_per_drafter > 0
         return "cuda" if has_gpu and self.choice().can_use_gpu else "cpu"
 
-    def channel_kind(self) -> ChannelKind:
-        """Kind of channel between verifier and drafter.
+    def channel_kind(self, one_node: bool = True) -> ChannelKind:
+        """Kind of channel of a pair on one node or on two.
 
         Raises:
             ValueError: the kind asked for needs a GPU that a side does not have; names the side.
         """
-        return choose_channel(self.channel, self.resolved_device(), self.drafter_device())
+        return choose_channel(self.channel, self.resolved_device(), self.drafter_device(), one_node)
+
+    def may_span_nodes(self) -> bool:
+        """Whether Ray may put a drafter on another node than its verifier."""
+        elsewhere = self.channel == "remote" or (self.channel == "auto" and self.drafter_resources is not None)
+        return elsewhere and self.drafters is None
+
+    def verifier_share(self) -> Share:
+        """Of a node that a verifier takes."""
+        return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier)
+
+    def drafter_share(self) -> Share:
+        """What Ray sets aside for a drafter."""
+        return Share(self.num_cpus_per_drafter, self.num_gpus_per_drafter, self.drafter_resources)
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from wingbeat.cluster.channels.segment import remove_stale_segments
-from wingbeat.cluster.placement import Share, check_node_gpus, node_gpus
+from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, VERIFIER, build
 from wingbeat.deployments.app_config import AppConfig
@@ -180,10 +180,9 @@ class ServedApplication:
 
     def _check_gpus(self) -> None:
         config = self._config
-        verifier = Share(config.num_cpus_per_verifier, config.num_gpus_per_verifier)
-        drafter = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter) if config.has_own_drafter() else None
+        drafter = config.drafter_share() if config.has_own_drafter() else None
         try:
-            check_node_gpus(verifier, drafter, node_gpus())
+            check_node_gpus(config.verifier_share(), drafter, node_gpus(), one_node=not config.may_span_nodes())
         except ValueError as error:
             raise StartError(str(error)) from None
 

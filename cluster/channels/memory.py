@@ -161,8 +161,11 @@ def buffer_bytes(spec: ChannelSpec, fields: frozenset[str] | None = None) -> int
     return sum(_bytes_of(_part(layout, fields)) for layout in channel_layouts(spec))
 
 
-def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
+def check_fits(spec: ChannelSpec, free_bytes: int, place: str = "/dev/shm") -> None:
     """Refuse a channel before its memory is taken where there is not enough of it.
+
+    Args:
+        place: where the memory is to come from.
 
     Raises:
         ChannelError: names the setting, what it takes and what fits.
@@ -173,12 +176,12 @@ def check_fits(spec: ChannelSpec, free_bytes: int) -> None:
     fixed = buffer_bytes(dataclasses.replace(spec, num_slots=0))
     per_slot = (need - fixed) / spec.num_slots
     fitting = int((free_bytes - fixed) // per_slot)
-    amounts = f"the channel takes {need / 2**20:.0f} MiB of /dev/shm, {free_bytes / 2**20:.0f} MiB are free"
+    amounts = f"the channel takes {need / 2**20:.0f} MiB of {place}, {free_bytes / 2**20:.0f} MiB are free"
     if fitting >= 1:
         raise ChannelError(f"max_num_seqs is {spec.num_slots}: {amounts}; {fitting} fit")
     raise ChannelError(
         f"max_num_batched_tokens is {spec.max_prefill_tokens} and max_model_len is {spec.max_model_len}: {amounts}; "
-        "lower them, or enlarge /dev/shm (--shm-size of a container)"
+        "lower them" + (", or enlarge /dev/shm (--shm-size of a container)" if place == "/dev/shm" else "")
     )
 
 

@@ -8,9 +8,11 @@ import os
 import pickle
 from typing import TYPE_CHECKING, NamedTuple
 
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.placement import assigned_devices, claim_devices, node_id
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -31,7 +33,7 @@ class DrafterStatus(NamedTuple):
 
     pid: int
     node_id: str
-    channels: tuple[str, ...]
+    channels: tuple[ChannelName, ...]
     silent_s: float
     """How long ago its thread last looked for a round."""
 
@@ -59,9 +61,9 @@ class DrafterActor:
         if convention is not None:
             self._needs(convention)
 
-    def pid(self) -> int:
-        """The operating system's id of this process."""
-        return os.getpid()
+    def process(self) -> DrafterProcess:
+        """This process, and where it runs."""
+        return DrafterProcess.own()
 
     def needs(self, convention: bytes) -> bytes:
         """What this drafter needs of its verifier, pickled.
@@ -74,7 +76,7 @@ class DrafterActor:
         """
         return pickle.dumps(self._needs(convention))
 
-    def attach(self, name: str, incarnation: int) -> None:
+    def attach(self, name: ChannelName, incarnation: int) -> None:
         """Serve the channel `name` from now on.
 
         Raises:
@@ -82,7 +84,7 @@ class DrafterActor:
         """
         self._thread.attach(name, incarnation)
 
-    def attach_shared(self, name: str, incarnation: int, convention: bytes | None) -> "Placed":
+    def attach_shared(self, name: ChannelName, incarnation: int, convention: bytes | None) -> "Placed":
         """Serve one more channel, where there is room.
 
         Args:
@@ -99,7 +101,7 @@ class DrafterActor:
             return Placed(os.getpid(), str(error))
         return Placed(os.getpid())
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: ChannelName) -> None:
         """Serve a channel no more; harmless where it is not served."""
         self._thread.detach(name)
 

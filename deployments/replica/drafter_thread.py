@@ -11,6 +11,7 @@ import torch
 from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.doorbell import POLL_NAP_S
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.build import build_draft_worker, draft_room
@@ -84,7 +85,7 @@ class DrafterThread:
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
-    def attach(self, name: str, incarnation: int, convention: HeadConvention | None = None) -> None:
+    def attach(self, name: ChannelName, incarnation: int, convention: HeadConvention | None = None) -> None:
         """Serve the channel `name` from now on.
 
         Args:
@@ -99,13 +100,14 @@ class DrafterThread:
             self._read_as(convention)
             end = attach_channel(self._config, name, incarnation)
             try:
+                self._worker.detach(name)  # a connection that broke
                 self._worker.attach(name, end)
             except BaseException:
                 end.close()
                 raise
         self._attached.set()
 
-    def detach(self, name: str) -> None:
+    def detach(self, name: ChannelName) -> None:
         """Leave the channel `name`; harmless when it is not attached."""
         with self._lock:
             self._worker.detach(name)

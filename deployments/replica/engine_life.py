@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wingbeat.cluster.channels.link import Link
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.child_process import ChildProcess
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_client import EngineClient
@@ -82,7 +83,7 @@ class EngineLife:
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
-    async def _start_drafter(self, channel_name: str, checks: bool) -> None:
+    async def _start_drafter(self, channel_name: ChannelName, checks: bool) -> None:
         launch, convention = self._launch_drafter, self._drafter.convention
         self.supervisor = DrafterSupervisor(
             self.client.call, channel_name, lambda: launch(convention), self._start.config.drafter_back_off_s

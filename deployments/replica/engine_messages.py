@@ -4,6 +4,7 @@ import pickle
 from enum import StrEnum
 from typing import NamedTuple
 
+from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 
@@ -56,13 +57,15 @@ class EngineStart(NamedTuple):
     """The core its thread is kept on; None leaves it free."""
     gpus: tuple[int | str, ...] = ()
     """That Ray assigned to the replica."""
+    address: str | None = None
+    """Of this node, where the drafter comes over the network; None where it shares this node's memory."""
 
 
 class EngineStarted(NamedTuple):
     """An engine that is ready for its drafter, or for requests where it has none."""
 
     info: ModelInfo
-    channel_name: str | None
+    channel_name: ChannelName | None
     """Where its drafter is to attach; None where it takes none."""
     checks_drafter: bool
     """Whether the first drafter that is attached is to be tried."""

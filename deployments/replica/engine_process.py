@@ -104,7 +104,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
         return setup, None
     from wingbeat.deployments.replica.pair_channel import create_channel
 
-    return setup, create_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec)
+    return setup, create_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:

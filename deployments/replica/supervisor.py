@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 
@@ -17,6 +18,8 @@ FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
 STABLE_S = 60.0
 """A drafter that lasted this long is not part of a series of failures."""
+RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
+"""What a drafter on another node has to attach again; one whose connection broke sooner than that is replaced."""
 
 
 class DrafterHandle(Protocol):
@@ -32,7 +35,7 @@ class DrafterHandle(Protocol):
         """
         ...
 
-    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+    async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id. Raises if it could not start.
 
         Args:
@@ -41,7 +44,7 @@ class DrafterHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Have no more of it, without waiting: one that is nobody else's ends."""
+        """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
         ...
 
 
@@ -56,7 +59,7 @@ class DrafterSupervisor:
     def __init__(
         self,
         call: Callable[[str], Awaitable[Any]],
-        channel_name: str,
+        channel_name: ChannelName,
         launch: Callable[[], DrafterHandle],
         back_off_s: float = FIRST_BACK_OFF_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -91,7 +94,7 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost; ends when the engine does.
+        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does.
 
         The first of a series of failures is answered at once, each further one after twice the pause.
         """
@@ -104,6 +107,8 @@ class DrafterSupervisor:
                 # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
                 if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
                     back_off_s = 0.0
+                if await self._reconnected():
+                    continue
                 self._kill()
                 await self._sleep(back_off_s)
                 back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
@@ -123,9 +128,27 @@ class DrafterSupervisor:
         """Whether there is no drafter because those there are hold as many verifiers as they can."""
         return getattr(self._drafter, "lacks_room", False)
 
+    async def _reconnected(self) -> bool:
+        """Whether the drafter, of which only the connection has broken, is attached again."""
+        held = self._drafter is not None and isinstance(self._channel_name, RemoteAddress)
+        if not held or self._attached_at is None or self._clock() - self._attached_at < RECONNECT_AFTER_S:
+            return False
+        try:
+            await asyncio.wait_for(self._attach(), RECONNECT_S)
+        except EngineFailed:
+            raise
+        except Exception as error:
+            logger.info("The drafter is not reached again: %s", root_cause(error))
+            return False
+        return True
+
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
         self._drafter = drafter or self._launch()
+        await self._attach()
+
+    async def _attach(self) -> None:
+        self._attached_at = None
         self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
         await self._call("attach_drafter")
         self._attached_at = self._clock()

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
-from wingbeat.cluster.placement import assigned_devices
+from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
@@ -59,10 +59,12 @@ class Verifier:
         self._tasks: list[asyncio.Task] = []
         self._config = config
         self._speed = EngineSpeed(config.max_num_seqs)
-        self._core: CoreClaim | None = claim_core() if config.shares_core() else None
+        address = self._address()
+        self._channel = config.channel_kind(one_node=address is None) if config.has_drafter() else None
+        self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
         core = None if self._core is None else self._core.core
         gpus = assigned_devices() if config.num_gpus_per_verifier > 0 else ()
-        start = EngineStart(config, self._engine_id, core, gpus)
+        start = EngineStart(config, self._engine_id, core, gpus, address)
         launch = None
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, core)
@@ -198,6 +200,7 @@ class Verifier:
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,
+            "channel": self._channel,
             "self_test": None if life is None else life.self_test,
         }
 
@@ -247,6 +250,12 @@ class Verifier:
 
     def _spawn(self, coroutine: Any) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    def _address(self) -> str | None:
+        """This node's, where rounds go over the network."""
+        if not self._config.has_own_drafter() or not self._config.may_span_nodes():
+            return None
+        return address_of_node() if self._config.channel == "remote" else address_if_remote()
 
     def _check(self, engine_id: str, client_id: str | None = None) -> None:
         if engine_id != self._engine_id:

@@ -7,6 +7,8 @@ import numpy as np
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
 _LEAST, _MOST = 0.1, 10.0
+_STALE_AFTER, _STALE_WEIGHT = 32, 0.25
+"""Plain rounds after which a draft says more than all before: the way may be another one by now."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,33 @@ class Scale:
         self.value = min(max(self.value + weight * (now - self.value), _LEAST), _MOST)
 
 
+class DraftWaits:
+    """Real waits for trees: a multiple of the table's, and the way to the drafter, which no level makes longer.
+
+    Each takes half of what a wait was mispredicted by; waits for trees of several depths tell the two apart.
+    """
+
+    def __init__(self) -> None:
+        self.scale, self.way_s = 1.0, 0.0
+        self.num_seen = 0
+
+    def predict(self, trees_s: np.ndarray | float) -> np.ndarray | float:
+        """Of trees that take so long by the table."""
+        return self.scale * trees_s + self.way_s
+
+    def observe(self, seconds: float, trees_s: float, beside_s: float, least_weight: float) -> None:
+        """Note what was really waited; arguments as those of `Scale.observe`."""
+        self.num_seen += 1
+        weight = max(1.0 / self.num_seen, least_weight) * trees_s / (trees_s + beside_s)
+        expected = self.predict(trees_s + beside_s)
+        if self.num_seen > 1:  # as for a scale
+            seconds = min(max(seconds, 0.5 * expected), 2.0 * expected)
+        half = 0.5 * weight * (seconds - expected)
+        scale = min(max(self.scale + half / (trees_s + beside_s), _LEAST), _MOST)
+        rest = 2 * half - (scale - self.scale) * (trees_s + beside_s)
+        self.scale, self.way_s = scale, max(self.way_s + rest, 0.0)
+
+
 class RoundCosts:
     """Predicts rounds without prompts: a prompt takes its time however the tokens behind it are decoded.
 
@@ -68,7 +97,9 @@ class RoundCosts:
 
     def __init__(self, tables: CostTables) -> None:
         self.tables = tables
-        self._plain, self._verify, self._draft = Scale(), Scale(), Scale()
+        self._plain, self._verify, self._draft = Scale(), Scale(), DraftWaits()
+        self._num_plain = 0
+        """Rounds since a draft was last seen."""
         most, level = tables.batch_sizes[-1], tables.draft_level_s
         # What a token of a prompt takes: about what a row of the largest batch does.
         rows = max((tables.extra_nodes[-1] - tables.extra_nodes[0]) * most, 1)
@@ -86,7 +117,7 @@ class RoundCosts:
 
     def draft_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
         """Wait for trees of `levels` [n] levels for `num_reqs` sequences: float64 [n]."""
-        return self._draft.value * self._trees_s(num_reqs, levels)
+        return self._draft.predict(self._trees_s(num_reqs, levels))
 
     def observe_verify(
         self, seconds: float, num_reqs: int, num_extra: int, mean_context: float, num_chunk_tokens: int = 0
@@ -98,6 +129,7 @@ class RoundCosts:
             num_chunk_tokens: rows of prompts.
         """
         scale = self._verify if num_extra else self._plain
+        self._num_plain += not num_extra
         pass_s = float(self._pass_s(num_reqs, np.array(num_extra), mean_context))
         scale.observe(seconds, pass_s, self._verify_row_s * num_chunk_tokens)
 
@@ -107,9 +139,10 @@ class RoundCosts:
         Args:
             num_chunk_tokens: context that the drafter took in first.
         """
-        self._draft.observe(
-            seconds, float(self._trees_s(num_reqs, np.array(levels))), self._draft_row_s * num_chunk_tokens
-        )
+        trees_s = float(self._trees_s(num_reqs, np.array(levels)))
+        weight = _STALE_WEIGHT if self._num_plain > _STALE_AFTER else _SMOOTHING
+        self._num_plain = 0
+        self._draft.observe(seconds, trees_s, self._draft_row_s * num_chunk_tokens, weight)
 
     def _pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
         tables = self.tables

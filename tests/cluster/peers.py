@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, Ver
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.channels.remote import RemoteChannel
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TreeReply
 
@@ -77,16 +79,27 @@ def fill_reply(outcome: Outcome, token_ids: Tensor, reply: TreeReply, incarnatio
 
 def run_drafter(name: str, incarnation: int, mode: str, kind: str) -> None:
     """A drafter until its channel closes: it answers, holds every round, or stops with a reply half published."""
-    end = attach_channel(kind, name, incarnation)
+    serve_rounds(attach_channel(kind, name, incarnation), mode)
+
+
+def serve_rounds(end: DrafterSide, mode: str) -> None:
+    """As `run_drafter`, from the moment it has attached."""
     while not end.closed:
         outcome = end.wait_outcome(SHORT_S)
         if outcome is None or mode == "hold":
             continue
-        fill_reply(outcome, end.token_ids, end.reply, incarnation)
+        fill_reply(outcome, end.token_ids, end.reply, end.incarnation)
         if mode == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         end.publish_reply()
     end.close()
+
+
+def serve_in_thread(end: DrafterSide, mode: str) -> threading.Thread:
+    """`serve_rounds` in a thread of this process, which ends with the channel."""
+    thread = threading.Thread(target=serve_rounds, args=(end, mode), daemon=True)
+    thread.start()
+    return thread
 
 
 def run_verifier(name: str, mode: str, kind: str) -> None:
@@ -192,7 +205,24 @@ class ProcessRig:
         return lambda: eventually(lambda: not is_alive(pid))
 
 
-Rig = InProcessRig | ProcessRig
+class RemoteRig:
+    """The drafter is another thread, at the other end of a connection over loopback."""
+
+    def __init__(self) -> None:
+        self.channel = RemoteChannel("127.0.0.1", SPEC)
+        self.verifier = self.channel.verifier_end
+        self.thread: threading.Thread | None = None
+
+    def start(self, incarnation: int, mode: str) -> None:
+        self.thread = serve_in_thread(RemoteChannel.attach(self.channel.name, incarnation), mode)
+        assert self.verifier.incarnation == incarnation
+
+    def close_witness(self) -> Callable[[], bool]:
+        thread = self.thread
+        return lambda: eventually(lambda: not thread.is_alive())
+
+
+Rig = InProcessRig | ProcessRig | RemoteRig
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = LONG_S) -> bool:

@@ -86,3 +86,11 @@ def test_cuda_ipc_without_gpus_names_the_side_that_lacks_one():
         choose_channel("cuda_ipc", "cuda", "cpu")
     with pytest.raises(ValueError, match="the verifier is on cpu and the drafter is on cpu"):
         choose_channel("cuda_ipc", "cpu", "cpu")
+
+
+def test_a_pair_that_may_span_nodes_needs_one_with_each_share():
+    check_node_gpus(Share(1, 2), Share(1, 1), [2.0, 1.0], one_node=False)
+    with pytest.raises(ValueError, match="a pair needs 3"):
+        check_node_gpus(Share(1, 2), Share(1, 1), [2.0, 1.0])
+    with pytest.raises(ValueError, match="num_gpus_per_drafter is 4: Ray sees 2 GPUs on the largest node"):
+        check_node_gpus(Share(1, 2), Share(1, 4), [2.0, 1.0], one_node=False)

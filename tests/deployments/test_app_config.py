@@ -129,6 +129,9 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"channel": "cuda_ipc"}, "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu"),
         ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
         ({"channel": "nccl"}, "channel"),
+        ({"drafter_resources": "cheap"}, "drafter_resources\n.*must be a JSON object"),
+        ({"drafter_resources": {"GPU": 1}}, "'GPU' is 1.0: give amounts above 0 of resources other than CPU and GPU"),
+        ({"drafter_resources": {"cheap": 0}}, "'cheap' is 0.0: give amounts above 0"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
         ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0: with min_replicas 0"),
         (
@@ -218,6 +221,36 @@ def test_a_server_on_a_loopback_address_takes_local_names_alone(host: str, local
 )
 def test_rounds_go_through_gpu_memory_where_both_sides_have_a_gpu(values: dict, kind: str):
     assert AppConfig.model_validate(values).channel_kind() == kind
+
+
+@pytest.mark.parametrize(
+    ("values", "spans", "kinds"),
+    [
+        ({}, False, ("shm", "remote")),
+        ({"drafter_resources": '{"cheap": 1}'}, True, ("shm", "remote")),
+        ({"drafter_resources": {"cheap": 1}, "channel": "shm"}, False, ("shm", "shm")),
+        ({"channel": "remote"}, True, ("remote", "remote")),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1}, False, ("cuda_ipc", "remote")),
+    ],
+    ids=["default", "resources", "one-node", "asked-for", "gpus"],
+)
+def test_a_pair_may_span_two_nodes_where_its_drafter_asks_for_others(values: dict, spans: bool, kinds: tuple):
+    config = AppConfig.model_validate(values)
+    assert config.may_span_nodes() == spans
+    assert (config.channel_kind(one_node=True), config.channel_kind(one_node=False)) == kinds
+
+
+def test_the_drafter_takes_its_resources_of_its_node():
+    share = AppConfig(drafter_resources={"cheap": 0.5}).drafter_share()
+    assert share.bundle() == {"CPU": 0.3, "cheap": 0.5}
+    assert share.actor_options() == {"num_cpus": 0.3, "num_gpus": 0.0, "resources": {"cheap": 0.5}}
+
+
+def test_a_drafter_that_may_be_elsewhere_has_no_part_in_its_verifiers_gpu():
+    shares = {"num_gpus_per_verifier": 0.6, "num_gpus_per_drafter": 0.4}
+    beside = AppConfig(**shares).engine_config()
+    elsewhere = AppConfig(**shares, drafter_resources={"cheap": 1}).engine_config()
+    assert (beside.gpu_share, elsewhere.gpu_share) == (1.0, 0.6)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,46 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cluster.peers import LONG_S, SHORT_S, SPEC, InProcessRig, ProcessRig, Rig, fill_reply, publish, round_trip
+from tests.cluster.peers import (
+    LONG_S,
+    SHORT_S,
+    SPEC,
+    InProcessRig,
+    ProcessRig,
+    RemoteRig,
+    Rig,
+    fill_reply,
+    publish,
+    round_trip,
+)
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.runtime.protocol.messages import ReplyHeader, TreeReply, reply_layout
+from wingbeat.runtime.protocol.messages import Outcome, ReplyHeader, RoundHeader, TreeReply, reply_layout
 
 
-@pytest.fixture(params=["in-process", "shm", "fake-cuda", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["in-process", "shm", "fake-cuda", "remote", pytest.param("cuda_ipc", marks=pytest.mark.gpu)])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """A verifier's end, and drafters to start for it."""
     if request.param == "in-process":
         rig = InProcessRig()
+    elif request.param == "remote":
+        rig = RemoteRig()
     else:
         rig = ProcessRig(request.param, request.getfixturevalue("nursery"), request.getfixturevalue("name"))
     yield rig
     rig.verifier.close()
+
+
+def fill_round(verifier: VerifierSide, outcome: Outcome, generator: torch.Generator) -> None:
+    """A round of which all rows count, so that every byte has to arrive: new sequences in all slots, of full length."""
+    for tensor in (*outcome, verifier.token_ids):
+        randomise(tensor, generator)
+    for slots in (outcome.decode_slots, outcome.chunk_slots, outcome.proposal_slots):
+        slots.copy_(torch.randperm(SPEC.num_slots, generator=generator))
+    outcome.decode_num_tokens.fill_(SPEC.max_path)
+    outcome.chunk_lens.copy_(torch.tensor([2, SPEC.max_prefill_tokens - 3, 1]))
+    outcome.epochs.copy_(torch.randint(2**40, outcome.epochs.shape, generator=generator))
+    outcome.committed_lens.fill_(SPEC.max_model_len + 1)
+    RoundHeader(0, *[SPEC.num_slots] * 3, max_levels=2).write(outcome.header)
 
 
 def randomise(tensor: Tensor, generator: torch.Generator) -> None:
@@ -31,8 +57,7 @@ def test_every_field_arrives_on_both_sides_round_after_round(rig: Rig) -> None:
     generator = torch.Generator().manual_seed(5)
     for round_number in range(1, 7):
         outcome = rig.verifier.acquire_outcome(LONG_S)
-        for tensor in (*outcome, rig.verifier.token_ids):
-            randomise(tensor, generator)
+        fill_round(rig.verifier, outcome, generator)
         assert rig.verifier.publish_outcome() == round_number
         reply = rig.verifier.wait_reply(round_number, LONG_S)
         expected = TreeReply(*(torch.zeros(shape, dtype=dtype) for shape, dtype in reply_layout(SPEC).values()))

@@ -1,6 +1,7 @@
 """What both processes of a pair are built from: the channel they meet in, and no more code than each needs."""
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -37,6 +38,15 @@ def test_without_gpus_both_sides_meet_in_shared_memory():
     assert drafter.spec == SPEC
     with pytest.raises(ChannelError, match="is of kind 'shm', this drafter attaches 'cuda_ipc'"):
         attach_channel(ON_GPU, name, 2)
+    drafter.close()
+    channel.verifier_end.close()
+
+
+def test_over_the_network_both_sides_meet_at_an_address():
+    channel = create_channel(AppConfig(), "unused", SPEC, "127.0.0.1")
+    drafter = attach_channel(AppConfig(), pickle.loads(pickle.dumps(channel.name)), 1)
+    assert channel.verifier_end.incarnation == 1
+    assert drafter.spec == SPEC
     drafter.close()
     channel.verifier_end.close()
 

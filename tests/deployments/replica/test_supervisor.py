@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.supervisor import POLL_S, DrafterSupervisor
 
@@ -17,7 +18,7 @@ class FakeCalls:
         self.failed = False
 
     async def call(self, name: str) -> bool | None:
-        if self.failed:
+        if self.failed or self.world.time.now > self.world.ends_at:
             raise EngineFailed("over")
         return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
 
@@ -43,11 +44,15 @@ class FakeDrafter:
     def __init__(self, world: "World", lives_s: float | None) -> None:
         self.world = world
         self.lives_s = lives_s
+        self.num_attached = 0
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
+        self.num_attached += 1
         self.world.incarnations.append(next_incarnation())
+        if self.num_attached > 1 and not self.world.connects_again:
+            raise RuntimeError("cannot be reached")
         self.world.dies_at = self.world.time.now + self.lives_s
         return 0
 
@@ -58,19 +63,22 @@ class FakeDrafter:
 class World:
     """A supervisor whose successive drafters live as long as the test says; then the engine fails."""
 
-    def __init__(self, *lives_s: float | None) -> None:
+    def __init__(self, *lives_s: float | None, channel: ChannelName = "channel", connects_again: bool = True) -> None:
         self.time = FakeTime()
+        self.connects_again = connects_again
+        self.ends_at = float("inf")
+        self.incarnations: list[int] = []
         self.engine = FakeCalls(self)
         self.dies_at = 0.0
-        self.num_killed = 0
+        self.num_killed = self.num_launched = 0
         self.pauses: list[float] = []
-        self.incarnations: list[int] = []
         self._lives = list(lives_s)
         self.supervisor = DrafterSupervisor(
-            self.engine.call, "channel", self._launch, sleep=self.time.sleep, clock=self.time.clock
+            self.engine.call, channel, self._launch, sleep=self.time.sleep, clock=self.time.clock
         )
 
     def _launch(self) -> FakeDrafter:
+        self.num_launched += 1
         # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
         self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
         if not self._lives:
@@ -102,3 +110,35 @@ def test_drafters_that_start_and_die_young_are_one_series_with_those_that_do_not
 
 def test_a_drafter_that_lived_for_a_minute_ends_the_series():
     assert pauses(CANNOT_START, CANNOT_START, CANNOT_START, 61, CANNOT_START) == [0, 1, 2, 4, 0, 1]
+
+
+def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:
+    """A drafter on another node, each of whose connections lasts so long; the engine fails in the end."""
+    world = World(60.0, channel=RemoteAddress("host", 1, b"", b""), connects_again=connects_again)
+
+    world.ends_at = until_s
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, first_lives_s))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    return world
+
+
+def test_a_drafter_of_another_node_whose_connection_breaks_is_connected_again():
+    world = run_remote(10.0, connects_again=True, until_s=35.0)
+    assert world.incarnations == [1, 2, 3, 4]
+    assert (world.num_launched, world.num_killed) == (0, 0)
+
+
+def test_a_drafter_of_another_node_that_cannot_be_reached_is_replaced():
+    world = run_remote(10.0, connects_again=False, until_s=12.0)
+    assert world.incarnations == [1, 2, 3]
+    assert (world.num_launched, world.num_killed) == (1, 1)
+
+
+def test_a_drafter_whose_connections_break_at_once_is_replaced():
+    world = run_remote(0.5, connects_again=True, until_s=2.0)
+    assert world.incarnations == [1, 2]
+    assert (world.num_launched, world.num_killed) == (1, 1)

@@ -152,6 +152,26 @@ def test_what_is_not_chosen_is_tried_now_and_then(widths):
     assert (reasons.count(Reason.PROBE_PLAIN) >= 4) == (widths is None)
 
 
+@pytest.mark.parametrize(("acceptance", "way_s"), [(0.6, 1.0), (0.6, 20.0), (0.95, 5.0), (0.95, 20.0), (0.95, 80.0)])
+def test_a_way_to_the_drafter_that_gets_longer_than_drafts_are_worth_ends_them_until_it_is_short(acceptance, way_s):
+    """The tables know of no way; a chain of 6 levels takes 2 s, a plain round 4.1 s."""
+    subject = shown(policy(), acceptance)
+
+    def run(way_s, rounds):
+        for _ in range(rounds):
+            levels = subject.plan(1, 1, 100.0).levels
+            subject.costs.observe_verify(4.1 + 0.05 * levels, 1, levels, 100.0)
+            if levels:
+                subject.costs.observe_draft(way_s + 0.2 + 0.3 * levels, 1, levels)
+        return subject.stats(0.0, 0).expected_speedup > 1
+
+    assert run(0.0, 100)
+    reached = (acceptance ** np.arange(1.0, DEPTH + 1)).sum()
+    pays = 4.1 * (1 + reached) > 4.1 + 0.05 * DEPTH + way_s + 0.2 + 0.3 * DEPTH
+    assert run(way_s, 800) == pays
+    assert run(0.0, 8000)
+
+
 def test_a_probe_is_verified_whole():
     subject = shown(policy(node_s=3.0), 0.02)
     path, trees = chains(0.1)

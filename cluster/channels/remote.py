@@ -1,0 +1,154 @@
+"""The channel between two nodes: one TCP connection, over which the contents of the buffers travel as frames.
+
+Each end has buffers and words of its own, in host memory that is pinned where a GPU copies from or to it, and is the
+end of every channel: only its bells differ. `docs/channel.md` has the rules of the wire.
+"""
+
+import os
+import pickle
+import socket
+import weakref
+
+import torch
+
+from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
+from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, ROUND_SLEEP_S, Doorbell
+from wingbeat.cluster.channels.memory import (
+    HOST_READY,
+    NUM_WORDS,
+    ChannelError,
+    ChannelMemory,
+    HostReady,
+    ReadyEvents,
+    Region,
+    Word,
+    buffer_bytes,
+    carve,
+    check_fits,
+    write_owner,
+)
+from wingbeat.cluster.channels.remote_address import RemoteAddress
+from wingbeat.cluster.channels.remote_handshake import SessionKeys, introduce, new_secret
+from wingbeat.cluster.channels.remote_links import DrafterLink, FrameBell, FrameDoorbell, VerifierLink
+from wingbeat.cluster.channels.remote_listener import HANDSHAKE_S, Listener
+from wingbeat.runtime.free_memory import free_memory
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+
+class RemoteChannel:
+    """A listening port and its verifier's end, whose `close` closes it; so does its deletion."""
+
+    def __init__(self, host: str, spec: ChannelSpec, device: torch.device | None = None) -> None:
+        """Listen on an address of this node.
+
+        Args:
+            device: of the verifier, where that is a GPU.
+
+        Raises:
+            ChannelError: it cannot be listened on, or memory is too full for the buffers.
+        """
+        memory, secret = _memory(spec, device), new_secret()
+        link = VerifierLink(memory, secret)
+        listener = Listener(host, secret, spec, link.admit)
+        self.name = RemoteAddress(host, listener.port, secret, pickle.dumps(spec))
+        """What a drafter attaches by."""
+        self.verifier_end = RemoteVerifierSide(memory, link)
+        self.verifier_end.on_close = weakref.finalize(self.verifier_end, _shut, listener, link, os.getpid())
+
+    @staticmethod
+    def attach(address: RemoteAddress, incarnation: int, device: torch.device | None = None) -> DrafterSide:
+        """Connect to the verifier as its drafter; an earlier incarnation is thereby closed.
+
+        Args:
+            device: of the drafter, where that is a GPU.
+
+        Raises:
+            ChannelError: nobody answers there, or not one that holds the secret; its shapes are others; `incarnation`
+                is not larger than the one attached.
+        """
+        spec: ChannelSpec = pickle.loads(address.spec)
+        # A GPU's copies out of these buffers have to be done before the next round may fill them.
+        memory = _memory(spec, device, HOST_READY if device is None else _StreamReady(device))
+        try:
+            sock = socket.create_connection((address.host, address.port), HANDSHAKE_S)
+        except OSError as error:
+            raise ChannelError(f"the drafter cannot reach its verifier at {address}: {error}") from None
+        try:
+            keys = introduce(sock, address.secret, spec, incarnation, HANDSHAKE_S)
+            return RemoteDrafterSide(memory, incarnation, sock, keys)
+        except OSError as error:
+            sock.close()
+            raise ChannelError(f"the drafter cannot reach its verifier at {address}: {error}") from None
+        except BaseException:
+            sock.close()
+            raise
+
+
+class RemoteVerifierSide(VerifierSide):
+    """The verifier's end."""
+
+    def __init__(self, memory: ChannelMemory, link: VerifierLink) -> None:
+        super().__init__(memory, FrameDoorbell(link, Word.REPLIED, ROUND_SLEEP_S))
+        self._outcome_bell = FrameBell(link, Word.OUTCOME_SEQ)
+        self._link = link
+
+    @property
+    def incarnation(self) -> int:
+        """Incarnation of the attached drafter; 0 while none is attached."""
+        self._link.adopt()
+        return super().incarnation
+
+    def _peer_process(self) -> VerifierLink:
+        return self._link
+
+
+class RemoteDrafterSide(DrafterSide):
+    """A drafter's end, attached when made."""
+
+    def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket, keys: SessionKeys) -> None:
+        super().__init__(memory, incarnation)
+        self._link = DrafterLink(memory, sock, keys, self._skip_to)
+        self._doorbell = Doorbell(FrameBell(self._link, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
+        self._reply_bell = FrameBell(self._link, Word.REPLIED)
+        self.on_close = weakref.finalize(self, self._link.drop)
+
+    def round_waits(self) -> bool:
+        """Whether a round has come that is not answered yet."""
+        self._link.receive()
+        return super().round_waits()
+
+    def _skip_to(self, round_number: int) -> None:
+        self._answered = round_number - 1
+
+
+class _StreamReady(HostReady):
+    """`ReadyEvents` of a drafter's GPU that copies out of and into host memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record(self, parity: int) -> None:
+        """Wait for the calling thread's current stream."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+def _memory(spec: ChannelSpec, device: torch.device | None, reply_ready: ReadyEvents = HOST_READY) -> ChannelMemory:
+    """Buffers and words of one end.
+
+    Raises:
+        ChannelError: memory is too full for them.
+    """
+    free_bytes = free_memory()
+    if free_bytes is not None:
+        check_fits(spec, free_bytes, "memory")
+    words = memoryview(bytearray(8 * NUM_WORDS)).cast("q")
+    write_owner(words)
+    raw = torch.zeros(buffer_bytes(spec), dtype=torch.uint8, pin_memory=device is not None)
+    return carve(spec, words, Region(raw), reply_ready=reply_ready)
+
+
+def _shut(listener: Listener, link: VerifierLink, pid: int) -> None:
+    """End port and connection; a forked child, which inherits the call, ends neither."""
+    if os.getpid() == pid:
+        listener.close()
+        link.close()

@@ -1,0 +1,314 @@
+"""A remote channel's connection ends at whatever is not its other end's, and nothing of that is taken in."""
+
+import dataclasses
+import pickle
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cluster.peers import LONG_S, SHORT_S, SPEC, eventually, publish, round_trip, serve_in_thread
+from wingbeat.cluster.channels import remote_listener
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.remote import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
+from wingbeat.cluster.channels.remote_connection import SIGNATURE_BYTES, START_BYTES, Connection, FrameError
+from wingbeat.cluster.channels.remote_frames import _Round
+from wingbeat.cluster.channels.remote_handshake import HELLO_BYTES, Code, greeting, new_secret
+from wingbeat.cluster.channels.remote_listener import MOST_PENDING
+
+GREETING_BYTES = 40
+FRAME = b"trees of round one, as bytes"
+
+
+@pytest.fixture
+def channel() -> Iterator[RemoteChannel]:
+    channel = RemoteChannel("127.0.0.1", SPEC)
+    yield channel
+    channel.verifier_end.close()
+
+
+class Stranger(socket.socket):
+    """A connection that has been greeted."""
+
+    def __init__(self, channel: RemoteChannel) -> None:
+        super().__init__()
+        self.settimeout(LONG_S)
+        self.connect((channel.name.host, channel.name.port))
+        self.greeting = self.recv(GREETING_BYTES, socket.MSG_WAITALL)
+        assert len(self.greeting) == GREETING_BYTES
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other end closes without another word."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def works(channel: RemoteChannel, incarnation: int) -> bool:
+    """Whether a drafter that holds the secret attaches, and answers."""
+    thread = serve_in_thread(RemoteChannel.attach(channel.name, incarnation), "answer")
+    answered = round_trip(channel.verifier_end) is not None
+    channel.verifier_end.close()
+    thread.join(LONG_S)
+    return answered
+
+
+NOISE = [b"\0" * HELLO_BYTES, b"GET / HTTP/1.1\r\n" * 8, b"WINGBR\1\0".ljust(HELLO_BYTES, b"\7")]
+
+
+@pytest.mark.parametrize("said", NOISE, ids=["zeros", "http", "no-proof"])
+def test_a_stranger_is_closed_and_disturbs_nobody(channel: RemoteChannel, said: bytes) -> None:
+    with Stranger(channel) as sock:
+        sock.sendall(said)
+        assert is_closed(sock)
+    assert channel.verifier_end.incarnation == 0
+    assert works(channel, 1)
+
+
+def test_a_drafter_of_another_secret_is_closed(channel: RemoteChannel) -> None:
+    with pytest.raises(ChannelError, match="does not accept this drafter's secret"):
+        RemoteChannel.attach(channel.name._replace(secret=new_secret()), 1)
+    assert works(channel, 1)
+
+
+def test_a_hello_overheard_proves_nothing_on_another_connection(channel: RemoteChannel) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as tap, ThreadPoolExecutor(1) as pool:
+        drafter = pool.submit(RemoteChannel.attach, channel.name._replace(port=tap.getsockname()[1]), 1)
+        to_drafter, _ = tap.accept()
+        with Stranger(channel) as first, Stranger(channel) as second, to_drafter:
+            to_drafter.sendall(first.greeting)
+            overheard = to_drafter.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            second.sendall(overheard)
+            assert is_closed(second)
+            first.sendall(overheard)
+            assert not is_closed(first)
+        with pytest.raises(ChannelError, match="has closed"):
+            drafter.result()
+
+
+def test_a_verifier_that_does_not_hold_the_secret_is_refused() -> None:
+    impostor = RemoteChannel("127.0.0.1", SPEC)
+    name = impostor.name._replace(secret=new_secret())
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        drafter = pool.submit(RemoteChannel.attach, name._replace(port=server.getsockname()[1]), 1)
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(greeting())
+            sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            sock.sendall(struct.pack("<QQ32s", Code.WELCOME, 0, b"no proof"))
+            with pytest.raises(ChannelError, match="does not hold its secret"):
+                drafter.result()
+    impostor.verifier_end.close()
+
+
+def test_ends_of_other_shapes_do_not_meet(channel: RemoteChannel) -> None:
+    other = pickle.dumps(dataclasses.replace(SPEC, num_nodes=SPEC.num_nodes + 1))
+    with pytest.raises(ChannelError, match="other shapes"):
+        RemoteChannel.attach(channel.name._replace(spec=other), 1)
+    assert works(channel, 1)
+
+
+@pytest.mark.parametrize("incarnation", [0, 3, 2**40])
+def test_an_incarnation_attaches_once_and_never_goes_back(channel: RemoteChannel, incarnation: int) -> None:
+    drafter = RemoteChannel.attach(channel.name, 3)
+    with pytest.raises(ChannelError, match=f"incarnation {incarnation} cannot attach"):
+        RemoteChannel.attach(channel.name, incarnation)
+    assert channel.verifier_end.incarnation == 3
+    assert not drafter.closed
+    drafter.close()
+
+
+def test_the_silent_are_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_listener, "HANDSHAKE_S", SHORT_S)
+    channel = RemoteChannel("127.0.0.1", SPEC)
+    with Stranger(channel) as sock:
+        assert is_closed(sock)
+    channel.verifier_end.close()
+
+
+def test_a_crowd_of_silent_strangers_keeps_no_drafter_out(channel: RemoteChannel) -> None:
+    crowd = [Stranger(channel) for _ in range(MOST_PENDING + 3)]
+    assert all(is_closed(sock) for sock in crowd[:3])
+    assert works(channel, 1)
+    for sock in crowd:
+        sock.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[tuple[socket.socket, Connection]]:
+    """A raw end, and a connection at the other."""
+    raw, sock = socket.socketpair()
+    connection = Connection(sock, b"own", b"peer", 100, 100)
+    yield raw, connection
+    connection.close()
+    raw.close()
+
+
+def frames(count: int, body: bytes = FRAME, key: bytes = b"peer") -> list[bytes]:
+    """What a connection sends, frame by frame."""
+    raw, sock = socket.socketpair()
+    connection = Connection(sock, key, b"", 2000, 0)
+    sent = []
+    for _ in range(count):
+        connection.body[: len(body)] = np.frombuffer(body, np.uint8)
+        connection.send(len(body))
+        sent.append(raw.recv(START_BYTES + len(body) + SIGNATURE_BYTES, socket.MSG_WAITALL))
+    connection.close()
+    raw.close()
+    return sent
+
+
+def altered(frame: bytes, at: int) -> bytes:
+    return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
+
+
+def test_frames_arrive_in_pieces_of_any_size(wire: tuple[socket.socket, Connection]) -> None:
+    raw, connection = wire
+    first, second = frames(2)
+    for byte in first[:-1]:
+        raw.sendall(bytes([byte]))
+        assert connection.receive() is None
+    raw.sendall(first[-1:] + second)
+    assert [connection.receive().tobytes() for _ in range(2)] == [FRAME, FRAME]
+    assert connection.receive() is None
+
+
+HOSTILE: dict[str, Callable[[], list[bytes]]] = {
+    "noise": lambda: [b"\xa5" * 200],
+    "other key": lambda: frames(1, key=b"own"),
+    "altered body": lambda: [altered(frames(1)[0], START_BYTES + 3)],
+    "altered signature": lambda: [altered(frames(1)[0], -1)],
+    "altered length": lambda: [altered(frames(1)[0], 4) + b"\0"],
+    "too long": lambda: frames(1, body=b"x" * 101),
+    "replayed": lambda: [frames(1)[0]] * 2,
+    "left out": lambda: frames(3)[::2],
+    "swapped": lambda: frames(2)[::-1],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_frame_that_is_not_the_next_of_the_other_end_is_refused(
+    wire: tuple[socket.socket, Connection], name: str
+) -> None:
+    raw, connection = wire
+    raw.sendall(b"".join(HOSTILE[name]()))
+    if name in {"replayed", "left out"}:
+        assert connection.receive().tobytes() == FRAME
+    with pytest.raises(FrameError):
+        connection.receive()
+
+
+@pytest.mark.parametrize("count", [0, 5, START_BYTES, START_BYTES + 4, START_BYTES + len(FRAME) + SIGNATURE_BYTES - 1])
+def test_a_truncated_frame_is_never_a_frame(wire: tuple[socket.socket, Connection], count: int) -> None:
+    raw, connection = wire
+    raw.sendall(frames(1)[0][:count])
+    assert connection.receive() is None
+    assert connection.alive()
+    raw.close()
+    assert not connection.alive()
+    with pytest.raises(ConnectionError):
+        connection.receive()
+
+
+def reply_body(*, round_number: int = 1, incarnation: int = 2, count: int = 1, width: int = 1, slot: int = 0) -> bytes:
+    """A well-formed answer of one bare root, or one with something wrong."""
+    numbers = [round_number, incarnation, *[0] * 6, count, width, slot]
+    return np.array(numbers).tobytes() + bytes(3 * 8 + 3 * 8 + 4)
+
+
+BAD_REPLIES = {
+    "empty": b"",
+    "short": reply_body()[:-1],
+    "long": reply_body() + b"\0",
+    "round to come": reply_body(round_number=2),
+    "round before": reply_body(round_number=0),
+    "other incarnation": reply_body(incarnation=1),
+    "no such slot": reply_body(slot=SPEC.num_slots),
+    "slot below zero": reply_body(slot=-1),
+    "too many trees": reply_body(count=SPEC.num_slots + 1),
+    "trees below zero": reply_body(count=-1),
+    "too wide": reply_body(width=SPEC.num_nodes + 1),
+}
+
+
+@pytest.mark.parametrize("name", ["well-formed", *BAD_REPLIES])
+def test_an_answer_of_another_shape_ends_the_connection_and_is_no_answer(channel: RemoteChannel, name: str) -> None:
+    drafter, verifier = RemoteChannel.attach(channel.name, 2), channel.verifier_end
+    verifier.peer_alive()
+    round_number = publish(verifier)
+    body = BAD_REPLIES.get(name, reply_body())
+    send_body(drafter, body)
+    reply = verifier.wait_reply(round_number, LONG_S)
+    assert (reply is not None) == verifier.peer_alive() == (name == "well-formed")
+    if reply is None:
+        assert drafter.wait_outcome(LONG_S) is None or eventually(lambda: not drafter.poll_outcome() and drafter.closed)
+    drafter.close()
+    assert works(channel, 3)
+
+
+def outcome_body(header: tuple[int, ...] = (1,), slot: int = 0, tail: bytes = b"") -> bytes:
+    """A round of one proposal and nothing else, or one with something wrong."""
+    outcome = InProcessChannel(SPEC).verifier_end.acquire_outcome(0.0)
+    outcome.proposal_slots.fill_(slot)
+    outcome.header[: len(header)] = torch.tensor(header)
+    num_extents = bytes(2 * 8)
+    return b"".join(run.tobytes() for run in _Round(outcome, SPEC).small) + num_extents + tail
+
+
+BAD_OUTCOMES = {
+    "empty": b"",
+    "short": outcome_body()[:-1],
+    "long": outcome_body(tail=b"\0"),
+    "round zero": outcome_body((0,)),
+    "too many decodes": outcome_body((1, SPEC.num_slots + 1)),
+    "decodes below zero": outcome_body((1, -1)),
+    "too many chunks": outcome_body((1, 0, SPEC.num_slots + 1)),
+    "too many proposals": outcome_body((1, 0, 0, SPEC.num_slots + 1)),
+    "no such slot": outcome_body((1, 0, 0, 1), slot=SPEC.num_slots),
+    "slot below zero": outcome_body((1, 0, 0, 1), slot=-1),
+}
+
+
+@pytest.mark.parametrize("name", ["well-formed", *BAD_OUTCOMES])
+def test_a_round_of_another_shape_ends_the_connection_and_is_never_seen(channel: RemoteChannel, name: str) -> None:
+    drafter = RemoteChannel.attach(channel.name, 1)
+    assert channel.verifier_end.incarnation == 1
+    send_body(channel.verifier_end, BAD_OUTCOMES.get(name, outcome_body((1, 0, 0, 1))))
+    outcome = drafter.wait_outcome(LONG_S)
+    assert (outcome is not None) == (not drafter.closed) == (name == "well-formed")
+    assert eventually(channel.verifier_end.peer_alive) if outcome is not None else not channel.verifier_end.peer_alive()
+    drafter.close()
+
+
+@pytest.mark.parametrize("second", [1, 3], ids=["again", "skipped"])
+def test_rounds_come_one_after_the_other(channel: RemoteChannel, second: int) -> None:
+    drafter = RemoteChannel.attach(channel.name, 1)
+    assert channel.verifier_end.incarnation == 1
+    send_body(channel.verifier_end, outcome_body((1,)))
+    assert drafter.wait_outcome(LONG_S) is not None
+    send_body(channel.verifier_end, outcome_body((second,)))
+    assert eventually(lambda: drafter.poll_outcome() is None and drafter.closed)
+    drafter.close()
+
+
+def test_no_more_rounds_come_than_have_buffers(channel: RemoteChannel) -> None:
+    drafter = RemoteChannel.attach(channel.name, 1)
+    assert channel.verifier_end.incarnation == 1
+    for round_number in (1, 2, 3):
+        send_body(channel.verifier_end, outcome_body((round_number,)))
+    assert eventually(lambda: drafter.poll_outcome() is None and drafter.closed)
+    drafter.close()
+
+
+def send_body(end: RemoteDrafterSide | RemoteVerifierSide, body: bytes) -> None:
+    """A frame that is signed and numbered as it should be, whatever it holds."""
+    connection = end._link.connection
+    connection.body[: len(body)] = np.frombuffer(body, np.uint8)
+    connection.send(len(body))
