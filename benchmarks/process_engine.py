@@ -39,25 +39,28 @@ class PlainDrafter:
         self._process = context.Process(target=_run_drafter, args=(other, config, core, convention), daemon=True)
         self._process.start()
         other.close()
+        self._lock = asyncio.Lock()
         self.convention = convention
 
     async def needs(self, convention: bytes) -> bytes:
         """What it needs of its verifier."""
         self.convention = convention
-        return await self._call("needs", convention)
+        return await self.call("needs", convention)
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
-        await self._call("attach", channel_name, next_incarnation())
+        await self.call("attach", channel_name, next_incarnation())
         return self._process.pid
 
     def kill(self) -> None:
         """End it without waiting."""
         self._process.kill()
 
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        self._connection.send((name, arguments))
-        return await asyncio.to_thread(self._connection.recv)
+    async def call(self, name: str, *arguments: Any) -> Any:
+        """Run a method of `DrafterActor`, after whatever else was asked of it."""
+        async with self._lock:
+            self._connection.send((name, arguments))
+            return await asyncio.to_thread(self._connection.recv)
 
 
 @contextlib.asynccontextmanager

@@ -25,8 +25,15 @@ from wingbeat.runtime.verifier.token_masks import TokenMasks
 
 PLAIN, DRAFTED, CERTAIN, TOLD, BOTH = "plain", "drafted", "with certain tokens", "drafter told the mask", "both"
 CHAIN, TREE = SpeculationConfig(7, 1, 8), SpeculationConfig(5, 4, 16)
-RUNS = (("chain of 7", CHAIN, 1), ("chain of 7", CHAIN, 4), ("tree of 16", TREE, 1))
-"""Name and shape of drafts, batch size."""
+DRAFTED_MODES = (PLAIN, DRAFTED, CERTAIN, TOLD, BOTH)
+RUNS = (
+    ("chain of 7", CHAIN, 1, DRAFTED_MODES),
+    ("chain of 7", CHAIN, 4, DRAFTED_MODES),
+    ("tree of 16", TREE, 1, DRAFTED_MODES),
+    ("no drafter", CHAIN, 1, (PLAIN, CERTAIN)),
+    ("no drafter", CHAIN, 4, (PLAIN, CERTAIN)),
+)
+"""Name and shape of drafts, batch size, modes."""
 WORD = {"type": "string", "pattern": "^[a-z]{2,8}$"}
 SCHEMAS = [
     {
@@ -155,13 +162,16 @@ def run_schemas(llm: LLM, mode: str, batch_size: int, num_seeds: int) -> Generat
     return Generation(time.perf_counter() - started, tokens, metrics)
 
 
-def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table], list[dict]]:
+def schemas_table(pair: Pair, names: list[str], repeats: int, num_seeds: int) -> tuple[list[Table], list[dict]]:
     """Speed and acceptance under schemas, and what masks cost."""
     rows, costs, figures = [], [], []
-    for name, shape, batch_size in RUNS:
-        llm = open_llm(pair, max_num_seqs=batch_size, speculation=shape)
+    for name, shape, batch_size, modes in RUNS:
+        if name not in names:
+            continue
+        drafter = "none" if name == "no drafter" else pair.drafter
+        llm = open_llm(Pair(pair.model, drafter), max_num_seqs=batch_size, speculation=shape)
         fill, ahead = MaskClock(llm.engine.runner.masks), AheadClock()
-        modes, texts = [PLAIN, DRAFTED, CERTAIN, TOLD, BOTH], {}
+        texts: dict[str, list[list[int]]] = {}
         rates: dict[str, list[float]] = {mode: [] for mode in modes}
         acceptance = {}
         for _ in range(repeats):
@@ -181,6 +191,8 @@ def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table]
             figure = where | {"mode": mode, "acceptance_length": acceptance[mode]}
             figures.append(figure | {"tokens_per_s": rate, "ratio_to_plain": ratios})
         for what, seconds in (("all nodes", fill.fill_s), ("for the drafter", ahead.seconds)):
+            if not seconds:
+                continue
             row, figure = mask_costs(seconds)
             costs.append((f"{name}, batch {batch_size}: {what}", *row))
             figures.append(where | {"masks": what, "ms": figure})
@@ -190,10 +202,8 @@ def schemas_table(pair: Pair, repeats: int, num_seeds: int) -> tuple[list[Table]
         rows,
         "All modes write the same tokens.",
     )
-    note = (
-        "All nodes: of a round, on a thread of its own, while the forward pass runs. For the drafter: of a sequence, "
-    )
-    note += "once the round has ended."
+    note = "All nodes: of a round, on a thread of its own, beside the forward pass. "
+    note += "For the drafter: of a sequence, once the round has ended."
     return [speeds, Table("Masks, ms", ("", "mean", "99 %", "worst", "number"), costs, note)], figures
 
 
@@ -224,13 +234,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--repeats", type=int, default=5)
+    names = list(dict.fromkeys(run[0] for run in RUNS))
+    parser.add_argument("--drafts", nargs="+", choices=names, default=names)
     parser.add_argument("--seeds", type=int, default=4, help="answers of each schema")
     args = parser.parse_args()
     quiet()
     pair, facts = chosen_pair(args), {}
     facts = machine_facts() | model_facts(*pair)
     repeats, num_seeds, num_turns = (1, 1, 2) if args.quick else (args.repeats, args.seeds, NUM_TURNS)
-    tables, figures = schemas_table(pair, repeats, num_seeds)
+    tables, figures = schemas_table(pair, args.drafts, repeats, num_seeds)
     (with_drafts, chats), (without, same) = (hits(pair, speculation, num_turns) for speculation in (True, False))
     if chats != same:
         raise SystemExit("the conversations differ with speculation on and off")

@@ -11,7 +11,7 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, check_gpu_amount, 
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.deployments.surface_options import SurfaceOptions
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 
 _ENGINE = EngineConfig()
@@ -69,7 +69,11 @@ class AppConfig(SurfaceOptions):
         description="Prompt and output together, in tokens; none takes the model's positions, as far as the memory "
         "holds a sequence of them.",
     )
-    max_num_batched_tokens: int = Field(_ENGINE.max_num_batched_tokens, description="Prompt tokens per round.")
+    max_num_batched_tokens: int | None = Field(
+        None,
+        description=f"Prompt tokens per round; by default {PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} "
+        "on GPUs.",
+    )
     block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")
     kv_cache_memory_bytes: int | None = Field(

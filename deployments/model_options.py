@@ -6,7 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from wingbeat.runtime.config import TREE_FIELDS, EngineConfig, SpeculationConfig, default_by_device, resolve_dtype
+from wingbeat.runtime.config import (
+    PROMPT_TOKENS,
+    TREE_FIELDS,
+    EngineConfig,
+    SpeculationConfig,
+    default_by_device,
+    resolve_dtype,
+)
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder
@@ -108,6 +115,11 @@ class ModelOptions(LoadOptions):
     allow_bad_drafter: bool = Field(
         False, description="Use a drafter that fails its self-test at the start, with a warning."
     )
+    drafter_weights: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Of an EAGLE head: 'fp8' rounds them to eight bits with a scale per channel, which a GPU reads in "
+        "half the time; 'auto' has the dtype of the model.",
+    )
     draft_steps: int | None = Field(
         None, description=f"Most levels of a draft tree below its root; {default_by_device('draft_steps')}."
     )
@@ -173,8 +185,10 @@ class ModelOptions(LoadOptions):
         # A command's own `speculation` is something else: whether its requests speculate.
         names = (field.name for field in fields(EngineConfig) if field.name != "speculation")
         own = {name: getattr(self, name) for name in names if name in type(self).model_fields}
-        speculation = SpeculationConfig.default(self.resolved_device(), **self._tree())
-        return EngineConfig(**own | given, speculation=speculation)
+        device = self.resolved_device()
+        if own.get("max_num_batched_tokens") is None:
+            own["max_num_batched_tokens"] = PROMPT_TOKENS[device]
+        return EngineConfig(**own | given, speculation=SpeculationConfig.default(device, **self._tree()))
 
     def _tree(self) -> dict[str, Any]:
         return {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}

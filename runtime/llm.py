@@ -82,6 +82,7 @@ class LLM:
         threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
         engine_dir: engines that run in the place of the weights.
+        fp8_drafter: round the weights of an EAGLE head to eight bits.
 
     Raises:
         ValueError, FileNotFoundError: the model, the drafter or a limit cannot be used; one line that says why.
@@ -99,6 +100,7 @@ class LLM:
         threads: int = 1,
         allow_bad_drafter: bool = False,
         engine_dir: Path | None = None,
+        fp8_drafter: bool = False,
     ) -> None:
         torch.set_num_threads(threads or 1)
         if device == "auto":
@@ -114,6 +116,7 @@ class LLM:
             allow_bad_drafter,
             engine_dir=engine_dir,
             most_threads=None if threads else len(os.sched_getaffinity(0)),
+            fp8_drafter=fp8_drafter,
         )
         built: Drafter | None = None
 

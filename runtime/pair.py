@@ -41,6 +41,8 @@ class PairSettings(NamedTuple):
     """Engines that run in the place of the verifier's weights, and of an EAGLE head's; None runs torch."""
     most_threads: int | None = None
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
+    fp8_drafter: bool = False
+    """Round the weights of an EAGLE head to eight bits."""
 
 
 class PairEngine(NamedTuple):
@@ -67,9 +69,11 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Draft
         source, speculation = settings.drafter.source, settings.engine.speculation
         drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))
         if drafter is not None:
+            if settings.fp8_drafter:
+                raise ValueError("drafter_weights is fp8 and the drafter is an engine, whose weights are fixed")
             return drafter
     target, config = TargetDescription.from_checkpoint(settings.model), settings.engine
-    options = DrafterOptions(settings.dtype, device, cuda_graphs=config.cuda_graphs is not False)
+    options = DrafterOptions(settings.dtype, device, config.cuda_graphs is not False, settings.fp8_drafter)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
     if drafter is not None:
         drafter.warn_of_long_context(config.max_model_len)

@@ -68,6 +68,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
             threads=config.threads,
             allow_bad_drafter=config.allow_bad_drafter,
             engine_dir=config.engine_dir,
+            fp8_drafter=config.drafter_weights == "fp8",
         )
     except (ValueError, OSError) as error:
         raise UserError(str(error).strip().splitlines()[0]) from error

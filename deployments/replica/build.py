@@ -100,4 +100,5 @@ def pair_settings(config: AppConfig) -> PairSettings:
         tests_drafter=config.drafter_factory is None,
         engine_dir=config.engine_dir,
         most_threads=None if config.threads else len(os.sched_getaffinity(0)),
+        fp8_drafter=config.drafter_weights == "fp8",
     )

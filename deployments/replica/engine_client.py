@@ -28,8 +28,9 @@ CLOGGED_S = 5e-3
 TELL_LOADS_S = 0.1
 """Between two times that routers are told of each other's requests."""
 
-AskDrafter = Callable[[bytes], Awaitable[bytes]]
-"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them."""
+AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
+"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them. None
+where the engine's process is to find the needs out."""
 
 
 class EngineFailed(RuntimeError):

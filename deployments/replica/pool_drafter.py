@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import pickle
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -72,10 +71,9 @@ class PoolDrafter:
         self._channel_name = ""
         self._at: Candidate | None = None
 
-    async def needs(self, convention: bytes) -> bytes:
-        """None, pickled: no drafter need be there yet, so the engine's process finds that out by itself."""
+    async def needs(self, convention: bytes) -> None:
+        """Nothing: no drafter need be there yet, so the engine's process finds it out by itself."""
         self.convention = convention
-        return pickle.dumps(None)
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         """Find a drafter with room, however long that takes; the process id of that drafter.

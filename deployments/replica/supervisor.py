@@ -25,8 +25,11 @@ class DrafterHandle(Protocol):
     convention: bytes | None
     """How it was told to read its head, pickled; None before that is settled."""
 
-    async def needs(self, convention: bytes) -> bytes:
-        """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start."""
+    async def needs(self, convention: bytes) -> bytes | None:
+        """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start.
+
+        None where the engine's process is to find that out, because no drafter need be there.
+        """
         ...
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:

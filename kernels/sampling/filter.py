@@ -1,14 +1,17 @@
 """Top-k, top-p and min-p on a GPU: the search for their edges, and the best score among the tokens they keep.
 
-The edges are searched digit by digit of the float's bits, without a sort: each launch bins the tokens that still match
-the digits found so far, and the next one reads the bins. Counts and masses are integers, so no sum depends on their
-number or order. Reference: `sampling.process_logits`.
+Where top-p's edge is found in a list (`nucleus`), nothing is searched here, and the search's launches end at once.
+Other edges are searched digit by digit of the float's bits, without a sort: each launch bins the tokens that still
+match the digits found so far, and the next one reads the bins. Counts and masses are integers, so no sum depends on
+their number or order. Reference: `sampling.process_logits`.
 """
 
 import triton
 import triton.language as tl
 
+from wingbeat.kernels.sampling.mass import is_outside, largest_of_row, mass_of, nucleus_limit, num_outside, weight_of
 from wingbeat.kernels.sampling.noise_triton import FP_FUSION, gumbel, row_keys
+from wingbeat.kernels.sampling.nucleus import find_nuclei
 from wingbeat.kernels.sampling.scores import first_best, is_filtered, keep_best
 from wingbeat.kernels.sampling.scratch import (
     DIGIT_BITS,
@@ -19,27 +22,6 @@ from wingbeat.kernels.sampling.scratch import (
     Shares,
 )
 from wingbeat.kernels.sampling.sortable import sortable, unsortable
-
-
-@triton.jit
-def _weight(values, largest):
-    """Probability relative to the largest."""
-    return tl.exp(values - largest)
-
-
-@triton.jit
-def _mass(weights, SCALE: tl.constexpr):
-    """Weights 0..1 as fixed-point int64. A token's error is below 2**-44, that of 2**18 of them below 2**-26."""
-    return (weights * SCALE + 0.5).to(tl.int64)
-
-
-@triton.jit
-def _largest(maxima, row, num_splits, SPLITS: tl.constexpr):
-    """Largest value of a row, 0 where all are -inf so that differences from it are numbers."""
-    at = tl.arange(0, SPLITS)
-    shares = tl.load(maxima + row * num_splits + at, mask=at < num_splits, other=float("-inf"))
-    largest = tl.max(shares, axis=0)
-    return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
@@ -71,17 +53,6 @@ def _find_kth(bins, states, digit, top_k, row, num_rows, num_splits, vocab_size,
 
 
 @triton.jit
-def _outside(mass, total, limit):
-    """Whether a token with this mass, counted from below and itself included, is removed by top-p."""
-    return (mass < total) & ((mass.to(tl.float64) / tl.maximum(total, 1).to(tl.float64)).to(tl.float32) <= limit)
-
-
-@triton.jit
-def _nucleus_limit(top_p):
-    return (1.0 - top_p.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
 def _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS: tl.constexpr):
     """Digits above `digit` of the lowest key top-p keeps, the mass below the keys that share them, and all mass."""
     prefix = tl.full([], 0, dtype=tl.int64)
@@ -96,7 +67,7 @@ def _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS:
         total = tl.where(digit > 1, tl.load(state + 2, mask=digit > 1, other=0), tl.sum(masses, axis=0))
         places = tl.arange(0, NUM_BINS)
         cumulative = below + tl.cumsum(masses, axis=0)
-        found = tl.sum(_outside(cumulative, total, _nucleus_limit(top_p)).to(tl.int64), axis=0)
+        found = tl.sum(is_outside(cumulative, total, nucleus_limit(top_p)).to(tl.int64), axis=0)
         below += tl.sum(tl.where(places < found, masses, 0), axis=0)
         prefix = prefix * NUM_BINS + found
     return prefix, below, total
@@ -109,6 +80,7 @@ def _search_kernel(
     temperatures,
     top_ks,
     top_ps,
+    edges,
     bins,
     states,
     vocab_size,
@@ -132,10 +104,12 @@ def _search_kernel(
             return
     elif (temperature <= 0) | (top_k <= 0):
         return
+    if tl.load(edges + row * 2) >= 0:
+        return
     floor = tl.full([], 0, dtype=tl.int64)
     largest = 0.0
     if MASS:
-        largest = _largest(maxima, row, num_splits, SPLITS)
+        largest = largest_of_row(maxima, row, num_splits, SPLITS)
         if top_k > 0:
             floor, _ = _find_kth(bins, states, NUM_DIGITS, top_k, row, num_rows, num_splits, vocab_size, SPLITS)
         prefix, below, total = _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS)
@@ -171,7 +145,7 @@ def _search_kernel(
         if tl.max(matching.to(tl.int32), axis=0) > 0:
             here = ((digits & (NUM_BINS - 1)).to(tl.int32)[None, :] == places) & matching[None, :]
             if MASS:
-                found += tl.where(here, _mass(_weight(values, largest), SCALE)[None, :], 0)
+                found += tl.where(here, mass_of(weight_of(values, largest), SCALE)[None, :], 0)
             else:
                 found += here.to(tl.int32)
     first = (((MASS * NUM_DIGITS + digit) * num_rows + row) * num_splits + split) * NUM_BINS
@@ -188,6 +162,7 @@ def _filter_kernel(
     min_ps,
     seeds,
     positions,
+    edges,
     bins,
     states,
     best_scores,
@@ -210,25 +185,27 @@ def _filter_kernel(
     min_p = tl.load(min_ps + row)
     if is_filtered(tl.load(temperatures + row), top_k, top_p, min_p) == 0:
         return
-    largest = _largest(maxima, row, num_splits, SPLITS)
-    floor = tl.full([], 0, dtype=tl.int64)
-    # Of the keys equal to the floor, top-p removes the lowest `num_removed` ids.
+    largest = largest_of_row(maxima, row, num_splits, SPLITS)
+    floor = tl.load(edges + row * 2)
+    # Of the keys equal to the floor, top-p removes the lowest ids: up to `last_removed`, or the first `num_removed`.
+    last_removed = tl.full([], -1, dtype=tl.int64)
     num_removed = tl.full([], 0, dtype=tl.int64)
     num_equal = tl.full([], 0, dtype=tl.int64)
-    if top_k > 0:
-        floor, _ = _find_kth(bins, states, NUM_DIGITS, top_k, row, num_rows, num_splits, vocab_size, SPLITS)
-    if top_p < 1.0:
-        floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
-        limit = _nucleus_limit(top_p)
-        each = _mass(_weight(unsortable(floor.to(tl.uint32)), largest), SCALE)
-        for bit in tl.static_range(ID_BITS):
-            more = num_removed + (1 << (ID_BITS - 1 - bit))
-            num_removed = tl.where(_outside(below + more * each, total, limit), more, num_removed)
-        # The bins of the last digit hold equal keys, so their masses tell how many are in the programs before this.
-        before = tl.arange(0, SPLITS)
-        last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
-        masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
-        num_equal = tl.sum(masses, axis=0) // tl.maximum(each, 1)
+    if floor >= 0:
+        last_removed = tl.load(edges + row * 2 + 1)
+    else:
+        floor = tl.full([], 0, dtype=tl.int64)
+        if top_k > 0:
+            floor, _ = _find_kth(bins, states, NUM_DIGITS, top_k, row, num_rows, num_splits, vocab_size, SPLITS)
+        if top_p < 1.0:
+            floor, below, total = _find_nucleus(bins, states, NUM_DIGITS, top_p, row, num_rows, num_splits, SPLITS)
+            each = mass_of(weight_of(unsortable(floor.to(tl.uint32)), largest), SCALE)
+            num_removed = num_outside(below, each, total, nucleus_limit(top_p), ID_BITS)
+            # The bins of the last digit hold equal keys, so their masses tell how many are in the programs before this.
+            before = tl.arange(0, SPLITS)
+            last = (((2 * NUM_DIGITS - 1) * num_rows + row) * num_splits + before) * NUM_BINS
+            masses = tl.load(bins + last + (floor & (NUM_BINS - 1)), mask=before < split, other=0)
+            num_equal = tl.sum(masses, axis=0) // tl.maximum(each, 1)
     key_1, key_2 = row_keys(tl.load(seeds + row), tl.load(positions + row))
     lowest = floor.to(tl.uint32)
     lanes = tl.arange(0, TILE)
@@ -240,7 +217,8 @@ def _filter_kernel(
         mask = ids < vocab_size
         values = tl.load(scaled + row * vocab_size + ids, mask=mask, other=float("-inf"))
         keys = sortable(values)
-        kept = mask & (keys >= lowest) & (_weight(values, largest) >= min_p)
+        kept = mask & (keys >= lowest) & (weight_of(values, largest) >= min_p)
+        kept = kept & ((keys != lowest) | (ids > last_removed))
         if num_removed > 0:
             equal = mask & (keys == lowest)
             place = num_equal + tl.cumsum(equal.to(tl.int32), axis=0)
@@ -264,6 +242,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
     splits = triton.next_power_of_2(shares.num_splits)
     id_bits = vocab_size.bit_length()
     scale = float(2 ** min(44, 62 - id_bits))
+    find_nuclei(rows, workspace, shares, scale, id_bits)
     for mass in (False, True):
         for digit in range(NUM_DIGITS.value):
             _search_kernel[grid](
@@ -272,6 +251,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
                 rows.temperatures,
                 rows.top_ks,
                 rows.top_ps,
+                workspace.edges,
                 workspace.bins,
                 workspace.states,
                 vocab_size,
@@ -289,6 +269,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
         workspace.scaled,
         workspace.maxima,
         *rows,
+        workspace.edges,
         workspace.bins,
         workspace.states,
         workspace.best_scores,

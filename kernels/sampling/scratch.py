@@ -18,6 +18,8 @@ _SEARCH_TILE = 512
 # Programs that fill a large GPU twice, and the most that share a row (each reads what all of them found).
 _NUM_PROGRAMS = 264
 _MAX_SPLITS = 128
+_LISTED = 2048
+"""Tokens of a row that are listed at most, a power of two: as many as a program searches in registers."""
 
 
 class SamplingWorkspace:
@@ -43,6 +45,14 @@ class SamplingWorkspace:
         """[search, digit, share of a row, bin]: tokens (search 0) or mass (search 1)."""
         self.states = torch.empty(2, NUM_DIGITS.value, max_rows, 3, dtype=torch.int64, device=device)
         """[search, digit, row, field]: what was known before the digit was searched."""
+        listing = max_rows if scaled else 0
+        self.listed = torch.empty(listing, _LISTED, dtype=torch.float32, device=device)
+        """Logits over temperature that top-p may keep, of ids `listed_ids`; of each row the first `counts`."""
+        self.listed_ids = torch.empty(listing, _LISTED, dtype=torch.int32, device=device)
+        self.counts = torch.empty(listing, dtype=torch.int32, device=device)
+        self.masses = torch.empty(searched, dtype=torch.int64, device=device)
+        self.edges = torch.empty(listing, 2, dtype=torch.int64, device=device)
+        """Lowest key that is kept, -1 where it is searched for; of equal ones the last id that is removed, or -1."""
 
 
 class Rows(NamedTuple):

@@ -1,8 +1,9 @@
 """Choosing tokens on a GPU: the kernels behind `sampling`, which is their reference.
 
 Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`triton_scores`).
-Filtered rows are kept in float32 and searched for the edges of top-k and top-p (`triton_filter`). Every row is shared
-by as many programs as fill the device, and gets the same token in any batch. Launches depend on shapes and flags alone.
+Filtered rows are kept in float32; the edge of top-p is found among the tokens that it may keep (`nucleus`), others are
+searched for (`filter`). Every row is shared by as many programs as fill the device, and gets the same token in any
+batch. Launches depend on shapes and flags alone.
 """
 
 import torch
@@ -51,7 +52,7 @@ def choose_tokens(
     processors: LogitProcessors | None,
     workspace: SamplingWorkspace | None,
 ) -> Tensor:
-    """See `sampling.choose_tokens`: two launches, or nineteen with filters."""
+    """See `sampling.choose_tokens`: two launches, or twenty-two with filters."""
     num_rows, vocab_size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows == 0:

@@ -97,6 +97,8 @@ class DrafterOptions:
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
     """On CUDA, capture the passes of kinds that have fixed shapes."""
+    fp8_weights: bool = False
+    """Round the weights of an EAGLE head's products to eight bits."""
 
 
 class Drafter(ABC):

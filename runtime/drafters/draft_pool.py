@@ -190,6 +190,8 @@ class DraftedRows:
 class PagedAttend:
     """Storage and attention of rows in a pool of one layer: an `Attend` that runs whole layers where kernels do.
 
+    Rows [..., heads, dim] are of sequences side by side, or flat.
+
     Args:
         cache: keys and values of the pool.
         slot_mapping: int64 [num_rows].
@@ -203,9 +205,17 @@ class PagedAttend:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attend`."""
-        store_kv(key.flatten(0, 1), value.flatten(0, 1), *self.cache, self.slot_mapping)
-        out = attend_segments(query.flatten(0, 1), *self.cache, [self.segment], self.scaling)
-        return out.unflatten(0, query.shape[:2])
+        store_kv(key.flatten(0, -3), value.flatten(0, -3), *self.cache, self.slot_mapping)
+        return self.over(query.flatten(0, -3)).unflatten(0, query.shape[:-2])
+
+    @property
+    def in_fused_steps(self) -> bool:
+        """Whether a layer rotates and stores by itself, and asks for attention alone."""
+        return self.cache[0].is_cuda
+
+    def over(self, query: Tensor) -> Tensor:
+        """Attention of queries [num_rows, heads, dim] over what is stored."""
+        return attend_segments(query, *self.cache, [self.segment], self.scaling)
 
     def run_layer(self, layer: Layer, inputs: Tensor, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
         """A head's layer over rows [num_reqs, width, ...], as `DecoderHead` runs it; None where kernels do not."""

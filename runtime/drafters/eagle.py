@@ -11,23 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, check_tree_shape, grown
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, check_tree_shape, grown
 from wingbeat.runtime.drafters.eagle_stages import DecidedRows, EagleStages
 from wingbeat.runtime.drafters.gathered_kv import Workspace
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
+from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.attention import attend_segments
 from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.speed_up import lay_out_linears
 
@@ -191,11 +190,7 @@ class EagleDrafter(Drafter):
         [cache] = self.pool.caches
         last = pairs.positions[pairs.last_rows]
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            store_kv(key, value, *cache, pairs.slot_mapping)
-            return attend_segments(query, *cache, [segment], self.head.scaling)
-
+        attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
         rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps)
         hidden = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
         self._hidden[pairs.slots] = hidden
@@ -216,15 +211,17 @@ class EagleDrafter(Drafter):
         else:
             drafted = Workspace(self.pool.caches[0], tables, num_context, num_levels, width)
         head, hidden = self.head, self._hidden[roots.slots][:, None]
-        cos, sin = head.rotary(roots.positions[:, :-1] - 1)
+        # By level, so that what one reads lies together.
+        rotated = (roots.positions[:, :-1] - 1).T[..., None].expand(-1, -1, width)
+        cos, sin = head.rotary(rotated)
 
         def expand(level: Level) -> Tensor:
             nonlocal hidden
-            parents, now = hidden, slice(level.depth - 1, level.depth)
+            parents, now = hidden, level.depth - 1
             if level.visible is not None:
                 parents = of_parents(hidden, level)
             attend = drafted.attend(level, head.scaling)
-            hidden = head(level.token_ids, head.feedback(parents), (cos[:, now], sin[:, now]), attend)
+            hidden = head(level.token_ids, head.feedback(parents), (cos[now], sin[now]), attend)
             return head.logits(hidden)
 
         return self.growth.grow(roots, head.logits(hidden), expand, rules)
@@ -265,5 +262,7 @@ def build_eagle(
         dtype=options.dtype,
         device=options.device,
     )
+    if options.fp8_weights:
+        use_fp8(head)
     captured = options.cuda_graphs and head.device.type == "cuda"
     return EagleDrafter(head, speculation, CudaGraphDevice(head.device) if captured else None)

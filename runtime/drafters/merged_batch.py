@@ -141,8 +141,14 @@ def _allowed_tokens(rounds: list[_Asked]) -> Tensor | None:
     """By proposal; all tokens of the verifiers that restrict nothing."""
     if not any(header.has_masks for _, _, header in rounds):
         return None
-    parts = [(outcome.allowed_tokens[: header.num_proposals], header.has_masks) for _, outcome, header in rounds]
-    return torch.cat([rows if has_masks else torch.full_like(rows, -1) for rows, has_masks in parts])
+    width = max(outcome.allowed_tokens.shape[1] for _, outcome, _ in rounds)
+    masks = torch.full((sum(header.num_proposals for _, _, header in rounds), width), -1, dtype=torch.int32)
+    begin = 0
+    for _, outcome, header in rounds:
+        if header.has_masks:
+            masks[begin : begin + header.num_proposals] = outcome.allowed_tokens[: header.num_proposals]
+        begin += header.num_proposals
+    return masks
 
 
 def _on_host(outcome: Outcome) -> Outcome:

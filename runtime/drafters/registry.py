@@ -54,6 +54,8 @@ def load_drafter(
         ValueError: it names no drafter, or the drafter cannot be built; one line that says why.
     """
     kind = kind_of(source, target.path)
+    if options.fp8_weights and kind != "eagle":
+        raise ValueError(f"drafter_weights is fp8 and drafter is {str(source)!r}: only EAGLE heads have such weights")
     if kind == "none":
         return None
     module, _, function = KINDS[kind].partition(":")

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from wingbeat.kernels.cpu.structs import Layer
+from wingbeat.kernels.layer.reference import add_rms_norm, rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, DraftHead, Rotary
 from wingbeat.runtime.heads.kernel_layer import HeadNorm, kernel_layer
 
@@ -130,6 +131,8 @@ class DecoderHead(DraftHead):
             out = None if layer is None else run_layer(layer, inputs, residual, *rotary)
             if out is not None:
                 return out
+        if getattr(attend, "in_fused_steps", False) and not torch.is_grad_enabled():
+            return self._fused_layer(inputs, residual, rotary, attend, rows)
         heads = self.config.num_attention_heads
         qkv = self.qkv_proj(inputs).unflatten(-1, (self._qkv_heads, self.head_dim))
         query_key = qkv[..., : self._rotated_heads, :]
@@ -145,9 +148,34 @@ class DecoderHead(DraftHead):
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, dim=-1)
         return hidden + self.down_proj(functional.silu(gate) * up)
 
+    def _fused_layer(
+        self, inputs: Tensor, residual: Tensor, rotary: Rotary, attend: Attend, rows: Tensor | None
+    ) -> Tensor:
+        """`_layer` in as few launches as the steps of `wingbeat.kernels.layer` allow, whose roundings these are."""
+        qkv = self.qkv_proj(inputs).view(-1, self._qkv_heads, self.head_dim)
+        cos, sin = (part.expand(*inputs.shape[:-1], 1, self.head_dim).reshape(len(qkv), -1) for part in rotary)
+        norms = ()
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        query = rotate_and_store(qkv, cos, sin, *attend.cache, attend.slot_mapping, *norms)
+        if rows is not None:
+            query, residual = query[rows], residual[rows]
+        before = residual.reshape(-1, residual.shape[-1])
+        norm = self.post_attention_layernorm
+        mixed = self.o_proj(attend.over(query).flatten(-2))
+        normed, hidden = add_rms_norm(mixed, before, norm.weight, norm.eps)
+        active = silu_mul(self.gate_up_proj(normed))
+        if not isinstance(self.down_proj, nn.Linear):
+            return (hidden + self.down_proj(active)).view(residual.shape)
+        # The product is added where it is summed: one launch, and one rounding less.
+        return hidden.addmm_(active, self.down_proj.weight.t()).view(residual.shape)
+
     def _kernel_layer(self) -> Layer | None:
         """The layer as the CPU's kernels read it; None where its weights do not lie so."""
-        weights = (self.qkv_proj.weight, self.gate_up_proj.weight, self.down_proj.weight)
+        linears = (self.qkv_proj, self.gate_up_proj, self.down_proj)
+        if not all(isinstance(linear, nn.Linear) for linear in linears):
+            return None
+        weights = tuple(linear.weight for linear in linears)
         addresses = tuple(weight.data_ptr() for weight in weights)
         if self._kernel is None or self._kernel[0] != addresses:
             self._kernel = (addresses, kernel_layer(self))

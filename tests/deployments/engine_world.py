@@ -25,7 +25,9 @@ class ThreadedEngine:
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
         calls = EngineCalls(EngineSetup(engine, ModelInfo("fake", 200, 50), None), AppConfig(), "fake")
         self.client = EngineClient(link)
-        self.loop = EngineLoop(engine, self._engine_link, calls, stream_interval_s, cache_log=engine.cache_log)
+        self.loop = EngineLoop(
+            engine, self._engine_link, calls, stream_interval_s, cache_log=getattr(engine, "cache_log", None)
+        )
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
         self.thread.start()
 

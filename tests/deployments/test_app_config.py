@@ -36,6 +36,16 @@ def test_a_gpu_without_settings_holds_the_longest_sequence_of_a_model_of_8b_para
     assert weights + budget <= 0.9 * total
 
 
+def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
+    def tokens(**fields) -> int:
+        return AppConfig(**fields).engine_config().max_num_batched_tokens
+
+    on_gpu = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
+    assert (tokens(), tokens(**on_gpu)) == (512, 2048)
+    assert tokens(**on_gpu, max_num_batched_tokens=96) == 96
+    assert LocalConfig(device="cuda").engine_config(1).max_num_batched_tokens == 2048
+
+
 @pytest.mark.parametrize(
     ("shares", "of_gpu", "beside"),
     [

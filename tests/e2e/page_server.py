@@ -23,34 +23,40 @@ from wingbeat.runtime.llm import LLM
 MAX_NUM_SEQS = 4
 
 
-class DemoEngine(LocalEngines):
-    """The demo pair, as a router reaches it."""
+def demo_llm() -> LLM:
+    """The demo pair."""
+    verifier, drafter = demo_pair()
+    # Trees of a fixed shape: on a busy machine the measured costs may say that drafting does not pay.
+    speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=False)
+    config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, max_model_len=1024, speculation=speculation)
+    return LLM(verifier, drafter, config, InProcessChannel)
 
-    def __init__(self) -> None:
-        verifier, drafter = demo_pair()
-        # Trees of a fixed shape: on a busy machine the measured costs may say that drafting does not pay.
-        speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=False)
-        config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, max_model_len=1024, speculation=speculation)
-        self.llm = LLM(verifier, drafter, config, InProcessChannel)
-        super().__init__("demo", engine=lambda _: self.llm.engine)
+
+class DemoEngine(LocalEngines):
+    """The demo pair, as a router reaches it. Make it on a running event loop."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._vocab_size = llm.engine.loaded.vocab_size
+        super().__init__("demo", engine=lambda _: llm.engine)
 
     async def describe(self) -> ModelInfo:
-        return ModelInfo("wingbeat-demo", 1024, self.llm.engine.loaded.vocab_size, drafter="demo")
+        return ModelInfo("wingbeat-demo", 1024, self._vocab_size, drafter="demo")
 
 
 @contextmanager
 def serving(access: Access | None = None, parsers: Parsers | None = None) -> Iterator[str]:
     """The URL of a server that answers with the demo pair, for as long as the block lasts."""
-    engines = DemoEngine()
+    llm = demo_llm()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         ready, ends = threading.Event(), []
 
         async def serve() -> None:
+            engines = DemoEngine(llm)
             pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
             await pool.start()
-            app = create_app(CompletionService(pool, engines.llm.tokenizer, parsers), access)
+            app = create_app(CompletionService(pool, llm.tokenizer, parsers), access)
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
             ends.append(server)
             ready.set()
@@ -58,6 +64,7 @@ def serving(access: Access | None = None, parsers: Parsers | None = None) -> Ite
                 await server.serve(sockets=[listener])
             finally:
                 await pool.close()
+                engines.close()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
@@ -68,4 +75,3 @@ def serving(access: Access | None = None, parsers: Parsers | None = None) -> Ite
             for server in ends:
                 server.should_exit = True
             thread.join(20)
-            engines.close()

@@ -29,7 +29,8 @@ def answer(app, index: int):
     return app.complete(prompt, max_tokens=LONG_TOKENS, temperature=0.7 * (index % 2), seed=index)
 
 
-def test_a_shared_drafter_killed_under_load_costs_nothing_but_speed(shared_app, until, process_exists):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_shared_drafter_lost_under_load_costs_nothing_but_speed(shared_app, until, process_exists, how):
     app = shared_app
     until(lambda: 0 not in pids(app) and len(set(pids(app))) == 2)
     before = pids(app)
@@ -37,7 +38,7 @@ def test_a_shared_drafter_killed_under_load_costs_nothing_but_speed(shared_app, 
         expected = [a.choices[0].text for a in threads.map(lambda i: answer(app, i), range(NUM_STREAMS))]
         running = [threads.submit(answer, app, index) for index in range(NUM_STREAMS)]
         until(lambda: all(engine["num_requests"] for engine in app.engines().values()))
-        os.kill(before[0], signal.SIGKILL)
+        os.kill(before[0], how)
         until(lambda: pids(app) == [before[1]] * 2)
         answers = [one.result() for one in running]
     assert [a.choices[0].text for a in answers] == expected
@@ -48,3 +49,12 @@ def test_a_shared_drafter_killed_under_load_costs_nothing_but_speed(shared_app, 
     assert answer(app, 0).choices[0].text == expected[0]
     for _ in range(4):
         app.check_integrity()
+
+
+def test_an_application_whose_drafters_no_node_can_hold_serves_without_them(shared_app, start_app):
+    options = {"num": 1, "start_timeout_s": 1.0}
+    with start_app("e2e-unplaced", drafters=options, num_cpus_per_drafter=1000) as app:
+        assert app.engine()["drafter_state"] == "none"
+        assert not app.engine()["drafter_lacks_room"]
+        prompt = "def read_config(path):\n    "
+        assert app.text(prompt) == shared_app.text(prompt)

@@ -12,7 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from wingbeat.kernels.layer import fp8_triton
 from wingbeat.kernels.layer import triton as triton_layer
+from wingbeat.kernels.layer.fp8 import to_fp8
 from wingbeat.kernels.sampling import noise_triton as triton_noise
 from wingbeat.kernels.sampling import triton as triton_sampling
 from wingbeat.kernels.sampling.processors import LogitBias, LogitProcessors, Penalties
@@ -97,6 +99,8 @@ def launch_layers(num_tokens: int, hidden_size: int, heads: tuple[int, int], dim
     for norm in (None, hidden.new_zeros(dim)):
         triton_layer.rotate_and_store(qkv, turned, turned, cache, cache, ints(num_tokens), norm, norm, 1e-6)
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
+    for bias in (None, hidden.new_zeros(intermediate_size)):
+        fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,34 @@ def test_a_grammar_that_does_not_compile_is_a_400_that_names_the_field(call, str
     assert not pool.num_admitted
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/missing"},
+        {"enum": []},
+        {"type": ["nothing"]},
+        {"type": "integer", "minimum": 5, "maximum": 1},
+        {"type": "string", "minLength": 5, "maxLength": 2},
+        {"type": "string", "pattern": "("},
+        {"type": "string", "pattern": "(a)\\1"},
+        {"type": "array", "minItems": 3, "maxItems": 1},
+        {"type": "object", "minProperties": 3, "maxProperties": 1},
+        {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]},
+    ],
+    ids=str,
+)
+def test_a_schema_that_xgrammar_refuses_is_a_400(schema):
+    for fields in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"structured_outputs": {"json": schema}},
+    ):
+        response = complete(FakePool(), **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "invalid_value")
+        assert error["param"] == ("response_format" if "response_format" in fields else "structured_outputs.json")
+        assert "cannot be compiled: " in error["message"]
+
+
 @pytest.mark.parametrize("value", [1, False, "true"])
 def test_json_object_is_true_or_left_out(value):
     response = complete(FakePool(), structured_outputs={"json_object": value})

@@ -30,7 +30,6 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_blocks": 101,
         "num_preemptions": 3,
         "drafter_state": "attached",
-        "drafter_lacks_room": False,
         "num_drafters_attached": 2,
         "num_replayed_tokens": 9,
         "speculation": SPECULATION,
@@ -59,7 +58,8 @@ class Engines:
         self.num_asked += 1
         reports = self.reports[engine_id]
         reports.add(report)
-        return {**asdict(self.stats[engine_id]), "clients": reports.clients(), "routers": reports.routers()}
+        own = {"drafter_lacks_room": False, "clients": reports.clients(), "routers": reports.routers()}
+        return asdict(self.stats[engine_id]) | own
 
     def monitor(self, router_id: str = "r1", **settings: Any) -> Monitor:
         """One router's."""

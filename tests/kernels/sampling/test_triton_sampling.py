@@ -33,6 +33,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(triton_sampling_workspace, "_TILE", 64)
     monkeypatch.setattr(triton_sampling_workspace, "_SEARCH_TILE", 32)
     monkeypatch.setattr(triton_sampling_workspace, "_MAX_SPLITS", 2)
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 128)
 
 
 def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, workspace=None) -> torch.Tensor:
@@ -48,13 +49,16 @@ def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, wor
     ).cpu()
 
 
+@pytest.mark.parametrize("listed", [128, 4])
 @pytest.mark.parametrize(
     ("kind", "vocab_size"),
     [("gaussian", 101), ("tied", 101), ("masked", 7), ("equal", 33)],
     ids=str,
 )
 @pytest.mark.usefixtures("small_tiles")
-def test_filters_keep_what_the_whole_sort_keeps(kind, vocab_size):
+def test_filters_keep_what_the_whole_sort_keeps(kind, vocab_size, listed, monkeypatch):
+    """Where the tokens that top-p may keep have room in their list, and where a row is searched."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", listed)
     num_rows = {"gaussian": 8}.get(kind, 2)
     rows, logits = mixed_rows(num_rows), random_logits(num_rows, vocab_size, kind)
     before = logits.clone()
@@ -76,6 +80,20 @@ def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
     monkeypatch.setattr(triton_sampling_workspace, "_NUM_PROGRAMS", 1)
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_keeps(monkeypatch):
+    """The first row has few likely tokens, the second more than its list, the third fewer than its top-k."""
+    monkeypatch.setattr(triton_sampling_workspace, "_LISTED", 8)
+    logits = torch.zeros(4, 90)
+    logits[[0, 2, 3], 40:45] = 30.0
+    rows = Rows(torch.ones(4), torch.tensor([0, 0, 7, 3]), torch.full((4,), 0.7), torch.zeros(4))
+    keys, workspace = torch.arange(4), triton_sampling_workspace.SamplingWorkspace(4, 90, DEVICE)
+    expected = sampling.choose_tokens(logits, *rows, keys, keys, any_sampled=True, any_filtered=True)
+    assert torch.equal(choose(logits, rows, keys, keys, any_filtered=True, workspace=workspace), expected)
+    assert (workspace.edges[:, 0] >= 0).tolist() == [True, False, False, True]
+    assert workspace.edges[0, 1] == 40, "of the equal ones the lowest is removed: four of five are 0.8"
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -53,8 +53,34 @@ def test_candidates_are_the_references(vocab_size, top_k, coupled, monkeypatch):
     check_candidates(3, 2, vocab_size, top_k, coupled=coupled)
 
 
-def test_equal_candidates_come_in_order_and_missing_ones_are_marked(monkeypatch):
+@pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
+@pytest.mark.parametrize(("vocab_size", "top_k"), [(61, 3), (70, 10), (17, 17)])
+def test_programs_that_share_a_row_find_the_references_candidates(vocab_size, top_k, coupled, monkeypatch):
+    """Shares of a few tokens, of which the last is shorter; some have fewer tokens than there are candidates."""
+    monkeypatch.setattr(triton_candidates, "_LEAST_SHARE", 2)
+    monkeypatch.setattr(triton_candidates, "_CANDIDATE_TILE", 8)
+    grids = watch_grids(monkeypatch)
+    check_candidates(2, 1, vocab_size, top_k, coupled=coupled)
+    assert grids == [(2, -(-vocab_size // -(-vocab_size // 8)))]
+
+
+def watch_grids(monkeypatch) -> list[tuple[int, ...]]:
+    """Where the grid of each launch over shares goes."""
+    kernel, grids = triton_candidates._share_kernel, []
+
+    class Watched:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(triton_candidates, "_share_kernel", Watched())
+    return grids
+
+
+@pytest.mark.parametrize("least_share", [1024, 2])
+def test_equal_candidates_come_in_order_and_missing_ones_are_marked(least_share, monkeypatch):
     monkeypatch.setattr(triton_candidates, "_CANDIDATE_TILE", 16)
+    monkeypatch.setattr(triton_candidates, "_LEAST_SHARE", least_share)
     logits = torch.zeros(1, 2, 40)
     logits[0, 1] = float("-inf")
     logits[0, 1, [3, 30]] = 1.0

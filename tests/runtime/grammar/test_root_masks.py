@@ -18,9 +18,11 @@ from tests.runtime.grammar.test_structured_output import (
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.maskers import MOST_SLOW, GrammarMasker
+from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 
@@ -132,6 +134,19 @@ def test_a_slow_grammar_is_asked_no_more(loaded, grammars, monkeypatch):
     tokens, _ = generate(loaded, grammars, [prompt], [params], drafter)
     assert tokens == plain
     assert sum(told is not None for _, told in drafter.heard) == MOST_SLOW < len(drafter.heard)
+
+
+@pytest.mark.parametrize("vocab_size", [97, 0], ids=["says nothing", "cannot say anything"])
+def test_verifiers_that_restrict_nothing_share_a_pass_with_those_that_do(vocab_size):
+    rounds = []
+    for size, has_masks, proposals in ((97, 1, 2), (vocab_size, 0, 3), (97, 1, 1)):
+        spec = ChannelSpec(4, 5, 5, 8, 0, 64, 8, 8, 16, vocab_size=size)
+        outcome = Outcome(*(torch.zeros(shape, dtype=dtype) for shape, dtype in outcome_layout(spec).values()))
+        outcome.allowed_tokens[:] = size
+        header = RoundHeader(num_proposals=proposals, has_masks=has_masks)
+        rounds.append((None, outcome, header))
+    assert merged_batch._allowed_tokens(rounds).tolist() == [[97] * 4] * 2 + [[-1] * 4] * 3 + [[97] * 4]
+    assert merged_batch._allowed_tokens(rounds[1:2]) is None
 
 
 def test_looking_ahead_takes_nothing(grammars):

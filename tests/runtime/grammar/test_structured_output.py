@@ -11,7 +11,7 @@ import torch
 
 from tests.runtime.json_schemas import random_schema
 from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_tree, wrong_tree
+from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree, wrong_tree
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.engine import calibration
@@ -156,6 +156,39 @@ def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, gram
         tokens, run = generate(loaded, grammars, [prompt], [params], wrong, shape)
         assert tokens == plain
         assert run.last[0].metrics.acceptance_length > 1.5
+
+
+BEHIND_THOUGHTS = {
+    "type": "structural_tag",
+    "format": {
+        "type": "sequence",
+        "elements": [
+            {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "\n"},
+            {"type": "regex", "pattern": "[0-9]{2}-[a-c]{3,5}"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(("shape", "plan"), [(CHAIN, right_chain), (TREE, right_tree)], ids=["chain", "tree"])
+def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
+    """Free text up to the end of a line, then a form; the drafter knows both, and drafts across the end."""
+    spec = GrammarSpec("structural_tag", json.dumps(BEHIND_THOUGHTS))
+    prompts, params = [TOKENIZER.encode("x = ")], [params_of(spec, 5)]
+    plain, _ = generate(loaded, grammars, prompts, params)
+    assert re.search(r"\n[0-9]{2}-[a-c]{3,5}$", text_of(plain[0][:-1] if plain[0][-1] == 0 else plain[0]))
+    drafter = ScriptedDrafter([prompts[0] + plain[0] + [1] * 8], plan, loaded.vocab_size)
+    engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300), drafter)
+    try:
+        run, rounds = Constrained(engine, grammars, prompts, params), []
+        while engine.has_unfinished_requests():
+            before = len(run.tokens[0])
+            run.step()
+            rounds.append(run.tokens[0][before:])
+    finally:
+        engine.model.remove_taps()
+    assert run.tokens == plain
+    assert any("\n" in text_of(tokens[:-1]) for tokens in rounds)
 
 
 SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')

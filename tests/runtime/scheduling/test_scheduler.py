@@ -106,6 +106,37 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     assert victim.epoch > max(seq.epoch for seq in scheduler.running if seq is not victim)
 
 
+def test_of_higher_priority_is_admitted_first_and_preempted_last():
+    scheduler = make(num_kv_blocks=21, enable_prefix_caching=False, max_num_seqs=3)
+    for name, priority in (("a", 0), ("b", -1), ("c", 2), ("d", 2), ("e", 1)):
+        scheduler.add(request(name, 8, max_tokens=50, priority=priority))
+    admitted = []
+    while len(admitted) < 3:
+        plan = scheduler.schedule()
+        admitted += names(plan.admitted)
+        play(scheduler, plan)
+    assert admitted == ["c", "d", "e"]
+    while any(seq.num_uncomputed > 1 for seq in scheduler.running):
+        play(scheduler, scheduler.schedule())
+    held = scheduler.block_manager.allocate(scheduler.block_manager.num_free)
+    left = set(admitted)
+    for victim in ("e", "d"):  # of one priority the youngest
+        while left == set(names(scheduler.running)):
+            play(scheduler, scheduler.schedule(), held=held)
+        left = set(names(scheduler.running))
+        assert victim not in left
+    assert left == {"c"}
+
+
+def test_prefixes_are_shared_by_requests_of_one_salt_alone():
+    scheduler = make()
+    found = []
+    for salt in ("", "x", "x", "", "y"):
+        scheduler.add(request("a", 11, max_tokens=1, cache_salt=salt))
+        found.append(play(scheduler, scheduler.schedule())[0].num_cached_tokens)
+    assert found == [0, 0, 8, 8, 0]
+
+
 def test_a_cached_prefix_is_not_computed_again():
     scheduler = make()
     scheduler.add(request("a", 11, max_tokens=1))

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.runtime.draft_world import VOCAB
-from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
+from wingbeat.runtime.heads.layer import DecoderHead
 from wingbeat.runtime.tensorrt.draft_runner import DraftedTree, DraftOutput, DraftRunner, KnownPairs
 from wingbeat.runtime.tensorrt.engine_config import DraftEngineConfig
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
@@ -31,7 +31,7 @@ HEADS = {
 }
 
 
-def head_of(kind: str, std: float = 0.3) -> DraftHead:
+def head_of(kind: str, std: float = 0.3) -> DecoderHead:
     """A random head of HEADS."""
     torch.manual_seed(4)
     if HEADS[kind] is None:
@@ -52,14 +52,15 @@ def attend_densely(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def draft_differences(
-    session: EngineSession, config: DraftEngineConfig, head: DraftHead, vocab_size: int, batch: int
+    session: EngineSession, config: DraftEngineConfig, head: DecoderHead, batch: int, relative: bool = False
 ) -> dict[str, float]:
-    """Largest difference of logits and hidden states by step, over uneven lengths."""
+    """Largest difference of logits and hidden states by step, over uneven lengths; `relative` to the largest of the
+    numbers where that is above 1."""
     kv = LinearKV([config.layer], batch + 1, config.limits.capacity, config.torch_dtype, session.device)
     runner, generator = DraftRunner(session, config, kv), torch.Generator().manual_seed(8)
     rows, lens, counts = list(range(1, batch + 1)), list(LENS[:batch]), list(COUNTS[:batch])
     longest = max(lens) + max(counts)
-    ids = torch.randint(0, vocab_size, (batch, longest), generator=generator)
+    ids = torch.randint(0, head.config.vocab_size, (batch, longest), generator=generator)
     taps = torch.randn(batch, longest, head.taps_size, generator=generator)
 
     def dense(row: int, num_known: int, path_ids: Tensor, path_hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +71,7 @@ def draft_differences(
 
     def known_gap(output: DraftOutput, known: list[int]) -> float:
         nothing = ids[0, :0], torch.zeros(0, head.hidden_size)
-        return max(_gap(output, row, dense(row, length, *nothing)) for row, length in enumerate(known))
+        return max(_gap(output, row, dense(row, length, *nothing), relative) for row, length in enumerate(known))
 
     most, starts = max(lens), [0] * batch
     output = runner.prefill(KnownPairs(rows, starts, lens, ids[:, :most].contiguous(), taps[:, :most].contiguous()))
@@ -84,19 +85,27 @@ def draft_differences(
         visible = torch.eye(len(parents), dtype=torch.bool)
         for node, parent in enumerate(parents):
             visible[node] |= visible[parent] if parent >= 0 else False
-        nodes = torch.randint(0, vocab_size, (batch, len(parents)), generator=generator)
+        nodes = torch.randint(0, head.config.vocab_size, (batch, len(parents)), generator=generator)
         hidden = torch.randn(batch, len(parents), head.hidden_size, generator=generator)
         tree = DraftedTree(rows, ends, nodes, hidden, visible.sum(1) - 1, visible.repeat(batch, 1, 1))
         selected = torch.tensor([4, 5]).repeat(batch, 1)
         output = runner.proposal(tree, selected)
         found[name] = max(
-            _gap(output, (row, place), dense(row, ends[row], nodes[row, visible[node]], hidden[row, visible[node]]))
+            _gap(
+                output,
+                (row, place),
+                dense(row, ends[row], nodes[row, visible[node]], hidden[row, visible[node]]),
+                relative,
+            )
             for row in range(batch)
             for place, node in enumerate((4, 5))
         )
     return found
 
 
-def _gap(output: DraftOutput, at: int | tuple[int, int], expected: tuple[Tensor, Tensor]) -> float:
+def _gap(output: DraftOutput, at: int | tuple[int, int], expected: tuple[Tensor, Tensor], relative: bool) -> float:
     pairs = zip((output.logits[at], output.hidden[at]), expected, strict=True)
-    return max((ours - theirs).abs().max().item() for ours, theirs in pairs)
+    return max(
+        (ours - theirs).abs().max().item() / (theirs.abs().max().clamp_min(1).item() if relative else 1.0)
+        for ours, theirs in pairs
+    )

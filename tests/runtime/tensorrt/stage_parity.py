@@ -91,16 +91,19 @@ class Outputs(NamedTuple):
     torch: ModelOutput
     engine: ModelOutput
 
-    def difference(self) -> float:
-        """Largest over logits and taps."""
+    def difference(self, relative: bool = False) -> float:
+        """Largest over logits and taps; `relative` to the largest of the numbers where that is above 1."""
         pairs = [(self.torch.logits, self.engine.logits)]
         if self.torch.taps is not None:
             pairs.append((self.torch.taps, self.engine.taps))
-        return max((ours.float() - theirs.float()).abs().max().item() for theirs, ours in pairs)
+        return max(
+            (ours - theirs).abs().max().item() / (theirs.abs().max().clamp_min(1).item() if relative else 1.0)
+            for theirs, ours in pairs
+        )
 
 
-def largest_differences(both: Both, batch: int) -> dict[str, float]:
-    """By stage, over uneven contexts; of keys and values too."""
+def largest_differences(both: Both, batch: int, relative: bool = False) -> dict[str, float]:
+    """By stage, over uneven contexts; of keys and values too, which are never relative."""
     generator = torch.Generator().manual_seed(5)
     vocab = both.loaded.vocab_size
 
@@ -108,11 +111,12 @@ def largest_differences(both: Both, batch: int) -> dict[str, float]:
         return torch.randint(0, vocab, shape, generator=generator)
 
     contexts = torch.tensor(CONTEXTS[:batch])
-    found = {"prefill": max(out.difference() for out in both.prefill([draw(length) for length in contexts.tolist()]))}
+    prompts = [draw(length) for length in contexts.tolist()]
+    found = {"prefill": max(out.difference(relative) for out in both.prefill(prompts))}
     found["kv"] = both.kv_difference(contexts.tolist())
     for name, parents in (("tree", TREE_PARENTS), ("chain", CHAIN_PARENTS), ("plain", BARE)):
-        found[name] = both.run(draw(batch, len(parents)), contexts, parents).difference()
-    found["chunks"] = both.run(draw(batch, CHUNK), contexts, None).difference()
+        found[name] = both.run(draw(batch, len(parents)), contexts, parents).difference(relative)
+    found["chunks"] = both.run(draw(batch, CHUNK), contexts, None).difference(relative)
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, VOCAB, World, channel_spec
+from tests.runtime.draft_world import MAX_LEN, NUM_SLOTS, World, channel_spec
 from tests.runtime.tensorrt.draft_parity import HEADS, attend_densely, draft_differences, head_of
 from tests.runtime.tensorrt.engine_world import draft_config, draft_session
 from wingbeat.runtime.config import SpeculationConfig
@@ -70,7 +70,7 @@ class DenseTrees:
 def test_every_step_gives_what_the_head_gives_over_whole_paths(kind, batch):
     head = head_of(kind, std=0.1)
     config = draft_config(head)
-    differences = draft_differences(draft_session(head, config), config, head, VOCAB, batch)
+    differences = draft_differences(draft_session(head, config), config, head, batch)
     assert max(differences.values()) <= 2e-5, differences
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runtime.draft_world import VOCAB
 from tests.runtime.models import (
     CHAIN,
+    PROMPT_LENS,
     TREE,
     Run,
     engine_config,
@@ -59,10 +59,10 @@ def demo(tmp_path_factory):
     return exported_demo(tmp_path_factory.mktemp("demo"))
 
 
-def parity(pair, batch):
+def parity(pair, batch, relative=False):
     config = pair.directory.base
     session = OnnxSession(pair.directory.graph("eagle_base", ".onnx"))
-    return largest_differences(Both(pair.loaded(), session, config), batch)
+    return largest_differences(Both(pair.loaded(), session, config), batch, relative)
 
 
 def operators(file: Path) -> set[str]:
@@ -125,22 +125,20 @@ def test_half_precision_uses_the_attention_operator(dtype, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1"])
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "eagle3.1", "demo"])
 def test_heads_of_every_kind_have_torchs_numbers_in_every_step(kind, tmp_path):
-    head, file = head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
+    head, file = demo_head(torch.float32) if kind == "demo" else head_of(kind, std=0.1), tmp_path / "eagle_draft.onnx"
     export_draft(head, LIMITS, GraphOps(24, torch.float32), file)
     for batch in (1, 4):
-        differences = draft_differences(OnnxSession(file), draft_config(head), head, VOCAB, batch)
+        differences = draft_differences(OnnxSession(file), draft_config(head), head, batch, relative=kind == "demo")
         assert max(differences.values()) <= TOLERANCE, differences
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_demo_pair_has_torchs_numbers_in_every_stage(demo, batch):
-    differences = parity(demo, batch)
-    assert max(differences.values()) <= TOLERANCE, differences
-    session, config = OnnxSession(demo.directory.graph("eagle_draft", ".onnx")), demo.directory.draft
-    differences = draft_differences(session, config, demo_head(torch.float32), 4096, batch)
+def test_the_demo_verifier_has_torchs_numbers_in_every_stage(demo, batch):
+    # Its hidden states are around 20 and reach 120: 2e-5 is under three units in the last place of a float32 there.
+    differences = parity(demo, batch, relative=True)
     assert max(differences.values()) <= TOLERANCE, differences
 
 
@@ -152,13 +150,18 @@ def engine_by_onnx_runtime(pair, speculation, batch, with_drafter=True):
     return engine_on(pair.directory.open_session("eagle_base", cpu), pair.directory.base, limits, drafter)
 
 
+@pytest.fixture(scope="module")
+def written(pair):
+    """Prompts, and what transformers' generate() writes behind them."""
+    prompts = random_prompts(PROMPT_LENS)
+    return prompts, greedy(pair.loaded().model, prompts, 64)[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("shape", ["tree", "chain", "plain"])
-def test_text_by_onnx_runtime_is_that_of_generate(pair, shape, batch):
-    model = pair.loaded().model
-    prompts = random_prompts((5, 17, 40, 3, 64, 9, 33, 21))
-    expected, _ = greedy(model, prompts, 64)
+def test_text_by_onnx_runtime_is_that_of_generate(pair, written, shape, batch):
+    prompts, expected = written
     engine = engine_by_onnx_runtime(pair, CHAIN if shape == "chain" else TREE, batch, shape != "plain")
     assert Run(engine, prompts, greedy_params(64)).finish() == expected
 
