@@ -10,6 +10,10 @@ takes a while to come back. Serve's own are 30 and 600 s."""
 SPARE = 0.75
 """Of an engine's slots: while so many are free, a request that comes does not queue, and no engine need be added."""
 
+WAKING = {"aggregation_function": "min", "look_back_period_s": 2.0, "metrics_interval_s": 1.0}
+"""Serve starts a replica where there is none as soon as a call has waited for one, in the mean of its last 30 s. A call
+that just met the end of the last replica is no reason: it has to wait for 2 s."""
+
 
 class ReplicaLoad(NamedTuple):
     """What one replica reports; its fields are the names of Serve's metrics."""

@@ -13,7 +13,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from wingbeat.cluster.autoscaling import DELAYS, TokenLoadPolicy
+from wingbeat.cluster.autoscaling import DELAYS, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
@@ -45,7 +45,6 @@ replica and drains it for 30 s at the end."""
 SCALING_ENV = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.03",
 }
 """Serve's controller hears of the load every second, and not every 6 to 10."""
 ROUTER, VERIFIER, DRAFTER_POOL = "Router", "Verifier", "DrafterPool"
@@ -193,7 +192,7 @@ def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:
     if scaling is None or "policy" in scaling:
         return scaling
     policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs={"target_queue_s": config.target_queue_s})
-    return {**DELAYS, **scaling, "policy": policy}
+    return {**DELAYS, **WAKING, **scaling, "policy": policy}
 
 
 def _scaling(num_replicas: int | None, autoscaling_config: dict[str, Any] | None) -> dict[str, Any]:

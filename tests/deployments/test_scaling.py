@@ -31,6 +31,12 @@ def test_the_policy_works_where_serve_has_unpacked_it():
     assert unpacked(SimpleNamespace(raw_metrics=metrics, target_num_replicas=1)) == (2.5, {})
 
 
+def test_a_replica_is_not_woken_by_what_waited_a_moment_before_the_last_one_went():
+    found = scaling(autoscaling_config={"min_replicas": 0, "max_replicas": 3})
+    assert (found.aggregation_function, found.look_back_period_s) == ("min", 2.0)
+    assert found.look_back_period_s > found.metrics_interval_s
+
+
 def test_delays_and_a_policy_of_ones_own_are_kept():
     own = {"policy_function": "tests.fakes:wait_until"}
     found = scaling(autoscaling_config={"max_replicas": 3, "policy": own, "downscale_delay_s": 7.0})
