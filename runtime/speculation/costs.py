@@ -80,8 +80,8 @@ class DraftWaits:
         self.num_seen += 1
         weight = max(1.0 / self.num_seen, least_weight) * trees_s / (trees_s + beside_s)
         expected = self.predict(trees_s + beside_s)
-        if self.num_seen > 1:  # as for a scale
-            seconds = min(max(seconds, 0.5 * expected), 2.0 * expected)
+        least, most = (_LEAST, _MOST) if self.num_seen == 1 else (0.5, 2.0)
+        seconds = min(max(seconds, least * expected), most * expected)
         half = 0.5 * weight * (seconds - expected)
         scale = min(max(self.scale + half / (trees_s + beside_s), _LEAST), _MOST)
         rest = 2 * half - (scale - self.scale) * (trees_s + beside_s)

@@ -33,7 +33,7 @@ from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.costs import Scale
+from wingbeat.runtime.speculation.costs import DraftWaits, Scale
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 pytestmark = pytest.mark.few(1)
@@ -192,7 +192,8 @@ def known_costs(monkeypatch):
     drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
     monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.verifier_times", lambda *args: verifier)
     monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.drafter_times", lambda *args: drafter)
-    monkeypatch.setattr(Scale, "observe", lambda *args: None)
+    for seen in (Scale, DraftWaits):
+        monkeypatch.setattr(seen, "observe", lambda *args: None)
 
 
 @pytest.mark.usefixtures("known_costs")
