@@ -77,7 +77,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
     assert not (tmp_path / "report").exists()
 
 
-SLOW = {"two_processes", "engine_speed"}
+SLOW = {"two_processes", "engine_speed", "kernel_profile"}
 
 
 @without_gpu
@@ -100,6 +100,7 @@ def test_toy_sizes_give_figures(run_script, name):
         assert all(figure["value"] >= figure["at_least"] for figure in exact)
 
 
+@pytest.mark.slow
 def test_a_failing_part_is_recorded_and_the_rest_still_runs(suite, tmp_path):
     scripts = {
         "breaks": "raise SystemExit('it broke')",
@@ -144,6 +145,7 @@ def test_all_parts_running_is_success(suite, tmp_path):
     assert "measure nothing" in (tmp_path / "report" / "gpu.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_failing_case_costs_itself_alone_and_its_script_is_failed(suite, tmp_path):
     code = f"""
 import sys
@@ -166,6 +168,7 @@ run("Cases.", measure)
     assert part["result"]["details"]["failed"] == {"two": "ZeroDivisionError: division by zero"}
 
 
+@pytest.mark.slow
 def test_whole_logs_of_tests_that_fail_or_hang_lie_beside_the_report(suite, tmp_path, monkeypatch):
     pytest.importorskip("pytest_timeout")
     monkeypatch.setattr(suite, "TEST_TIMEOUT_S", 2)

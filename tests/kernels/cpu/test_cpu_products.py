@@ -63,6 +63,7 @@ def test_weights_that_lie_otherwise_are_refused(draw):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     open_library(tmp_path)
     [made] = tmp_path.iterdir()
