@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
 
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.app_config import AppConfig
@@ -250,14 +251,11 @@ def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_configure_the_application(path: Path, tmp_path: Path):
-    document = yaml.safe_load(path.read_text())
-    if "spec" in document:
-        document = yaml.safe_load(document["spec"]["serveConfigV2"])
-    (application,) = document["applications"]
-    assert application["import_path"] == "wingbeat.deployments.app:build"
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text())).applications
+    assert application.import_path == "wingbeat.deployments.app:build"
     (tmp_path / "config.json").touch()
-    folders = {name: str(tmp_path) for name in ("model", "drafter") if name in application["args"]}
-    AppConfig.model_validate(application["args"] | folders)
+    folders = {name: str(tmp_path) for name in ("model", "drafter") if name in application.args}
+    AppConfig.model_validate(application.args | folders)
 
 
 def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
