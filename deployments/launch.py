@@ -43,7 +43,9 @@ PROCESS_GRACE_S = 5.0
 
 
 CTRL_C = "Ctrl-C ends it."
-DETACHED = f"It stays when this command ends; `python -c 'from ray import serve; serve.delete(\"{APP_NAME}\")'` ends it."
+DETACHED = (
+    f"It stays when this command ends; `python -c 'from ray import serve; serve.delete(\"{APP_NAME}\")'` ends it."
+)
 
 
 class StartError(RuntimeError):
