@@ -43,9 +43,7 @@ PROCESS_GRACE_S = 5.0
 
 
 CTRL_C = "Ctrl-C ends it."
-DETACHED = (
-    f"It stays when this command ends; `python -c 'from ray import serve; serve.delete(\"{APP_NAME}\")'` ends it."
-)
+DETACHED = f"It stays when this command ends; serve.delete('{APP_NAME}') in Python ends it."
 
 
 class StartError(RuntimeError):

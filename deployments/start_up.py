@@ -62,7 +62,7 @@ class StartUp:
         """The last block: where it is served, what, a request to try, and what ends it."""
         self.close()
         seconds, width = time.monotonic() - self._started, max(len(name) for name, _ in facts)
-        self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}. {end}".rstrip(), markup=False)
+        self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}. {end}", markup=False)
         for name, value in facts:
             self._console.print(f"  {name:<{width}}  {value}", markup=False)
         self._console.print(f"\nTry this:\n  {command}\n", markup=False)

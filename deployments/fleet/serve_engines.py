@@ -11,7 +11,6 @@ from wingbeat.deployments.fleet.directory import DIRECTORY
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 
-
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5
 
@@ -25,7 +24,7 @@ class ServeEngines:
         text_identity: `AppConfig.text_identity` of the router; engines for which it is another take no requests of it.
     """
 
-    def __init__(self, handle: DeploymentHandle, text_identity: str = "") -> None:
+    def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
         self._handle = handle
         self._text_identity = text_identity
         self._streaming = handle.options(method_name="stream", stream=True)

@@ -123,14 +123,14 @@ class Verifier:
         self._engines.client.withdraw(client_id, numbers)
 
     async def stream(
-        self, *, engine_id: str, client_id: str, text_identity: str = ""
+        self, *, engine_id: str, client_id: str, text_identity: str | None = None
     ) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
 
         While a new engine is being started, the first message waits for it.
 
         Args:
-            text_identity: of what the router's requests are for.
+            text_identity: `AppConfig.text_identity` of what the router's requests are for; None takes any.
 
         Raises:
             WrongEngine: this is another engine.
@@ -139,8 +139,8 @@ class Verifier:
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id)
-        if text_identity != self._info.text_identity:
-            raise OtherModel(f"{self._info.text_identity} is served here, not {text_identity or 'an unnamed model'}")
+        if text_identity not in (None, self._info.text_identity):
+            raise OtherModel(f"{self._info.text_identity} is served here, not {text_identity}")
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)
