@@ -28,7 +28,7 @@ HOLD_A_CLUSTER = """
 import json, sys, ray
 context = ray.init(num_cpus=8, num_gpus=0, include_dashboard=True, dashboard_port=int(sys.argv[1]),
                    object_store_memory=200 * 2**20, log_to_driver=False)
-print(json.dumps([context.address_info["address"], context.dashboard_url]), flush=True)
+print(json.dumps([context.address_info["gcs_address"], context.dashboard_url]), flush=True)
 sys.stdin.read()
 """
 

@@ -273,29 +273,6 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_starts(case: str, t
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [
-        ("ray://head:10001", "Ray's client cannot serve"),
-        ("head", "must be HOST:PORT of the cluster's head, or auto"),
-        ("head:gcs", "must be HOST:PORT"),
-        (":6379", "must be HOST:PORT"),
-    ],
-)
-def test_an_address_that_is_none_of_a_cluster_is_refused(address: str, says: str, port: int) -> None:
-    with pytest.raises(ValueError, match=f"^--address {address}: .*{says}"):
-        preflight.check(AppConfig(), "127.0.0.1", port, address)
-
-
-def test_a_port_in_use_may_be_that_of_serve_in_the_cluster_that_is_joined(model: Path, port: int) -> None:
-    (model / "config.json").unlink()
-    with socket.create_server(("127.0.0.1", port)):
-        for address, says in ((None, "in use by another server"), ("auto", r"config\.json")):
-            with pytest.raises(ValueError, match=says):
-                config = AppConfig.model_construct(model=model)
-                preflight.check(config, "127.0.0.1", port, address)
-
-
 def test_the_demo_pair_is_let_through(port: int) -> None:
     preflight.check(AppConfig(), "127.0.0.1", port)
 
