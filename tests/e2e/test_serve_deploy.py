@@ -39,7 +39,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.port, dashboard_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
         self.environ.pop("RAY_ADDRESS", None)
         self._holder = subprocess.Popen(
             [sys.executable, "-c", HOLD_A_CLUSTER, str(dashboard_port)],
