@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -40,6 +41,9 @@ class Cluster:
         self.port, dashboard_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        token = secrets.token_hex(32)
+        self.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self._headers = {"Authorization": f"Bearer {token}"}
         self.environ.pop("RAY_ADDRESS", None)
         self._holder = subprocess.Popen(
             [sys.executable, "-c", HOLD_A_CLUSTER, str(dashboard_port)],
@@ -69,7 +73,7 @@ class Cluster:
 
     def application(self) -> dict[str, Any]:
         """The one application, as Serve's REST interface shows it."""
-        details = httpx.get(f"{self._dashboard}/api/serve/applications/", timeout=60).json()
+        details = httpx.get(f"{self._dashboard}/api/serve/applications/", headers=self._headers, timeout=60).json()
         (application,) = details["applications"].values()
         return application
 
