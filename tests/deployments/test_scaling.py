@@ -3,7 +3,7 @@
 import pytest
 
 from wingbeat.cluster.autoscaling import DELAYS
-from wingbeat.deployments.app import _router, _verifier
+from wingbeat.deployments.app import _verifier
 from wingbeat.deployments.app_config import AppConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -29,8 +29,3 @@ def test_delays_and_a_policy_of_ones_own_are_kept():
 
 def test_a_fixed_number_of_replicas_does_not_scale():
     assert scaling(num_replicas=2) is None
-
-
-def test_an_update_starts_a_new_router_first_and_needs_no_second_gpu():
-    routers, verifiers = (make(AppConfig())._deployment_config for make in (_router, _verifier))
-    assert (routers.max_surge_percent, verifiers.max_surge_percent) == (100, 0)
