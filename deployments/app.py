@@ -65,7 +65,7 @@ class Router:
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
         self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
-        source = ServeEngines(engines)
+        source = ServeEngines(engines, config.text_identity())
         self._pool = EnginePool(
             source,
             max_num_seqs=config.max_num_seqs,
@@ -183,6 +183,7 @@ def _router(config: AppConfig) -> serve.Deployment:
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=config.shutdown_timeout_s + END_S,
+        max_surge_percent=100,
         **_scaling(config.num_router_replicas, config.router_autoscaling_config),
     )
 

@@ -242,6 +242,11 @@ class AppConfig(SurfaceOptions):
             drafter_beside=beside,
         )
 
+    def text_identity(self) -> str:
+        """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
+        engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
+        return f"{self.model or 'the demo'} by {engine} in {self.resolved_dtype()} on {self.resolved_device()}"
+
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
         if self.device == "auto":

@@ -42,6 +42,10 @@ PROCESS_GRACE_S = 5.0
 """For Ray's processes to end after it has told them to."""
 
 
+CTRL_C = "Ctrl-C ends it."
+DETACHED = f"It stays when this command ends; serve.delete('{APP_NAME}') in Python ends it."
+
+
 class StartError(RuntimeError):
     """The application could not start; one line that names the cause."""
 
@@ -50,6 +54,10 @@ class ServedApplication:
     """One application on a Ray that this process has started for it or has joined.
 
     Signals become KeyboardInterrupt in whichever of the methods runs.
+
+    Args:
+        address: of a running cluster that this machine is a node of; None leaves it to Ray whether it joins one.
+        detach: the application is to stay when this process ends.
     """
 
     def __init__(
@@ -59,8 +67,12 @@ class ServedApplication:
         port: int = 8000,
         signals: StopSignals | None = None,
         start_up: StartUp | None = None,
+        address: str | None = None,
+        detach: bool = False,
     ) -> None:
         self._config = config
+        self._address = address
+        self._detach = detach
         self._start_up = start_up
         self._http = {"host": host, "port": port}
         self._signals = signals
@@ -81,6 +93,11 @@ class ServedApplication:
             os.environ.setdefault(name, value)
         if not ray.is_initialized():
             self._connect()
+        if self._detach and self._owns_ray:
+            raise StartError(
+                "--detach needs a running cluster to leave the application in: give its --address, or run `ray start "
+                "--head` first"
+            )
         if self._start_up is not None:
             _speak_for_ray(self._start_up)
         serve.start(http_options=self._http)
@@ -163,12 +180,12 @@ class ServedApplication:
         report = serve.get_deployment_handle(VERIFIER, APP_NAME).report.remote().result(timeout_s=REPORT_TIMEOUT_S)
         logs = f"{ray._private.worker._global_node.get_session_dir_path()}/logs"
         command = curl_command(self.url(), config.model_name(), bool(config.api_key))
-        start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command)
+        start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            ray.init(namespace="serve", logging_level=logging.ERROR)
+            ray.init(address=self._address, namespace="serve", logging_level=logging.ERROR)
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None
         except Exception as error:  # Ray raises nothing narrower where a node does not come up
@@ -188,20 +205,29 @@ class ServedApplication:
 
 
 def serve_until_stopped(
-    config: AppConfig, host: str = "127.0.0.1", port: int = 8000, start_up: StartUp | None = None
+    config: AppConfig,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    start_up: StartUp | None = None,
+    address: str | None = None,
+    detach: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
+
+    With `detach` it returns as soon as requests are answered, and leaves the application in the cluster.
 
     Raises:
         StartError: the application could not start, or failed for good.
     """
     signals = StopSignals()
     start_up = StartUp() if start_up is None else start_up
-    application = ServedApplication(config, host, port, signals, start_up)
+    application = ServedApplication(config, host, port, signals, start_up, address, detach)
     signals.install()
     try:
         try:
             application.start()
+            if detach:
+                return
             application.wait()
         except KeyboardInterrupt:
             application.drain()

@@ -58,11 +58,11 @@ class StartUp:
             elif data.get("pid") == "raylet" and _OUT_OF_MEMORY.search(line):
                 self.problem(line)
 
-    def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str) -> None:
-        """The last block: where it is served, what, and a request to try."""
+    def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str, end: str = "") -> None:
+        """The last block: where it is served, what, a request to try, and what ends it."""
         self.close()
         seconds, width = time.monotonic() - self._started, max(len(name) for name, _ in facts)
-        self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}; Ctrl-C ends it.", markup=False)
+        self._console.print(f"\nReady after {seconds:.0f} s. Serving on {url}. {end}", markup=False)
         for name, value in facts:
             self._console.print(f"  {name:<{width}}  {value}", markup=False)
         self._console.print(f"\nTry this:\n  {command}\n", markup=False)

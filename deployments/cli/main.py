@@ -102,18 +102,30 @@ def _serve(
     config: AppConfig,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default=False,
+            help="Running Ray cluster, of which this machine is a node, to serve in, or 'auto' for the one started "
+            "here. The application ends with this command.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="In a running cluster, return once it serves and leave the application.")
+    ] = False,
 ) -> None:
     """Serve the OpenAI API with Ray until SIGTERM or Ctrl-C, which let running requests end."""
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the checkpoints")
-        preflight.check(config, host, port)
-        start_up.event("starting Ray")
+        preflight.check(config, host, port, address)
+        start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
         # Importing Ray takes seconds; nothing before this line needs it.
         from wingbeat.deployments.launch import StartError, serve_until_stopped
 
         try:
-            serve_until_stopped(config, host, port, start_up)
+            serve_until_stopped(config, host, port, start_up, address, detach)
         except StartError as error:
             raise UserError(str(error)) from error
     except (ValueError, OSError) as error:

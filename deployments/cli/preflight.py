@@ -21,18 +21,22 @@ class PreflightError(ValueError):
     """The application would not start; one line that names the setting or the file to change."""
 
 
-def check(config: AppConfig, host: str, port: int) -> None:
+def check(config: AppConfig, host: str, port: int, address: str | None = None) -> None:
     """Refuse a start that cannot succeed.
 
-    A cluster that runs already may have other machines, whose memory, GPUs and modules are not looked at here.
+    A cluster that runs already may have other machines, whose memory, GPUs and modules are not looked at here. In one
+    that is named by its `address`, Serve may listen at the port already, which is then the right one.
 
     Raises:
         ValueError, OSError: one line that names the setting, the file or the tensor.
     """
-    check_address(host, port)
+    if address is None:
+        check_address(host, port)
+    else:
+        _check_cluster(address)
     folder = config.model_dir()
     file = ConfigFile.read(folder)
-    here = not _joins_cluster()
+    here = address is None and not _joins_cluster()
     wingbeats_own = config.engine_factory is None
     _check_positions(config, file.name, file.size("max_position_embeddings"))
     if wingbeats_own:
@@ -80,6 +84,16 @@ def _why_unbound(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host {host} is no address of this machine: give another --host"
     return f"port {port} on {host} cannot be listened at: {error.strerror or error}"
+
+
+def _check_cluster(address: str) -> None:
+    if "://" in address:
+        raise PreflightError(
+            f"--address {address}: Ray's client cannot serve; run this on a node of the cluster, with HOST:PORT or auto"
+        )
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdigit()):
+        raise PreflightError(f"--address {address}: must be HOST:PORT of the cluster's head, or auto")
 
 
 def _check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:

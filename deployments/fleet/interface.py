@@ -46,3 +46,5 @@ class ModelInfo:
     """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
     block_size: int = 0
     """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
+    text_identity: str = ""
+    """Of the settings, what decides the text; `AppConfig.text_identity`."""

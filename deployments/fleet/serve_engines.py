@@ -1,5 +1,7 @@
 """Calls to verifier replicas through a Serve handle: the pool's source of engines."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -9,17 +11,33 @@ from wingbeat.deployments.fleet.directory import DIRECTORY
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 
+logger = logging.getLogger(__name__)
+ASK_AGAIN_S = 0.5
+
 
 class ServeEngines:
-    """`EngineTransport` over Ray Serve; each call names the replica it is for."""
+    """`EngineTransport` over Ray Serve; each call names the replica it is for.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    While an application is updated, there are engines of its old and its new settings.
+
+    Args:
+        text_identity: `AppConfig.text_identity` of the router; engines for which it is another take no requests of it.
+    """
+
+    def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
         self._handle = handle
+        self._text_identity = text_identity
         self._streaming = handle.options(method_name="stream", stream=True)
 
     async def describe(self) -> ModelInfo:
-        """The model, from any engine; waits until one is there."""
-        return await self._handle.describe.remote()
+        """The model, from any engine that serves the router's; waits until one is there."""
+        told = False
+        while (info := await self._handle.describe.remote()).text_identity != self._text_identity:
+            if not told:
+                logger.warning("Waiting for an engine of %s: one has %s", self._text_identity, info.text_identity)
+            told = True
+            await asyncio.sleep(ASK_AGAIN_S)
+        return info
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
         """Report the live engines now and at every change; returns the way to unsubscribe."""
@@ -27,7 +45,8 @@ class ServeEngines:
 
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for this client; closing the generator ends the stream in the engine too."""
-        messages = self._streaming.remote(engine_id=engine_id, client_id=client_id)
+        identity = self._text_identity
+        messages = self._streaming.remote(engine_id=engine_id, client_id=client_id, text_identity=identity)
         try:
             async for message in messages:
                 yield message

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,10 @@ LOOK_S = 0.5
 
 class WrongEngine(RuntimeError):
     """The call was meant for another replica, which is gone."""
+
+
+class OtherModel(RuntimeError):
+    """The caller's requests are for another model, such as that before an update."""
 
 
 class Verifier:
@@ -77,7 +82,7 @@ class Verifier:
             # The process may live on, with the failure's traceback holding all of it.
             await self._end()
             raise
-        self._info: ModelInfo = self._engines.life.info
+        self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
         self._spawn(self._export())
@@ -119,17 +124,25 @@ class Verifier:
         self._check(engine_id, client_id)
         self._engines.client.withdraw(client_id, numbers)
 
-    async def stream(self, *, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(
+        self, *, engine_id: str, client_id: str, text_identity: str | None = None
+    ) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
 
         While a new engine is being started, the first message waits for it.
 
+        Args:
+            text_identity: `AppConfig.text_identity` of what the router's requests are for; None takes any.
+
         Raises:
             WrongEngine: this is another engine.
+            OtherModel: its text would be another.
             RouterGone: the router showed no sign of life.
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id)
+        if text_identity not in (None, self._info.text_identity):
+            raise OtherModel(f"{self._info.text_identity} is served here, not {text_identity}")
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)

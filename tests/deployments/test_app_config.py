@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
 
 from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.app_config import AppConfig
@@ -297,14 +298,22 @@ def test_server_and_command_line_refuse_the_same_in_the_same_words(options: type
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_configure_the_application(path: Path, tmp_path: Path):
-    document = yaml.safe_load(path.read_text())
-    if "spec" in document:
-        document = yaml.safe_load(document["spec"]["serveConfigV2"])
-    (application,) = document["applications"]
-    assert application["import_path"] == "wingbeat.deployments.app:build"
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text())).applications
+    assert application.import_path == "wingbeat.deployments.app:build"
     (tmp_path / "config.json").touch()
-    folders = {name: str(tmp_path) for name in ("model", "drafter") if name in application["args"]}
-    AppConfig.model_validate(application["args"] | folders)
+    folders = {name: str(tmp_path) for name in ("model", "drafter") if name in application.args}
+    AppConfig.model_validate(application.args | folders)
+
+
+def test_what_decides_the_text_is_told_apart_and_nothing_else(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    own = AppConfig().text_identity()
+    assert all(
+        AppConfig(**one).text_identity() == own
+        for one in ({"drafter": "ngram"}, {"max_num_seqs": 3}, {"dtype": "float32"}, {"served_model_name": "m"})
+    )
+    others = [AppConfig(model=str(tmp_path), drafter="ngram"), AppConfig(dtype="bfloat16")]
+    assert len({own, *(other.text_identity() for other in others)}) == 3
 
 
 def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():

@@ -61,6 +61,7 @@ class FakeRay:
 
     def init(self, **options: object) -> None:
         self.initialized = True
+        self.address = options["address"]
         # As Ray does, whoever else has handlers.
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
 
@@ -153,6 +154,36 @@ def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
     fake.run = lambda app, name: None
     serve_until_stopped(AppConfig(), port=9000)
     assert "http://10.0.0.1:80/v1" in capsys.readouterr().out
+
+
+def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_command(fake_ray, capsys):
+    fake = fake_ray(attached=True)
+    fake.signals = {("status", 3): signal.SIGTERM}
+    serve_until_stopped(AppConfig(), address="10.0.0.1:6379")
+    assert fake.address == "10.0.0.1:6379"
+    assert fake.calls[-2:] == ["drain", "delete wingbeat"]
+    assert "Ctrl-C ends it." in capsys.readouterr().out
+
+
+def test_a_detached_application_stays_when_the_command_ends(fake_ray, capsys):
+    fake = fake_ray(attached=True)
+    serve_until_stopped(AppConfig(), address="10.0.0.1:6379", detach=True)
+    assert fake.calls == ["start", "status", "run"]
+    assert "It stays when this command ends" in capsys.readouterr().out
+
+
+def test_a_detached_application_that_cannot_start_is_taken_away(fake_ray):
+    fake = fake_ray(attached=True)
+    fake.signals = {("run", 1): signal.SIGTERM}
+    serve_until_stopped(AppConfig(), address="10.0.0.1:6379", detach=True)
+    assert fake.calls[-1] == "delete wingbeat"
+
+
+def test_there_is_nothing_to_detach_from_in_a_ray_that_ends_with_the_command(fake_ray):
+    fake = fake_ray()
+    with pytest.raises(StartError, match="--detach needs a running cluster"):
+        serve_until_stopped(AppConfig(), detach=True)
+    assert "run" not in fake.calls
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -17,7 +17,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[AppConfig]:
     """The configurations that reach the preflight, where each start ends."""
     seen: list[AppConfig] = []
 
-    def check(config: AppConfig, host: str, port: int) -> None:
+    def check(config: AppConfig, host: str, port: int, address: str | None) -> None:
         seen.append(config)
         raise ValueError("as far as it goes")
 

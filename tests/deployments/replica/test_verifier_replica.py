@@ -201,6 +201,21 @@ def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_plac
     asyncio.run(with_verifier(scenario))
 
 
+def test_a_router_of_other_settings_gets_no_stream_where_its_texts_would_be_others():
+    async def scenario(made: Verifier) -> None:
+        own = (await made.describe()).text_identity
+        assert own == AppConfig().text_identity()
+        assert own != AppConfig(dtype="bfloat16").text_identity()
+        messages = made.stream(engine_id=ENGINE_ID, client_id="client", text_identity=own)
+        assert await anext(messages) == []
+        await messages.aclose()
+        other = AppConfig(dtype="bfloat16").text_identity()
+        with pytest.raises(verifier.OtherModel, match=r"in float32 on cpu is served here, not .* in bfloat16 on cpu$"):
+            await anext(made.stream(engine_id=ENGINE_ID, client_id="client", text_identity=other))
+
+    asyncio.run(with_verifier(scenario))
+
+
 def test_a_replica_whose_engines_die_too_often_says_that_it_is_unhealthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_supervisor, "PAUSES_S", ())
 

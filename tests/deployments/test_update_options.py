@@ -1,0 +1,13 @@
+"""What Serve is told about replacing replicas; starts nothing."""
+
+import pytest
+
+from wingbeat.deployments.app import _router, _verifier
+from wingbeat.deployments.app_config import AppConfig
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def test_an_update_starts_a_new_router_first_and_needs_no_second_gpu():
+    routers, verifiers = (make(AppConfig())._deployment_config for make in (_router, _verifier))
+    assert (routers.max_surge_percent, verifiers.max_surge_percent) == (100, 0)

@@ -1,0 +1,230 @@
+"""`serve deploy`, as an operator calls it, on a cluster that runs: the examples, an update under load, and joining."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples" / "serve").glob("*.yaml"))
+ON_A_GPU = ("model", "drafter", "dtype", "device", "num_gpus_per_verifier", "num_gpus_per_drafter")
+START_S = 300.0
+NUM_STREAMS = 4
+LONG_TOKENS = 500
+HOLD_A_CLUSTER = """
+import json, sys, ray
+context = ray.init(num_cpus=8, num_gpus=0, include_dashboard=True, dashboard_port=int(sys.argv[1]),
+                   object_store_memory=200 * 2**20, log_to_driver=False)
+print(json.dumps([context.address_info["gcs_address"], context.dashboard_url]), flush=True)
+sys.stdin.read()
+"""
+
+
+class Cluster:
+    """A Ray that somebody else has started on this machine, and the commands of its operator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, dashboard_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        token = secrets.token_hex(32)
+        self.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self.environ.pop("RAY_ADDRESS", None)
+        self._holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD_A_CLUSTER, str(dashboard_port)],
+            env=self.environ,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address, dashboard = json.loads(next(line for line in self._holder.stdout if line.startswith("[")))
+        self._dashboard = f"http://{dashboard}"
+
+    def serve(self, *words: str) -> str:
+        """What Serve's command line prints."""
+        command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", *words, "-a", self._dashboard]
+        done = subprocess.run(
+            command, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    def deploy(self, document: dict[str, Any], folder: Path) -> None:
+        """`serve deploy`; returns before anything has been started."""
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump(document))
+        self.serve("deploy", str(file))
+
+    def application(self) -> dict[str, Any]:
+        """The one application, as Serve's REST interface shows it."""
+        details = httpx.get(f"{self._dashboard}/api/serve/applications/", headers=self._headers, timeout=60).json()
+        (application,) = details["applications"].values()
+        return application
+
+    def replicas(self, deployment: str) -> set[str]:
+        """Names of a deployment's replicas that run."""
+        replicas = self.application()["deployments"][deployment]["replicas"]
+        return {replica["replica_id"] for replica in replicas if replica["state"] == "RUNNING"}
+
+    def wait_until_it_runs(self) -> None:
+        """Raises where it does not, with what Serve says."""
+        deadline = time.monotonic() + START_S
+        while (application := self.application())["status"] != "RUNNING":
+            assert application["status"] in ("DEPLOYING", "NOT_STARTED", "UNHEALTHY"), application
+            assert time.monotonic() < deadline, application
+            time.sleep(1.0)
+
+    def shut_down(self) -> None:
+        """`serve shutdown`, proxies included."""
+        self.serve("shutdown", "-y")
+
+    def close(self) -> None:
+        """End the Ray that was started."""
+        self._holder.stdin.close()
+        self._holder.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Cluster]:
+    """A cluster without applications."""
+    folder = Path(tempfile.mkdtemp(prefix="wbd"))
+    cluster = Cluster(folder)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    yield running
+    running.shut_down()
+
+
+def on_this_machine(path: Path, port: int, **args: Any) -> dict[str, Any]:
+    """An example as it is, but for the port, and for what needs a GPU or a model from elsewhere."""
+    document = yaml.safe_load(path.read_text())
+    document["http_options"]["port"] = port
+    (application,) = document["applications"]
+    given = application["args"]
+    if "model" in given:
+        given = {name: value for name, value in given.items() if name not in ON_A_GPU} | {"max_model_len": 1024}
+        given |= {"kv_cache_memory_bytes": 64 * 2**20, "max_num_seqs": 8}
+    application["args"] = given | args
+    return document
+
+
+def completion(cluster: Cluster, prompt: str, **fields: Any) -> httpx.Response:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True, **fields}
+    return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=START_S)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_can_be_deployed_and_answers(cluster: Cluster, path: Path, tmp_path: Path):
+    document = on_this_machine(path, cluster.port)
+    cluster.deploy(document, tmp_path)
+    cluster.wait_until_it_runs()
+    answer = completion(cluster, "def main(")
+    assert answer.status_code == 200, answer.text
+    (application,) = document["applications"]
+    assert answer.json()["model"] == application["args"]["served_model_name"]
+    assert len(cluster.replicas("Verifier")) == application["args"].get("num_replicas", 1)
+
+
+def stream(cluster: Cluster, index: int) -> str:
+    """One streamed answer; half of them sample. Raises where it breaks."""
+    body = {
+        "prompt": f"def function_{index}(self, name):\n    ",
+        "max_tokens": LONG_TOKENS,
+        "temperature": 0.8 * (index % 2),
+        "seed": index,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, finished = [], False
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=START_S) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line == "data: [DONE]":
+                finished = True
+            elif line.startswith("data: "):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                text += [choice["text"] for choice in event["choices"]]
+    assert finished
+    return "".join(text)
+
+
+def test_an_update_under_load_loses_no_request_and_changes_no_text(cluster: Cluster, tmp_path: Path):
+    settings = {"num_replicas": 2, "num_router_replicas": 2, "shutdown_timeout_s": 120}
+    path = ROOT / "examples" / "serve" / "demo_cpu.yaml"
+    cluster.deploy(on_this_machine(path, cluster.port, **settings, max_num_seqs=4), tmp_path)
+    cluster.wait_until_it_runs()
+    expected = [stream(cluster, index) for index in range(NUM_STREAMS)]
+    replaced = {deployment: cluster.replicas(deployment) for deployment in ("Router", "Verifier")}
+    updated, answers = [], []
+
+    def stream_until_updated(index: int) -> None:
+        while True:
+            last = bool(updated)
+            answers.append((index, stream(cluster, index)))
+            if last:
+                return
+
+    with ThreadPoolExecutor(NUM_STREAMS) as threads:
+        loads = [threads.submit(stream_until_updated, index) for index in range(NUM_STREAMS)]
+        time.sleep(1.0)
+        before = len(answers)
+        try:
+            changed = on_this_machine(path, cluster.port, **settings, max_num_seqs=8, stream_interval_ms=5)
+            cluster.deploy(changed, tmp_path)
+            cluster.wait_until_it_runs()
+        finally:
+            updated.append(True)
+        for load in loads:
+            load.result()
+    assert len(answers) > before + NUM_STREAMS
+    assert [text == expected[index] for index, text in answers] == [True] * len(answers)
+    for deployment, old in replaced.items():
+        assert len(cluster.replicas(deployment)) == 2
+        assert not cluster.replicas(deployment) & old
+
+
+def wingbeat_serve(cluster: Cluster, *options: str) -> subprocess.CompletedProcess:
+    code = "from wingbeat.deployments.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "serve", "--address", cluster.address, "--port", str(cluster.port), *options]
+    return subprocess.run(
+        command, env=cluster.environ, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False
+    )
+
+
+def test_a_detached_application_stays_in_the_cluster_that_the_command_joined(cluster: Cluster):
+    done = wingbeat_serve(cluster, "--detach", "--drafter", "ngram")
+    assert done.returncode == 0, done.stderr
+    assert "It stays when this command ends" in done.stdout
+    assert completion(cluster, "def main(").status_code == 200
+    second = wingbeat_serve(cluster, "--drafter", "ngram")
+    assert second.returncode == 2
+    assert "has an application named wingbeat already" in second.stderr
+    assert completion(cluster, "def main(").status_code == 200
