@@ -91,7 +91,7 @@ def scenario(cluster: Cluster, url: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the findings as the last line."""
+    """Print the findings as one line."""
     cluster = Cluster()
     try:
         cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20, include_dashboard=False)
