@@ -33,7 +33,6 @@ from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.adaptive import AdaptiveSpeculation
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.costs import DraftWaits, Scale
 from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 pytestmark = pytest.mark.few(1)
@@ -120,6 +119,7 @@ def test_nodes_that_a_request_has_no_room_for_are_not_verified():
     assert paths(pruned, 1) == [()]
 
 
+@pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_no_round_verifies_more_than_the_request_may_still_emit(shape, monkeypatch):
     ref = reference("llama")
@@ -183,17 +183,6 @@ def test_rounds_that_carry_prompts_correct_the_costs_too(monkeypatch):
     assert sum(chunk.length for flight in flights for chunk in flight.plan.chunks) == sum(map(len, ref.prompts))
     assert all(flight.times.forward_s > 0 and flight.times.host_s > 0 for flight in flights)
     engine.model.remove_taps()
-
-
-@pytest.fixture
-def known_costs(monkeypatch):
-    """Rounds cost what these tables say, whatever else the machine does."""
-    verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1.2e-3), (1.2e-3, 2.4e-3)), (0.0, 0.0))
-    drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
-    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.verifier_times", lambda *args: verifier)
-    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.drafter_times", lambda *args: drafter)
-    for seen in (Scale, DraftWaits):
-        monkeypatch.setattr(seen, "observe", lambda *args: None)
 
 
 @pytest.mark.usefixtures("known_costs")

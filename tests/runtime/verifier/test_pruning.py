@@ -123,6 +123,7 @@ def drafter_of(kind, ref, shape):
     return eagle_drafter(ref.loaded, SHAPES[shape])
 
 
+@pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize(
     ("shape", "kind", "overlap"), [("tree", "right", False), ("chain", "eagle", True), ("tree", "malformed", True)]
 )
