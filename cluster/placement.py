@@ -66,14 +66,17 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     if group is None:
         raise RuntimeError("a drafter is placed in its verifier's group, but the caller has no placement group")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=DRAFTER_BUNDLE)
-    options = {**drafter.actor_options(), "scheduling_strategy": strategy}
-    # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
-    return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
+    return _options(drafter, strategy)
 
 
 def shared_drafter_options(drafter: Share) -> dict[str, Any]:
     """Actor options of a drafter that is no verifier's own: anywhere, and on other nodes than its like where it can."""
-    options = {**drafter.actor_options(), "scheduling_strategy": "SPREAD"}
+    return _options(drafter, "SPREAD")
+
+
+def _options(drafter: Share, strategy: Any) -> dict[str, Any]:
+    options = {**drafter.actor_options(), "scheduling_strategy": strategy}
+    # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
     return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
 
 
@@ -90,14 +93,13 @@ def address_if_remote() -> str | None:
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    import ray
     from ray.util.placement_group import get_current_placement_group, placement_group_table
 
     group = get_current_placement_group()
     if group is None:
         raise RuntimeError("the caller has no placement group")
     node = placement_group_table(group)["bundles_to_node_id"][DRAFTER_BUNDLE]
-    return None if node == ray.get_runtime_context().get_node_id() else address_of_node()
+    return None if node == node_id() else address_of_node()
 
 
 def address_of_node() -> str:

@@ -23,7 +23,7 @@ from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 class ModelFolder(BaseModel):
     """A model's folder."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     model: Path | None = Field(
         None,

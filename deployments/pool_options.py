@@ -16,7 +16,7 @@ class DrafterPoolOptions(BaseModel):
         pydantic.ValidationError: a field is unknown, of the wrong type, or outside what is allowed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     num: int = Field(ge=1, description="Drafters, of whatever number of verifiers.")
     max_num_seqs: int | None = Field(None, ge=1, description="Sequences that one drafter drafts for.")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from wingbeat.cluster.channels.doorbell import YIELD_S, Bell
+from wingbeat.cluster.channels.doorbell import YIELD_S, Bell, Timespec, syscall
 
 TURN_S = 0.3e-3
 """On one of several bells that have to be slept on in turn: a ring of another one is heard that much later."""
@@ -19,10 +19,6 @@ MOST_BELLS = 128
 """Of one call; the rest is heard when a sleep ends."""
 _CALL, _SIZE_U32, _MONOTONIC = 449, 2, 1
 """The call's number is that of every architecture."""
-
-
-class _Timespec(ctypes.Structure):
-    _fields_: ClassVar = [("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64)]
 
 
 class _Waiter(ctypes.Structure):
@@ -34,15 +30,12 @@ class _Waiter(ctypes.Structure):
     ]
 
 
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-
-
 def _kernel_has_it() -> bool:
     """Asked with no bell at all, which a kernel that knows the call finds invalid."""
     if not sys.platform.startswith("linux"):
         return False
     ctypes.set_errno(0)
-    _syscall(_CALL, None, 0, 0, None, _MONOTONIC)
+    syscall(_CALL, None, 0, 0, None, _MONOTONIC)
     return ctypes.get_errno() == errno.EINVAL
 
 
@@ -62,8 +55,8 @@ def sleep_on(bells: Sequence[Bell], seen: Sequence[int], timeout_s: float) -> No
         )
     )
     until = time.monotonic() + timeout_s
-    limit = _Timespec(int(until), int(until % 1 * 1e9))
-    _syscall(_CALL, ctypes.byref(waiters), len(waiters), 0, ctypes.byref(limit), _MONOTONIC)
+    limit = Timespec(int(until), int(until % 1 * 1e9))
+    syscall(_CALL, ctypes.byref(waiters), len(waiters), 0, ctypes.byref(limit), _MONOTONIC)
 
 
 def wait_for_any(

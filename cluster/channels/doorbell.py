@@ -44,14 +44,16 @@ def never() -> bool:
     return False
 
 
-class _Timespec(ctypes.Structure):
+class Timespec(ctypes.Structure):
+    """The kernel's, where longs have 64 bits."""
+
     _fields_: ClassVar = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 0, 1, 2**31 - 1
 _FUTEX_CALLS = {("linux", "x86_64"): 202, ("linux", "aarch64"): 98}
 _FUTEX_CALL = _FUTEX_CALLS.get((sys.platform, platform.machine()))
-_syscall = ctypes.CDLL(None).syscall
+syscall = ctypes.CDLL(None, use_errno=True).syscall
 
 
 class Bell:
@@ -69,16 +71,16 @@ class Bell:
     def ring(self) -> None:
         """Wake whoever sleeps on the counter; call after raising it."""
         if _FUTEX_CALL is not None:
-            _syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
+            syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, _EVERYONE, None, None, 0)
 
     def sleep(self, seen: int, timeout_s: float) -> None:
         """Sleep until rung or for `timeout_s`; not at all if the counter is not the value `seen` any more."""
         if _FUTEX_CALL is None:
             time.sleep(min(timeout_s, NAP_S))
             return
-        limit = _Timespec(0, int(min(timeout_s, 0.999) * 1e9))
+        limit = Timespec(0, int(min(timeout_s, 0.999) * 1e9))
         value = ctypes.c_int32(seen & 0xFFFFFFFF)
-        _syscall(_FUTEX_CALL, self._address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
+        syscall(_FUTEX_CALL, self._address, _FUTEX_WAIT, value, ctypes.byref(limit), None, 0)
 
 
 class Doorbell:

@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -23,20 +24,20 @@ logger = logging.getLogger(__name__)
 _ROUND_MASK = (1 << ROUND_BITS) - 1
 
 
-class Link:
+class Link(ABC):
     """One end's, with one connection at a time."""
 
     def __init__(self, memory: ChannelMemory) -> None:
         self.words = memory.words
         self.connection: Connection | None = None
 
+    @abstractmethod
     def send(self) -> None:
         """Send what was published last."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpack(self, body: np.ndarray) -> None:
         """Lay what came into the memory and raise its word. Raises FrameError."""
-        raise NotImplementedError
 
     def receive(self) -> None:
         """Take in the next frame, if it has come; whatever is wrong with it ends the connection.

@@ -42,7 +42,9 @@ class RequestStream:
         self._ready = asyncio.Event()
 
     def put(self, output: RequestOutput, given_up: GivenUp | None) -> None:
-        """Add an output, or the engine's word that there will be none."""
+        """Add an output, or the engine's word that there will be none; behind an error nothing counts any more."""
+        if self._error is not None:
+            return
         if given_up is not None:
             # One that failed while it was sent may still run in the engine: it is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED

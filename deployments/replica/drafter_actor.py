@@ -9,7 +9,7 @@ import pickle
 from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.cluster.channels.remote_address import ChannelName
-from wingbeat.cluster.placement import assigned_devices, claim_devices, node_id
+from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.drafter_process import DrafterProcess
@@ -31,8 +31,7 @@ class Placed(NamedTuple):
 class DrafterStatus(NamedTuple):
     """What a drafter says of itself."""
 
-    pid: int
-    node_id: str
+    process: DrafterProcess
     channels: tuple[ChannelName, ...]
     silent_s: float
     """How long ago its thread last looked for a round."""
@@ -113,7 +112,7 @@ class DrafterActor:
 
     def status(self) -> "DrafterStatus":
         """Where it runs, whom it serves, and whether its thread does."""
-        return DrafterStatus(os.getpid(), node_id(), tuple(self._thread.channels()), self._thread.silent_s)
+        return DrafterStatus(DrafterProcess.own(), tuple(self._thread.channels()), self._thread.silent_s)
 
     def _needs(self, convention: bytes) -> "DrafterNeeds":
         return self._thread.needs(pickle.loads(convention))

@@ -8,7 +8,6 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from wingbeat.cluster.placement import node_id
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.pool_member import PoolMember
@@ -25,7 +24,7 @@ class DrafterPool:
 
     async def __init__(self, config: AppConfig) -> None:
         show_log()
-        make = partial(PoolMember, start=partial(SharedDrafter.start, config), own_node=node_id())
+        make = partial(PoolMember, start=partial(SharedDrafter.start, config))
         self._members = [
             make(number, complaint_s=config.drafter_timeout_s, back_off_s=config.drafter_back_off_s)
             for number in range(config.drafters.num)
@@ -52,7 +51,7 @@ class DrafterPool:
         """By drafter: its process, the channels it serves, and how often one was started."""
         return [
             {
-                "pid": 0 if member.status is None else member.status.pid,
+                "pid": 0 if member.status is None else member.status.process.pid,
                 "channels": [] if member.status is None else list(member.status.channels),
                 "num_started": member.num_started,
             }
@@ -74,7 +73,7 @@ class DrafterPool:
 
 def by_load(members: list[PoolMember], node: str) -> list[PoolMember]:
     """Members that a verifier on a node can reach, the one with the fewest verifiers first."""
-    there = [member for member in members if member.answers and reaches(member.status.node_id, node)]
+    there = [member for member in members if member.answers and reaches(member.status.process.node, node)]
     return sorted(there, key=lambda member: member.num_verifiers)
 
 
@@ -86,7 +85,7 @@ def reaches(drafter_node: str, verifier_node: str) -> bool:
 def overloaded(members: list[PoolMember]) -> list[PoolMember]:
     """On each node, the member that is to let one verifier go, where another one there has far fewer."""
     found = []
-    for node in {member.status.node_id for member in members if member.answers}:
+    for node in {member.status.process.node for member in members if member.answers}:
         loaded = by_load(members, node)
         if loaded[-1].num_verifiers - loaded[0].num_verifiers >= UNEQUAL:
             found.append(loaded[-1])

@@ -9,6 +9,7 @@ import signal
 from typing import NamedTuple
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.placement import node_id
 
 
 class DrafterProcess(NamedTuple):
@@ -21,10 +22,8 @@ class DrafterProcess(NamedTuple):
     @classmethod
     def own(cls) -> "DrafterProcess":
         """The calling actor's."""
-        import ray
-
         pid = os.getpid()
-        return cls(ray.get_runtime_context().get_node_id(), pid, process_start(pid))
+        return cls(node_id(), pid, process_start(pid))
 
     def kill(self) -> None:
         """End it by signal, without waiting: a stopped process reads no request to exit.
@@ -34,7 +33,7 @@ class DrafterProcess(NamedTuple):
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        if self.node == ray.get_runtime_context().get_node_id():
+        if self.node == node_id():
             kill_here(self.pid, self.start)
             return
         there = NodeAffinitySchedulingStrategy(self.node, soft=False)

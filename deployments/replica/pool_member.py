@@ -1,17 +1,14 @@
 """One member of a pool of drafters: starts a drafter, and another one when it dies or falls silent."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.deployments.replica.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.drafter_actor import DrafterStatus
 from wingbeat.deployments.replica.shared_drafter import SharedDrafter
-from wingbeat.deployments.replica.supervisor import FIRST_BACK_OFF_S, LAST_BACK_OFF_S, STABLE_S, root_cause
+from wingbeat.deployments.replica.supervisor import root_cause
 
 logger = logging.getLogger(__name__)
 ASK_S = 0.5
@@ -25,7 +22,6 @@ class PoolMember:
 
     Args:
         start: has another one started.
-        own_node: of this process; a stopped drafter on it is ended by signal.
         complaint_s: silence after which a drafter is stuck that a verifier has just left.
         back_off_s: the first pause in a series of failures, which doubles.
     """
@@ -34,9 +30,8 @@ class PoolMember:
         self,
         number: int,
         start: Callable[[], SharedDrafter],
-        own_node: str,
         complaint_s: float,
-        back_off_s: float = FIRST_BACK_OFF_S,
+        back_off_s: float = FIRST_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -49,12 +44,10 @@ class PoolMember:
         """Verifiers that have been sent to it since."""
         self.num_started = 0
         self._start = start
-        self._own_node = own_node
         self._complaint_s = complaint_s
-        self._first_back_off_s = back_off_s
+        self._back_off = BackOff(back_off_s)
         self._sleep = sleep
         self._clock = clock
-        self._process: PeerProcess | None = None
         self._asked_at: float | None = None
         self._blamed = False
 
@@ -74,21 +67,16 @@ class PoolMember:
         self._blamed = True
 
     async def run(self) -> None:
-        """Keep one drafter; never returns.
-
-        The first of a series of failures is answered at once, each further one after twice the pause.
-        """
-        back_off_s = 0.0
+        """Keep one drafter; never returns."""
         while True:
             try:
                 lived_s, why = await self._live()
             finally:
                 self._end()
-            if lived_s > STABLE_S:
-                back_off_s = 0.0
-            logger.warning("Drafter %d of the pool %s, the next one starts in %.0f s", self.number, why, back_off_s)
-            await self._sleep(back_off_s)
-            back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
+            self._back_off.lasted(lived_s)
+            pause_s = self._back_off.take()
+            logger.warning("Drafter %d of the pool %s, the next one starts in %.0f s", self.number, why, pause_s)
+            await self._sleep(pause_s)
 
     async def _live(self) -> tuple[float, str]:
         """One drafter from its start to its end: how long it was there, and what became of it."""
@@ -98,9 +86,7 @@ class PoolMember:
             self.num_started += 1
             status = await self.drafter.status()
             began = self._clock()
-            if status.node_id == self._own_node:
-                self._process = PeerProcess(status.pid, process_start(status.pid))
-            logger.info("Drafter %d of the pool is there, process %d", self.number, status.pid)
+            logger.info("Drafter %d of the pool is there, process %d", self.number, status.process.pid)
             while True:
                 self.status, self.num_promised = status, 0
                 if status.silent_s < self._complaint_s:
@@ -134,12 +120,8 @@ class PoolMember:
             self._asked_at = None
 
     def _end(self) -> None:
-        """Through Ray, and by signal where it can be reached: a stopped process reads no request to exit."""
         drafter, self.drafter = self.drafter, None
-        process, self._process = self._process, None
+        process = None if self.status is None else self.status.process
         self.status, self.num_promised, self._blamed = None, 0, False
         if drafter is not None:
-            drafter.kill()
-        if process is not None and process.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            drafter.kill(process)

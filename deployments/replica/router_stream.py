@@ -31,8 +31,8 @@ class RouterStream:
     def __init__(self) -> None:
         self._ready = asyncio.Event()
         self._outputs: dict[int, WireOutput] = {}
-        self._last_words: list[WireOutput] = []
-        """Of requests that are given up; they go behind the outputs."""
+        self._last_words: dict[int, WireOutput] = {}
+        """Of requests that are given up; they go behind the outputs, and nothing more of these requests does."""
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
         self._ended_by: Exception | None = None
@@ -40,16 +40,18 @@ class RouterStream:
     def put(self, message: list[WireOutput]) -> None:
         """Add a message; an output that fits no earlier one gives up its request, and no other."""
         for packed in message:
-            if packed[GIVEN_UP] is not None:
-                self._last_words.append(packed)
-                continue
             number = packed[0]
+            if number in self._last_words:
+                continue
+            if packed[GIVEN_UP] is not None:
+                self._last_words[number] = packed
+                continue
             try:
                 self._outputs[number] = join(self._outputs[number], packed) if number in self._outputs else packed
             except Exception as error:
                 logger.exception("The outputs of request %s do not fit together", number)
                 reason = f"its outputs do not fit together: {type(error).__name__}"
-                self._last_words.append(pack_given_up(number, GivenUp(Verdict.FAILED, reason)))
+                self._last_words[number] = pack_given_up(number, GivenUp(Verdict.FAILED, reason))
                 del self._outputs[number]
         self._ready.set()
 
@@ -84,6 +86,6 @@ class RouterStream:
     def _waiting(self) -> list[WireOutput]:
         report = EngineReport(self._changes.take(), self._others)
         message = [] if report == EngineReport() else [pack_report(report)]
-        message += [*self._outputs.values(), *self._last_words]
-        self._others, self._outputs, self._last_words = None, {}, []
+        message += [*self._outputs.values(), *self._last_words.values()]
+        self._others, self._outputs, self._last_words = None, {}, {}
         return message

@@ -5,9 +5,10 @@ from typing import NamedTuple, Self
 
 import ray
 
-from wingbeat.cluster.placement import Share, shared_drafter_options
+from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafter_actor import DrafterActor, DrafterStatus, Placed
+from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 ANSWER_S = 60.0
 """For a place: the first verifier of a drafter on a GPU waits for its kernels and graphs."""
@@ -22,8 +23,7 @@ class SharedDrafter:
     @classmethod
     def start(cls, config: AppConfig) -> Self:
         """Have one placed and started; says nothing of whether there is room for it in the cluster."""
-        share = Share(config.num_cpus_per_drafter, config.num_gpus_per_drafter)
-        options = shared_drafter_options(share)
+        options = shared_drafter_options(config.drafter_share())
         return cls(ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config))
 
     async def status(self) -> DrafterStatus:
@@ -48,9 +48,11 @@ class SharedDrafter:
         """Have it let go of the verifier that came last, without waiting."""
         self._actor.release_newest.remote()
 
-    def kill(self) -> None:
-        """End it without waiting."""
+    def kill(self, process: DrafterProcess | None) -> None:
+        """End it without waiting: through Ray, and by signal once its process is known."""
         ray.kill(self._actor, no_restart=True)
+        if process is not None:
+            process.kill()
 
 
 class Candidate(NamedTuple):

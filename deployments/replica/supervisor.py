@@ -9,15 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
+from wingbeat.deployments.replica.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
-FIRST_BACK_OFF_S = 1.0
-LAST_BACK_OFF_S = 30.0
-STABLE_S = 60.0
-"""A drafter that lasted this long is not part of a series of failures."""
 RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
 """What a drafter on another node has to attach again; one whose connection broke sooner than that is replaced."""
 
@@ -61,7 +58,7 @@ class DrafterSupervisor:
         call: Callable[[str], Awaitable[Any]],
         channel_name: ChannelName,
         launch: Callable[[], DrafterHandle],
-        back_off_s: float = FIRST_BACK_OFF_S,
+        back_off_s: float = FIRST_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +66,7 @@ class DrafterSupervisor:
         self.pid = 0
         self._call = call
         self._channel_name = channel_name
-        self._first_back_off_s = back_off_s
+        self._back_off = BackOff(back_off_s)
         self._launch = launch
         self._sleep = sleep
         self._clock = clock
@@ -94,30 +91,26 @@ class DrafterSupervisor:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def run(self) -> None:
-        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does.
-
-        The first of a series of failures is answered at once, each further one after twice the pause.
-        """
-        back_off_s = 0.0
+        """Replace the drafter whenever it is lost, or connect it again; ends when the engine does."""
         with contextlib.suppress(EngineFailed):
             while True:
                 await self._sleep(POLL_S)
                 if not await self._call("drafter_is_lost"):
                     continue
                 # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
-                if self._attached_at is not None and self._clock() - self._attached_at > STABLE_S:
-                    back_off_s = 0.0
+                if self._attached_at is not None:
+                    self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
                     continue
                 self._kill()
-                await self._sleep(back_off_s)
-                back_off_s = min(max(2 * back_off_s, self._first_back_off_s), LAST_BACK_OFF_S)
+                await self._sleep(self._back_off.take())
                 try:
                     await self._attach_new(None)
                 except EngineFailed:
                     raise
                 except Exception as error:
-                    logger.warning("No drafter, next try in %.0f s: %s", back_off_s, root_cause(error))
+                    pause_s = self._back_off.pause_s
+                    logger.warning("No drafter, next try in %.0f s: %s", pause_s, root_cause(error))
 
     def stop(self) -> None:
         """End the drafter."""

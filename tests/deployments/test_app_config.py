@@ -154,6 +154,8 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafters": {"num": 1, "max_seqs": 4}}, "drafters.max_seqs"),
         ({"drafters": {"num": 1}, "drafter": "none"}, "drafters.num is 1: drafter 'none' leaves nothing to share"),
         ({"drafters": {"num": 1, "max_num_seqs": 8}}, "drafters.max_num_seqs is 8: at least max_num_seqs, 16"),
+        ({"engine_wait_s": "inf"}, "finite number"),
+        ({"drafters": {"num": 1, "start_timeout_s": float("inf")}}, "drafters.start_timeout_s"),
         ({"tool_call_parser": "hermit"}, "tool_call_parser is 'hermit': must be one of hermes, qwen, llama3_json"),
         ({"reasoning_parser": "no.such:Parser"}, "reasoning_parser is 'no.such:Parser': No module named 'no'"),
     ],

@@ -242,6 +242,7 @@ def test_outputs_that_do_not_fit_together_give_up_their_request_alone():
         unsendable = RequestOutput("r", None)
         stream.put([pack_output(1, unsendable)])
         stream.put([pack_output(1, unsendable), pack_output(2, RequestOutput("s", (9,)))])
+        stream.put([pack_output(1, RequestOutput("r", (5,)))])  # behind a gap
         good, bad = await stream.take()
         assert unpack(good)[:2] == (2, RequestOutput("", (9,)))
         number, _, given_up = unpack(bad)

@@ -7,6 +7,7 @@ import pytest
 
 from wingbeat.deployments.replica.drafter_actor import DrafterStatus, Placed
 from wingbeat.deployments.replica.drafter_pool import by_load, overloaded
+from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.pool_drafter import RETRY_S, PoolDrafter
 from wingbeat.deployments.replica.pool_member import ASK_S, PATIENCE_S, PoolMember
 from wingbeat.deployments.replica.shared_drafter import Candidate
@@ -43,7 +44,7 @@ class FakeDrafter:
         self.refusals = list(refusals)
         self.attached: list[tuple[str, int, bytes | None]] = []
         self.detached: list[str] = []
-        self.num_killed = 0
+        self.killed: list[DrafterProcess | None] = []
 
     async def status(self) -> DrafterStatus:
         return self.told()
@@ -57,17 +58,17 @@ class FakeDrafter:
     def detach(self, channel_name: str) -> None:
         self.detached.append(channel_name)
 
-    def kill(self) -> None:
-        self.num_killed += 1
+    def kill(self, process: DrafterProcess | None) -> None:
+        self.killed.append(process)
 
 
 def status(*channels: str, node: str = THERE, silent_s: float = 0.0) -> DrafterStatus:
-    return DrafterStatus(4321, node, channels, silent_s)
+    return DrafterStatus(DrafterProcess(node, 4321, 0), channels, silent_s)
 
 
 def member(number: int, *channels: str, node: str = HERE) -> PoolMember:
     """One that answers, with these verifiers."""
-    made = PoolMember(number, start=lambda: None, own_node=HERE, complaint_s=COMPLAINT_S)
+    made = PoolMember(number, start=lambda: None, complaint_s=COMPLAINT_S)
     made.status = status(*channels, node=node)
     return made
 
@@ -84,9 +85,7 @@ def lives(until_s: float, *scripts: Callable[[float], DrafterStatus], before: Ca
         return made[-1]
 
     async def main() -> None:
-        one = PoolMember(
-            0, start=start, own_node=HERE, complaint_s=COMPLAINT_S, sleep=time.sleep, clock=time.clock, back_off_s=1.0
-        )
+        one = PoolMember(0, start=start, complaint_s=COMPLAINT_S, sleep=time.sleep, clock=time.clock, back_off_s=1.0)
         before(one)
         with pytest.raises(Over):
             await one.run()
@@ -107,7 +106,8 @@ def dies_at(age: float) -> Callable[[float], DrafterStatus]:
 def test_a_drafter_that_dies_is_replaced_at_once_and_one_that_never_starts_less_and_less_often():
     started, made = lives(200.0, dies_at(100.0), dies_at(0.0))
     assert started[:6] == [0.0, 100.0, 101.0, 103.0, 107.0, 115.0]
-    assert [drafter.num_killed for drafter in made] == [1] * len(made)
+    # Of one that has never loaded no process is known.
+    assert [drafter.killed for drafter in made] == [[status().process]] + [[None]] * (len(made) - 1)
 
 
 @pytest.mark.parametrize(("blamed", "after_s"), [(True, COMPLAINT_S), (False, PATIENCE_S)])
@@ -191,7 +191,7 @@ def test_a_verifier_tries_one_drafter_after_the_other_each_under_a_new_incarnati
     assert (gone.detached, full.detached, pool.left_by) == (["channel"], [], [0])
     assert not drafter.lacks_room
     drafter.kill()
-    assert (good.detached, good.num_killed, pool.left_by) == (["channel"], 0, [0, 2])
+    assert (good.detached, good.killed, pool.left_by) == (["channel"], [], [0, 2])
     drafter.kill()
     assert good.detached == ["channel"]
 
