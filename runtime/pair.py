@@ -109,9 +109,16 @@ def engine_of_pair(
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
+        if limits.max_loras:
+            raise ValueError(f"max_loras is {limits.max_loras}: the tensorrt backend serves no LoRA adapters")
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
     else:
         loaded = load_model(settings.model, settings.dtype, torch.device(device))
+        if limits.max_loras:
+            from wingbeat.runtime.verifier.adapted import ModelAdapters
+
+            parts = loaded.model, loaded.decoder_layers
+            loaded.adapters = ModelAdapters(*parts, limits.max_loras, limits.max_lora_rank)
         if settings.most_threads is not None and loaded.device.type == "cpu":
             choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
