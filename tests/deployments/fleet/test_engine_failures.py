@@ -71,9 +71,9 @@ def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothi
 )
 def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, monkeypatch):
     def corrupt(number, request):
-        number, prompt, params, done = pack_request(number, request)
+        number, prompt, params, done, adapter = pack_request(number, request)
         wrong = (*params[:field], value, *params[field + 1 :])
-        return number, prompt, wrong if request.request_id == "bad" else params, done
+        return number, prompt, wrong if request.request_id == "bad" else params, done, adapter
 
     monkeypatch.setattr(engine_connection, "pack_request", corrupt)
 
