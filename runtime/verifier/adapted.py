@@ -65,7 +65,7 @@ class ModelAdapters:
             self._adapt_layer(layer, names[id(layer)])
         if not self._places:
             raise AdapterError(f"{type(model).__name__} has no linear layers that adapters could act on")
-        self._linears = {
+        self.linears = {
             path: LinearShape(place.stack.a.shape[1], place.stack.parts[place.part])
             for path, place in self._places.items()
         }
@@ -76,14 +76,14 @@ class ModelAdapters:
         Raises:
             AdapterError: it cannot be served by this model; one line that says why.
         """
-        read_adapter(folder, self._linears, self.max_rank)
+        read_adapter(folder, self.linears, self.max_rank)
         return AdapterName(name, str(folder), adapter_digest(folder))
 
     def _load(self, adapter: AdapterName, adapter_id: int) -> None:
         folder = Path(adapter.path)
         if adapter_digest(folder) != adapter.digest:
             raise AdapterError(f"{folder}: the files of adapter {adapter.name} have changed since it was loaded")
-        for path, (a, b) in read_adapter(folder, self._linears, self.max_rank).items():
+        for path, (a, b) in read_adapter(folder, self.linears, self.max_rank).items():
             place = self._places[path]
             place.stack.put(adapter_id, place.part, a, b)
 

@@ -82,7 +82,8 @@ class FakePool:
         engine_id: str = "",
     ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
-        self.adapters = FleetAdapters(FakeAdapterFiles(), lambda: ["engine"])
+        self.files = FakeAdapterFiles()
+        self.adapters = FleetAdapters(self.files, lambda: ["engine"])
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id
@@ -159,8 +160,10 @@ def app_for(
     tokenizer: Tokenizer = TOKENIZER,
     parsers: Parsers | None = None,
     monitor: Monitor | None = None,
+    updates_adapters: bool = False,
 ):
-    return create_app(CompletionService(pool, tokenizer, parsers), access, limits, monitor=monitor)
+    service = CompletionService(pool, tokenizer, parsers)
+    return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters)
 
 
 def call(

@@ -59,11 +59,11 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config | (fields or {})))
-    read = read_config(folder) if not (fields or {}).keys() - {"rank_pattern", "alpha_pattern", "use_rslora"} else None
+    patterns = (fields or {}).get("rank_pattern", {})
     generator = torch.Generator().manual_seed(100 + seed)
     made = {}
     for name, linear in linears(model, targets).items():
-        own = rank if read is None else read.rank(name)
+        own = next((low for end, low in patterns.items() if name.endswith(end)), rank)
         prefix = f"base_model.model.{name}.lora_"
         made[f"{prefix}A.weight"] = torch.randn(own, linear.in_features, generator=generator) * std
         made[f"{prefix}B.weight"] = torch.randn(linear.out_features, own, generator=generator) * std
@@ -75,7 +75,7 @@ def write_adapter(
 def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model with an adapter in its weights: W + scale * B A."""
     config, tensors = read_config(folder), load_file(folder / WEIGHTS_FILE)
-    for name, linear in linears(model, ALL).items():
+    for name, linear in model.named_modules():
         prefix = f"base_model.model.{name}.lora_"
         if f"{prefix}A.weight" in tensors:
             linear.weight += config.scale(name) * tensors[f"{prefix}B.weight"] @ tensors[f"{prefix}A.weight"]
@@ -83,24 +83,36 @@ def merge(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 class LoraWorld:
-    """A verifier with room for adapters, some adapters, and what each of them writes."""
+    """A verifier with room for adapters, some adapters, and what each of them writes.
 
-    def __init__(self, name: str, max_loras: int = 4, max_rank: int = 8) -> None:
-        self.folder = Path(mkdtemp())
+    Args:
+        kinds: of `KINDS`.
+    """
+
+    def __init__(
+        self, name: str, max_loras: int = 4, max_rank: int = 8, kinds: dict[str, dict[str, Any]] | None = None
+    ) -> None:
         self.prompts = random_prompts(PROMPT_LENS)
         self.loaded: LoadedModel = prepare_model(random_model(name), name)
-        loaded = self.loaded
-        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank)
+        self.loaded.adapters = ModelAdapters(self.loaded.model, self.loaded.decoder_layers, max_loras, max_rank)
         self.adapters: list[AdapterName | None] = [None]
+        self.folders: list[Path | None] = [None]
         self.expected = [greedy(random_model(name), self.prompts, NUM_TOKENS)[0]]
-        for seed, (kind, options) in enumerate(KINDS.items()):
+        """By adapter and prompt."""
+        root = Path(mkdtemp())
+        for seed, (kind, options) in enumerate((KINDS if kinds is None else kinds).items()):
             base = random_model(name)
-            folder = write_adapter(self.folder / kind, base, seed=seed, **options)
-            self.adapters.append(loaded.adapters.inspect(kind, folder))
-            self.expected.append(greedy(merge(base, folder), self.prompts, NUM_TOKENS)[0])
+            folder = write_adapter(root / kind, base, seed=seed, **options)
+            self.take(kind, folder, merge(base, folder))
+
+    def take(self, name: str, folder: Path, merged: PreTrainedModel) -> None:
+        """One more adapter."""
+        self.folders.append(folder)
+        self.adapters.append(self.loaded.adapters.inspect(name, folder))
+        self.expected.append(greedy(merged, self.prompts, NUM_TOKENS)[0])
 
 
 @cache
-def lora_world(name: str = "llama") -> LoraWorld:
+def lora_world() -> LoraWorld:
     """One for all tests of a process."""
-    return LoraWorld(name)
+    return LoraWorld("llama")
