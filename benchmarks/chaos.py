@@ -22,7 +22,7 @@ from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait
 from local_engine import add_model_options, chosen_pair, quiet
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
-from steady_load import Answer, Comparison, SteadyLoad, compare
+from steady_load import Answer, Comparison, SteadyLoad, compare, mixed_bodies
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
@@ -86,23 +86,10 @@ class Run:
 
 
 def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
-    """Streamed and not, greedy and sampled, one to three choices, short and long, with a stop string now and then."""
+    """Short and long ones."""
     texts = [prompt.text for prompt in prompts]
     texts += ["".join(texts[first : first + 4]) for first in range(0, len(texts) - 3, 4)]
-    return [
-        {
-            "model": MODEL_NAME,
-            "prompt": text,
-            "max_tokens": tokens // 2 + (17 * index) % tokens,
-            "temperature": 0.8 * (index % 2),
-            "seed": 1000 * index,
-            "n": 1 + (index % 5 == 3) + 2 * (index % 7 == 5),
-            "stream": index % 3 != 2,
-            "ignore_eos": True,
-            "stop": ["\n\n\n"] if index % 6 == 4 else [],
-        }
-        for index, text in enumerate(texts)
-    ]
+    return mixed_bodies(texts, tokens, MODEL_NAME)
 
 
 async def known_answers(app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run) -> dict[int, Answer]:
