@@ -88,11 +88,6 @@ class SteadyLoad:
         self._numbers = itertools.cycle(range(len(bodies)))
         self._stopped = False
 
-    @property
-    def oldest_start_s(self) -> float:
-        """Of the requests under way; infinite without any."""
-        return min((trace.started_s for trace in self.traces if trace.ended_s is None), default=float("inf"))
-
     def stop(self) -> None:
         """Send no more requests; those under way are answered."""
         self._stopped = True
