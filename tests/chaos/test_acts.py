@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.ray, pytest.mark.
 @pytest.mark.parametrize(("stage", "act"), CELLS, indirect=["stage"], scope="module")
 def test_nothing_is_lost_changed_or_left_over(stage: Stage, act: str):
     found = stage.play(act)
-    print(found)
+    print(act, found)
     assert found["num_under_way"] > 0
     assert found["num_requests"] > 0
     assert {name: found[name] for name in ("failures", "differences", "leaks", "not back")} == {

@@ -24,7 +24,7 @@ from wingbeat.deployments.replica.engine_client import EngineFailed
 
 NUM_BODIES = 18
 TOKENS = 96
-LONG_TOKENS = 380
+LONG_TOKENS = 240
 NUM_LONG = 4
 RECOVERY_S = 180.0
 """On a machine that does much else; how long things take is not the question here."""
