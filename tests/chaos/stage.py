@@ -11,8 +11,8 @@ import os
 import sys
 from typing import Any
 
-# Read when Ray is first imported: a proxy's death is to be noticed soon.
-os.environ["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] = "0.5"
+# Read when Ray is first imported: a proxy's death is to be noticed soon, and a busy machine takes its time to start.
+os.environ |= {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5", "RAY_raylet_start_wait_time_s": "180"}
 
 import ray
 from ray import serve
