@@ -53,8 +53,11 @@ def pair_bundles(verifier: Share, drafter: Share | None) -> list[dict[str, float
     return [verifier.bundle()] if drafter is None else [verifier.bundle(), drafter.bundle()]
 
 
-def drafter_options(drafter: Share) -> dict[str, Any]:
+def drafter_options(drafter: Share, standby: bool = False) -> dict[str, Any]:
     """Actor options that put a drafter into the calling verifier's group.
+
+    Args:
+        standby: it takes the place of one that fills the bundle, and is there before that: nothing is set aside for it.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
@@ -66,7 +69,7 @@ def drafter_options(drafter: Share) -> dict[str, Any]:
     if group is None:
         raise RuntimeError("a drafter is placed in its verifier's group, but the caller has no placement group")
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=DRAFTER_BUNDLE)
-    return _options(drafter, strategy)
+    return _options(drafter, strategy) | (dict.fromkeys(("num_cpus", "num_gpus"), 0) if standby else {})
 
 
 def shared_drafter_options(drafter: Share) -> dict[str, Any]:

@@ -98,6 +98,10 @@ class AppConfig(LoraOptions, SurfaceOptions):
         ge=0,
         description="Pause before a drafter that failed again is replaced; doubles with each failure, up to 30 s.",
     )
+    standby_drafter: bool = Field(
+        False,
+        description="Keep another drafter's process ready beside each one, loaded, which takes over when that is lost.",
+    )
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
@@ -207,6 +211,10 @@ class AppConfig(LoraOptions, SurfaceOptions):
             )
         if self.has_drafter():
             self.channel_kind()
+        if self.standby_drafter and not self.has_own_drafter():
+            raise ValueError("standby_drafter is True: only a verifier's own drafter has one; leave it out")
+        if self.standby_drafter and self.num_gpus_per_drafter > 0:
+            raise ValueError("standby_drafter is True: it would take a drafter's memory of the GPU twice; leave it out")
         if self.drafters is not None:
             self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
             if self.channel == "remote":
@@ -249,7 +257,8 @@ class AppConfig(LoraOptions, SurfaceOptions):
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
-        return f"{self.model or 'the demo'} by {engine} in {self.resolved_dtype()} on {self.resolved_device()}"
+        dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

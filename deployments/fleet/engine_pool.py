@@ -22,11 +22,12 @@ from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransp
 from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
-MAX_LOST_ENGINES = 2
-"""Engines that may die under one request: one that breaks whatever runs it must not take the whole fleet down."""
+MAX_LOST_ENGINES = 3
+"""Engines that may die under one request, one after the other: one that breaks whatever runs it must not take the whole
+fleet down. It runs alone in the last of them, so that it is not mistaken for another one."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
@@ -191,22 +192,23 @@ class EnginePool:
         so far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
         When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
-        the text is the one the first engine would have written. An engine that dies by an exception names the requests
-        that may have caused it, and these are not tried again; one that just vanishes says nothing, so that every
-        request it ran may have.
+        the text is the one the first engine would have written. An engine that dies by an exception names the request
+        that has caused it, which is not tried again, or those that may have; one that just vanishes says nothing, so
+        that every request it ran may have. Whatever outlives `TRIAL_TOKENS` at an engine has not broken those before.
 
         Args:
             session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
 
         Raises:
-            EngineUnavailable: no engine is left to run it, or two of them died while they had it.
-            RequestFailed: processing it raised, or its engine broke in its first round.
+            EngineUnavailable: no engine is left to run it.
+            RequestFailed: processing it raised, its engine broke in its first round, or three of them died of it.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
         num_lost, go_to = 0, None
         while num_lost < MAX_LOST_ENGINES:
-            rest = _resumed(request, emitted)
+            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1
+            rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
             connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
             stream = connection.submit(rest, num_cached_tokens)
             try:
@@ -218,7 +220,10 @@ class EnginePool:
                         self._answers.add(len(emitted))
                         return
             except EngineLost as error:
-                num_lost, go_to = num_lost + error.taken_up, error.go_to
+                outlived = len(emitted) - num_emitted > TRIAL_TOKENS
+                num_lost, go_to = (0 if outlived else num_lost) + error.taken_up, error.go_to
+                if error.suspected:
+                    num_lost = max(num_lost, MAX_LOST_ENGINES - 1)
                 level = logging.WARNING if error.taken_up else logging.INFO
                 logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
@@ -226,10 +231,8 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        raise EngineUnavailable(
-            f"{MAX_LOST_ENGINES} engines died while they ran this request: it is not tried on another one.",
-            retry_after_s=self._retry_after_s(1),
-        )
+        logger.error("Request %s failed: %d engines in a row have died of it", request.request_id, MAX_LOST_ENGINES)
+        raise RequestFailed(f"{MAX_LOST_ENGINES} engines in a row died while they ran this request.")
 
     async def reset_prefix_cache(self) -> int:
         """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
@@ -336,11 +339,6 @@ class EnginePool:
         if self._connections.get(connection.engine_id) is connection:
             del self._connections[connection.engine_id]
             asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
-
-
-def _resumed(request: Request, emitted: list[int]) -> Request:
-    """What is left of a request whose first tokens were written by an engine that died."""
-    return replace(request, output_token_ids=tuple(emitted)) if emitted else request
 
 
 def _for_caller(output: RequestOutput, request: Request, engine_id: str) -> RequestOutput:

@@ -182,6 +182,7 @@ class Verifier:
             "drafter_state": figures.drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
+            "drafter_standby": supervisor is not None and supervisor.has_standby,
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
@@ -213,7 +214,7 @@ class Verifier:
         return {
             "model": info.model_name,
             "drafter": info.drafter,
-            "dtype": config.resolved_dtype(),
+            "dtype": info.dtype,
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,

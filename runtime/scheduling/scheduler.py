@@ -19,7 +19,7 @@ from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
@@ -61,26 +61,27 @@ class Scheduler:
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
         """
-        num_tokens = request.num_tokens
         if request.adapter is not None and self._adapters is None:
             raise ValueError(f"model {request.adapter.name} is an adapter: this engine serves none")
         if not request.prompt_token_ids:
             raise ValueError("prompt is empty: give at least one token")
-        if num_tokens >= self.config.max_model_len:
+        if (num_tokens := request.num_tokens) >= self.config.max_model_len:
             raise ValueError(
                 f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
             )
         seq = Sequence(request, masker)
         seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
+        if request.on_trial:
+            self.suspects.add(seq, num_tokens + TRIAL_TOKENS)
         self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a request and free what it holds; None if it is not here any more."""
-        held = (*self.running, *self.waiting)
-        seq = next((seq for seq in held if seq.request.request_id == request_id), None)
-        if seq is not None:
-            self._drop(seq)
-        return seq
+        for seq in (*self.running, *self.waiting):
+            if seq.request.request_id == request_id:
+                self._drop(seq)
+                return seq
+        return None
 
     def fail(self, seq: Sequence, error: Exception) -> None:
         """Drop a request whose processing raised; its last output is in `failures`."""
@@ -122,6 +123,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Pick the round's work and give it blocks."""
+        for seq in [seq for seq in reversed(self.running) if self.suspects and seq not in self.suspects]:
+            self._preempt(seq)
         decodes, without_room = self._schedule_decodes()
         budget = self.config.max_num_batched_tokens
         chunks: list[Chunk] = []
@@ -225,10 +228,8 @@ class Scheduler:
 
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
-        if not seq.in_flight:
-            return False
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
-        return certain or seq.max_len >= self.config.max_model_len
+        return bool(seq.in_flight) and (certain or seq.max_len >= self.config.max_model_len)
 
     def _grow_with_tree(self, seq: Sequence) -> bool:
         """Blocks for the root and what may be drafted, if there are so many free."""
@@ -265,9 +266,7 @@ class Scheduler:
             if place is None:
                 return False
             seq.adapter_id = place
-        cached = []
-        if not seq.wants_prompt_logprobs:
-            cached = self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
+        cached = [] if seq.wants_prompt_logprobs else self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):

@@ -57,8 +57,6 @@ class ModelAdapters:
         self.rows: AdapterRows | None = None
         """Of the forward pass that runs; None where no row has an adapter."""
         self.resident = ResidentAdapters(max_loras, self._load, self._clear)
-        parameter = next(model.parameters())
-        self._device, self._dtype = parameter.device, parameter.dtype
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
         for layer in layers:
@@ -111,10 +109,9 @@ class ModelAdapters:
             layer.adapt(tuple(stacks[: len(JOINED)]))
 
     def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
-        parts = tuple(linear.out_features for linear in linears)
-        return StackedAdapters.empty(
-            self.max_loras, self.max_rank, linears[0].in_features, parts, self._dtype, self._device
-        )
+        parts, weight = tuple(linear.out_features for linear in linears), linears[0].weight
+        inputs = linears[0].in_features
+        return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
 
 
 class AdaptedLinear(nn.Module):
