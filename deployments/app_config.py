@@ -258,7 +258,8 @@ class AppConfig(LoraOptions, SurfaceOptions):
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
-        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}"
+        adapters = f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{adapters}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
