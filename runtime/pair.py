@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -43,6 +43,8 @@ class PairSettings(NamedTuple):
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
     """Round the weights of an EAGLE head to eight bits."""
+    ranks: RankGroup | None = None
+    """The processes that the verifier is spread over, of which the engine's is rank 0; None where it is the only one."""
 
 
 class PairEngine(NamedTuple):
@@ -110,6 +112,10 @@ def engine_of_pair(
         from wingbeat.runtime.tensorrt.backend import open_backend
 
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
+    elif settings.ranks is not None:
+        from wingbeat.runtime.tensor_parallel.leader import lead
+
+        loaded, limits, backend = lead(settings.ranks, settings.model, settings.dtype, torch.device(device), limits)
     else:
         loaded = load_model(settings.model, settings.dtype, torch.device(device))
         if settings.most_threads is not None and loaded.device.type == "cpu":
@@ -118,7 +124,7 @@ def engine_of_pair(
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        if backend is TORCH:  # an engine was read when it was exported
+        if settings.engine_dir is None:  # an engine was read when it was exported
             choice = choose_convention(drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             check = partial(

@@ -222,6 +222,7 @@ MAY_IMPORT = {
         "runtime.engine",
         "runtime.grammar",
         "runtime.heads",
+        "runtime.tensor_parallel",
         "runtime.tensorrt",
         "runtime.tokenizer",
         "runtime.verifier",
@@ -240,6 +241,7 @@ MAY_IMPORT = {
     "runtime.scheduling": {"runtime.config", "runtime.kv"},
     "runtime.speculation": {"runtime.config"},
     "runtime.tensor_files": set(),
+    "runtime.tensor_parallel": {"runtime.config", "runtime.kv", "runtime.verifier"},
     "runtime.tensorrt": {
         "kernels.attention",
         "kernels.kv",
