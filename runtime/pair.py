@@ -44,7 +44,7 @@ class PairSettings(NamedTuple):
     fp8_drafter: bool = False
     """Round the weights of an EAGLE head to eight bits."""
     ranks: RankGroup | None = None
-    """The processes that the verifier is spread over, of which the engine's is rank 0; None where it is the only one."""
+    """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
 
 
 class PairEngine(NamedTuple):

@@ -24,7 +24,8 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
-from wingbeat.runtime.verifier.backend import TORCH, Backend, BackendLost
+from wingbeat.runtime.verifier.backend import TORCH, Backend
+from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.certain_tokens import with_certain
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
@@ -75,10 +76,8 @@ class Engine:
         on_host = on_host if backend.on_host is None else backend.on_host
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
-        shape = config.speculation
-        self.policy = (
-            MeasuredSpeculation(self.runner, config) if shape.adaptive else FixedSpeculation(shape.max_path - 1)
-        )
+        fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
         )

@@ -10,24 +10,24 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.integrations.tensor_parallel import replace_layer_number_by_wildcard
 
+from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
 from wingbeat.runtime.verifier.loader import prepare_model
 
-_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
-
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:
     """`load_model` on every rank at once: each pass of the trial is one of them all.
 
     Raises:
-        ModelCheckpointError, UnsupportedModelError: as `load_model`, and where the model cannot be divided.
+        ModelCheckpointError, UnsupportedModelError: as `load_model`.
+        ValueError: the model cannot be divided; one line that names the field.
         BackendLost: another rank failed.
     """
     file = ConfigFile.read(path)
@@ -39,23 +39,6 @@ def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:
         check_finite(model)
         ranks.wait_for_all()
         return prepare_model(model, path.name, whole=False)
-
-
-def check_divisible(file: ConfigFile, config: PretrainedConfig, size: int) -> None:
-    """Refuse what would not be divided evenly.
-
-    Raises:
-        UnsupportedModelError: names the setting, and the field of the model.
-    """
-    text, setting = config.get_text_config(), f"tensor_parallel_size is {size}"
-    if file.quantization is not None:
-        raise UnsupportedModelError(f"{setting}: {file.name} is quantised, and its packed weights are not divided")
-    if not getattr(text, "base_model_tp_plan", None):
-        raise UnsupportedModelError(f"{setting}: transformers has no tensor parallel plan for {file.name}")
-    for name in _DIVIDED:
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value % size:
-            raise UnsupportedModelError(f"{setting}: it does not divide {name} of {file.name}, which is {value}")
 
 
 def use_plain_tensors(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -6,10 +6,6 @@ from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 
 
-class BackendLost(RuntimeError):
-    """What runs the verifier is gone, and none of its requests has to do with that."""
-
-
 class Backend:
     """Transformers' modeling code by torch, over paged KV; others give the same two parts of an engine."""
 

@@ -12,7 +12,7 @@ from wingbeat.runtime.verifier.architecture_checks import (
     position_limit,
 )
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.backend import BackendLost
+from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.fused import fuse

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -25,17 +26,20 @@ ANSWER_S = 120.0
 
 
 class SecondRank:
-    """Starts when it is made; what it raises is told as a line of text."""
+    """Starts where there is none; what it raises is told as a line of text."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        self.process.start()
-        other.close()
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
 
     def follow(self, group: RankGroup, folder: Path) -> None:
         """Be rank 1 of a group, until rank 0 ends it."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, other = context.Pipe()
+            self._process = context.Process(target=_serve, args=(other,), daemon=True)
+            self._process.start()
+            other.close()
         self._pipe.send((group, folder))
 
     def last_words(self) -> str | None:
@@ -44,10 +48,13 @@ class SecondRank:
         return self._pipe.recv()
 
     def kill(self, how: int = signal.SIGKILL) -> None:
-        """A signal; SIGKILL is waited for."""
-        os.kill(self.process.pid, how)
+        """Send it a signal, and wait for its end by SIGKILL; harmless once it has ended."""
+        if self._process is None:
+            return
+        os.kill(self._process.pid, how)
         if how == signal.SIGKILL:
-            self.process.join()
+            self._process.join()
+            self._process = None
 
 
 def _serve(pipe: Connection) -> None:
@@ -63,15 +70,20 @@ def _serve(pipe: Connection) -> None:
 
 
 @contextmanager
-def led_model(second: SecondRank, model: PreTrainedModel, folder: Path, limits: EngineConfig) -> Iterator[Led]:
-    """Rank 0 of a model over two ranks."""
+def led_model(
+    second: SecondRank, model: PreTrainedModel, folder: Path, limits: EngineConfig, ends: bool = True
+) -> Iterator[Led]:
+    """Rank 0 of a model over two ranks, which this ends."""
     model.save_pretrained(folder)
     group = RankGroup(folder / "ranks", 2)
     second.follow(group, folder)
-    led = lead(group, folder, torch.float32, DEVICE, limits)
     try:
+        led = lead(group, folder, torch.float32, DEVICE, limits)
         yield led
-    finally:
+    except BaseException:
+        second.kill()
+        raise
+    if ends:
         led.backend.close()
         assert second.last_words() is None
 
