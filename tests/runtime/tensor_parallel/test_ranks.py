@@ -19,10 +19,13 @@ from tests.runtime.models import (
     random_prompts,
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from tests.runtime.tensor_parallel.two_ranks import SecondRank, led_engine, led_model
+from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
+from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_parallel import ranks
+from wingbeat.runtime.tensor_parallel.follower import follow
+from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -81,9 +84,12 @@ def test_whole_sequences_are_observed_on_all_ranks(second, tmp_path):
 
 
 def test_a_rank_ends_with_rank_0(second, tmp_path):
-    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(), ends=False) as led:
-        led.backend.ranks.close()
-    assert second.last_words().startswith("BackendLost: rank 1 of 2 has lost another one")
+    group = RankGroup(tmp_path / "ranks", 2)
+    random_model("llama", **EVEN).save_pretrained(tmp_path)
+    second.join(group, tmp_path, rank=0)
+    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
+        follow(group, 1, tmp_path, torch.float32, DEVICE)
+    second.kill()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])

@@ -32,15 +32,15 @@ class SecondRank:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def follow(self, group: RankGroup, folder: Path) -> None:
-        """Be rank 1 of a group, until rank 0 ends it."""
+    def join(self, group: RankGroup, folder: Path, rank: int = 1) -> None:
+        """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, other = context.Pipe()
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
-        self._pipe.send((group, folder))
+        self._pipe.send((group, folder, rank))
 
     def last_words(self) -> str | None:
         """What ended it: None where rank 0 did."""
@@ -60,9 +60,12 @@ class SecondRank:
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
-        group, folder = pipe.recv()
+        group, folder, rank = pipe.recv()
         try:
-            follow(group, 1, folder, torch.float32, DEVICE)
+            if rank == 0:
+                lead(group, folder, torch.float32, DEVICE, EngineConfig())
+                os.kill(os.getpid(), signal.SIGKILL)
+            follow(group, rank, folder, torch.float32, DEVICE)
             pipe.send(None)
         except Exception as error:
             traceback.print_exc()
@@ -76,7 +79,7 @@ def led_model(
     """Rank 0 of a model over two ranks, which this ends."""
     model.save_pretrained(folder)
     group = RankGroup(folder / "ranks", 2)
-    second.follow(group, folder)
+    second.join(group, folder)
     try:
         led = lead(group, folder, torch.float32, DEVICE, limits)
         yield led
