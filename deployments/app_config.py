@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
+from wingbeat.deployments.lora_options import LoraOptions
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.deployments.surface_options import SurfaceOptions
@@ -19,7 +20,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(SurfaceOptions):
+class AppConfig(LoraOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -231,6 +232,8 @@ class AppConfig(SurfaceOptions):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
+        if self.model_name() in (self.lora_modules or {}):
+            raise ValueError(f"lora_modules: the name {self.model_name()!r} is that of the base model")
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 
@@ -281,6 +284,7 @@ class AppConfig(SurfaceOptions):
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
             drafter_beside=beside,
+            max_loras=self.max_loras if self.serves_adapters() else 0,
         )
 
     def text_identity(self) -> str:

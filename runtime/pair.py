@@ -114,6 +114,8 @@ def engine_of_pair(
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
+        if limits.max_loras:
+            raise ValueError(f"max_loras is {limits.max_loras}: the tensorrt backend serves no LoRA adapters")
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
     elif settings.ranks is not None:
         from wingbeat.runtime.tensor_parallel.leader import lead
@@ -123,6 +125,11 @@ def engine_of_pair(
         may_round = settings.tries_bfloat16 and has_bfloat16_units()
         load = load_in_faster_dtype if may_round else partial(load_model, dtype=settings.dtype)
         loaded = load(settings.model, device=torch.device(device))
+        if limits.max_loras:
+            from wingbeat.runtime.verifier.adapted import ModelAdapters
+
+            parts = loaded.model, loaded.decoder_layers
+            loaded.adapters = ModelAdapters(*parts, limits.max_loras, limits.max_lora_rank)
         if settings.most_threads is not None and loaded.device.type == "cpu":
             choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None

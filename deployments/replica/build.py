@@ -42,6 +42,11 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         )
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+    adapters = engine.loaded.adapters
+    names = config.lora_modules or {}
+    served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
+    for adapter in served[: config.max_loras]:
+        adapters.resident.warm(adapter)
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=engine.config.max_model_len,
@@ -52,9 +57,10 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+        adapters=served,
     )
     spec = engine.channel_spec if config.has_drafter() else None
-    return EngineSetup(engine, info, spec, check, engine.block_manager.log)
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters)
 
 
 def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:

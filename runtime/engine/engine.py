@@ -72,7 +72,7 @@ class Engine:
         self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
+        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, loaded.resident_adapters)
         on_host = on_host if backend.on_host is None else backend.on_host
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
