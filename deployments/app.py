@@ -147,7 +147,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
             **verifier.actor_options(),
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars()},
         },
-        placement_group_bundles=pair_bundles(verifier, drafter),
+        placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,

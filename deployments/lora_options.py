@@ -67,6 +67,14 @@ class LoraOptions(ModelOptions):
                 raise ValueError(f"{name} is {getattr(self, name)}: it serves no LoRA adapters; leave out {setting}")
         return self
 
+    def check_adapters(self, model_name: str, num_ranks: int) -> None:
+        """Raises ValueError for a name that the base model has, and for a verifier of several ranks."""
+        if model_name in (self.lora_modules or {}):
+            raise ValueError(f"lora_modules: the name {model_name!r} is that of the base model")
+        if self.serves_adapters() and num_ranks > 1:
+            setting = "lora_modules" if self.lora_modules else "lora_update_dir"
+            raise ValueError(f"tensor_parallel_size is {num_ranks}: ranks serve no LoRA adapters; leave out {setting}")
+
     def serves_adapters(self) -> bool:
         """Whether linear layers have room for adapters."""
         return bool(self.lora_modules) or self.lora_update_dir is not None

@@ -2,7 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
@@ -96,6 +97,14 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     if device == "cpu":
         return "float32"
     return stored if stored in DTYPES else "bfloat16"
+
+
+class RankGroup(NamedTuple):
+    """The processes that one verifier is spread over."""
+
+    store: Path
+    """A file, not there yet, by which they find each other."""
+    size: int
 
 
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"

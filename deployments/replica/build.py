@@ -12,6 +12,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_setup import AskNeeds, DrafterStartError, EngineSetup
 from wingbeat.deployments.replica.factories import load_factory
+from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -21,8 +22,11 @@ from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 
-def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
+def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
     """Load the verifier; asks for the drafter's needs last, so that the drafter loads at the same time.
+
+    Args:
+        ranks: that the verifier is divided among, this process being the first.
 
     Raises:
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
@@ -32,7 +36,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
 
     try:
         engine, _, _, check = engine_of_pair(
-            pair_settings(config),
+            pair_settings(config)._replace(ranks=ranks),
             config.resolved_device(),
             lambda convention, loaded: needs_with_capture(config, ask_needs(convention), len(loaded.layers)),
         )
@@ -57,6 +61,19 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
     )
     spec = engine.channel_spec if config.has_drafter() else None
     return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters)
+
+
+def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
+    """Be another rank of a verifier until that ends.
+
+    Raises:
+        ValueError, FileNotFoundError: the model cannot be used; one line that says why.
+        BackendLost: rank 0 or another one is gone.
+    """
+    from wingbeat.runtime.tensor_parallel.follower import follow
+
+    settings = pair_settings(config)
+    follow(group, rank, settings.model, settings.dtype, torch.device(config.resolved_device()))
 
 
 def build_draft_worker(config: AppConfig) -> DraftWorker:

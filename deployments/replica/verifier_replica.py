@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -32,6 +32,9 @@ from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.ray_drafter import RayDrafter
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
@@ -77,7 +80,7 @@ class Verifier:
             launch = partial(RayDrafter, config, core)
         elif config.has_drafter():
             launch = partial(PoolDrafter, ServedPool(drafters))
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch))
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks()))
         try:
             await self._engines.start()
         except BaseException:
@@ -186,6 +189,7 @@ class Verifier:
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
+            "rank_pids": [] if (ranks := self._engines.life.ranks) is None else ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
             "capture": figures.capture,
             "clients": self._reports.clients(),
@@ -289,6 +293,13 @@ class Verifier:
 
     def _spawn(self, coroutine: Any) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    def _launch_ranks(self) -> "Callable[[], RayRanks] | None":
+        if self._config.tensor_parallel_size == 1:
+            return None
+        from wingbeat.deployments.replica.ray_ranks import RayRanks
+
+        return partial(RayRanks, self._config)
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""

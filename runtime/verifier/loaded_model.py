@@ -59,6 +59,12 @@ class LoadedModel:
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
 
 
+def num_words(table: nn.Module) -> int:
+    """Rows of an embedding or an output matrix, of which a process may hold a part."""
+    whole = getattr(table, "out_features", None) or getattr(table, "num_embeddings", None)
+    return whole or len(table.weight)
+
+
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
     """The tokens that end a model's text: its generation config's, or its config's."""
     generation = model.generation_config

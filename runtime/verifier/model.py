@@ -63,8 +63,11 @@ class VerifierModel(nn.Module):
         self.taps.remove()
 
     @torch.inference_mode()
-    def observe(self, token_ids: Tensor) -> Tensor:
-        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache."""
+    def observe(self, token_ids: Tensor) -> Tensor | None:
+        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache.
+
+        None where nothing is tapped.
+        """
         self.taps.clear()
         if self.adapters is not None:
             self.adapters.rows = None
@@ -73,7 +76,8 @@ class VerifierModel(nn.Module):
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
         finally:
             self.model.set_attn_implementation(ATTENTION_NAME)
-        return torch.cat(self.taps.take(), dim=-1)
+        parts = self.taps.take()
+        return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; KV is written into the caches of `batch.attention`."""

@@ -37,6 +37,7 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
         ({"lora_modules": "a=/nowhere"}, "/nowhere/adapter_config.json cannot be read"),
         ({"lora_modules": "{{"}, "is not JSON"),
         ({"lora_modules": "a={folder}", "compile": True}, "compile is True: it serves no LoRA adapters"),
+        ({"lora_modules": "a={folder}", "tensor_parallel_size": 2}, "tensor_parallel_size is 2: ranks serve no LoRA"),
         ({"lora_update_dir": "/nowhere"}, "lora_update_dir is '/nowhere': must be a directory"),
         ({"max_loras": 0}, "max_loras"),
         ({"max_lora_rank": 0}, "max_lora_rank"),
