@@ -29,14 +29,15 @@ class LoraOptions(ModelOptions):
     max_loras: int = Field(8, ge=1, description="Adapters an engine holds at once; others are read again when needed.")
     max_lora_rank: int = Field(EngineConfig.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 
-    @field_validator("lora_modules", "lora_update_dir", mode="before")
+    @field_validator("lora_update_dir", mode="before")
     @classmethod
-    def _no_adapters_by_word(cls, value: Any) -> Any:
+    def _no_folder_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
     @field_validator("lora_modules", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
+        value = none_by_word(value)
         if not isinstance(value, str):
             return value
         if value.lstrip().startswith("{"):
