@@ -100,7 +100,12 @@ class Router:
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(
-            service, config.access(self._bound_host), limits, adds_request_id=False, monitor=self._monitor
+            service,
+            config.access(self._bound_host),
+            limits,
+            adds_request_id=False,
+            monitor=self._monitor,
+            updates_adapters=config.lora_update_dir is not None,
         )
 
     async def __del__(self) -> None:

@@ -42,18 +42,25 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         )
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+    adapters = engine.loaded.adapters
+    names = config.lora_modules or {}
+    served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
+    for adapter in served[: config.max_loras]:
+        adapters.resident.warm(adapter)
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=engine.config.max_model_len,
         vocab_size=engine.loaded.vocab_size,
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
+        dtype=str(engine.loaded.dtype).removeprefix("torch."),
         drafter=config.choice().label,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+        adapters=served,
     )
     spec = engine.channel_spec if config.has_drafter() else None
-    return EngineSetup(engine, info, spec, check, engine.block_manager.log)
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters)
 
 
 def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
@@ -118,4 +125,5 @@ def pair_settings(config: AppConfig) -> PairSettings:
         engine_dir=config.engine_dir,
         most_threads=None if config.threads else len(os.sched_getaffinity(0)),
         fp8_drafter=config.drafter_weights == "fp8",
+        tries_bfloat16=config.tries_bfloat16(),
     )

@@ -72,7 +72,7 @@ class Engine:
         self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
         self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
+        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, loaded.resident_adapters)
         on_host = on_host if backend.on_host is None else backend.on_host
         self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
         self.clock = RoundClock()
@@ -90,8 +90,7 @@ class Engine:
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
-        self._plan: SchedulerOutput | None = None
-        """Of the round that is being launched."""
+        self._plan: SchedulerOutput | None = None  # of the round that is being launched
         self._num_attached = 0
 
     @property

@@ -1,12 +1,17 @@
 """A verifier that passed every check, and the error for one that did not."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.lora.resident import ResidentAdapters
+    from wingbeat.runtime.verifier.adapted import ModelAdapters
 
 
 class UnsupportedModelError(ValueError):
@@ -25,6 +30,8 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
+    adapters: "ModelAdapters | None" = None
+    """Room for LoRA adapters on top of its linear layers; None where it serves none."""
 
     @property
     def device(self) -> torch.device:
@@ -40,6 +47,11 @@ class LoadedModel:
     def description(self) -> str:
         """Everything that its forward pass depends on but the weights."""
         return self.model.config.to_json_string(use_diff=False)
+
+    @property
+    def resident_adapters(self) -> "ResidentAdapters | None":
+        """Which adapters are there; None where it serves none."""
+        return None if self.adapters is None else self.adapters.resident
 
     @property
     def windows(self) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
         ((0.7, 0.3), 1.0, True),
         ((0.4, 0.1), 0.5, True),
         ((1, 0.5), 1.0, False),
+        ((1, 0), 1.0, False),
     ],
 )
 def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
@@ -95,6 +96,15 @@ def test_a_dtype_that_is_given_is_kept():
     assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
 
 
+@pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
+def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
+    assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
+    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
+    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
+
+
 def test_strings_of_the_command_line_become_typed_values():
     config = AppConfig.model_validate(
         {
@@ -133,8 +143,12 @@ def test_strings_of_the_command_line_become_typed_values():
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"tensor_parallel_size": 2, "compile": True}, "compile is True: tensor_parallel_size is 2"),
+        (
+            {"tensor_parallel_size": 2, "lora_update_dir": "/"},
+            "tensor_parallel_size is 2: ranks serve no LoRA adapters",
+        ),
         ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0: tensor_parallel_size is 2"),
-        ({"tensor_parallel_size": 2, "channel": "remote"}, "tensor_parallel_size is 2: its ranks and its drafter"),
+        ({"tensor_parallel_size": 2, "channel": "remote"}, "tensor_parallel_size is 2: they and their drafter"),
         ({"channel": "cuda_ipc"}, "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu"),
         ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
         ({"channel": "nccl"}, "channel"),
