@@ -2,7 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
@@ -84,17 +85,26 @@ DTYPES = ("float32", "bfloat16", "float16")
 """Of weights and KV, by torch's names."""
 
 
-def resolve_dtype(name: str, device: str, stored: str | None) -> str:
-    """What "auto" means on a device ("cpu" or "cuda"); other names are returned as they are.
+def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
+    """The dtype of weights on a device ("cpu" or "cuda"); one that is named is returned as it is.
 
     Args:
+        name: None and "auto" leave it to the device.
         stored: what the checkpoint says of its weights; None where it says nothing.
     """
-    if name != "auto":
+    if name not in (None, "auto"):
         return name
     if device == "cpu":
         return "float32"
     return stored if stored in DTYPES else "bfloat16"
+
+
+class RankGroup(NamedTuple):
+    """The processes that one verifier is spread over."""
+
+    store: Path
+    """A file, not there yet, by which they find each other."""
+    size: int
 
 
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
@@ -182,6 +192,10 @@ class EngineConfig:
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
+    max_loras: int = 0
+    """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
+    max_lora_rank: int = 16
+    """Highest rank of an adapter."""
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
@@ -200,6 +214,12 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+        if self.max_loras < 0 or self.max_lora_rank < 1:
+            raise ValueError(
+                f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"
+            )
+        if self.max_loras and self.compile:
+            raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use a share above 0, at most 1")

@@ -69,6 +69,7 @@ class EngineConnection:
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
+        on_adapters: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
@@ -87,6 +88,7 @@ class EngineConnection:
         self._on_end = on_end
         self._on_tokens = on_tokens
         self._on_open = on_open
+        self._on_adapters = on_adapters
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
@@ -232,6 +234,8 @@ class EngineConnection:
     def _learn(self, report: EngineReport) -> None:
         if report.changes is not None:
             self.index.apply(report.changes)
+        if report.adapters is not None:
+            self._on_adapters(report.adapters)
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 

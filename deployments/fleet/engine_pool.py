@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from functools import partial
 
 from wingbeat.cluster.prefix_index import PromptBlocks
 from wingbeat.cluster.routing import (
@@ -16,6 +17,7 @@ from wingbeat.cluster.routing import (
     retry_after_s,
     waiting_moves,
 )
+from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
 from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
@@ -80,6 +82,8 @@ class EnginePool:
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
+        self.adapters = FleetAdapters(source, self._open_engines)
+        """LoRA adapters that requests may name."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -91,6 +95,7 @@ class EnginePool:
         """Wait for the first engine, learn its model and connect."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
+        self.adapters.catalog.merge((adapter.name, 0, adapter) for adapter in self._info.adapters)
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
@@ -235,7 +240,7 @@ class EnginePool:
         Raises:
             EngineUnavailable: there is none, or one is gone before it answered.
         """
-        engine_ids = [engine_id for engine_id, connection in self._connections.items() if connection.open]
+        engine_ids = self._open_engines()
         if not engine_ids:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
         try:
@@ -244,6 +249,9 @@ class EnginePool:
             # Whatever the transport raises for an engine that is gone.
             raise EngineUnavailable("An engine was lost before its cache was reset.") from error
         return len(engine_ids)
+
+    def _open_engines(self) -> list[str]:
+        return [engine_id for engine_id, connection in self._connections.items() if connection.open]
 
     async def _engine_for(self, request: Request, session_id: str, go_to: str | None) -> tuple[EngineConnection, int]:
         """The connection for a request, and how many of its tokens the engine there has cached.
@@ -291,9 +299,8 @@ class EnginePool:
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
         # A prompt that is to be reported on is computed anew, wherever it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
-        return PromptBlocks(
-            (*request.prompt_token_ids, *request.output_token_ids), block_size, request.params.cache_salt
-        )
+        token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+        return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.adapter_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:
         connections = (*self._connections.values(), *self._retired)
@@ -318,9 +325,14 @@ class EnginePool:
 
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
+            opened, merge = partial(self._opened, engine_id), self.adapters.catalog.merge
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, self._wait.over, self._answers
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, merge
             )
+
+    def _opened(self, engine_id: str) -> None:
+        self._wait.over()
+        self.adapters.share(engine_id)
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

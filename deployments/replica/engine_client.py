@@ -91,6 +91,11 @@ class EngineClient:
         self._tell_loads_soon()
         return stream
 
+    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
+        """Tell every router which adapters there are."""
+        for stream in self._streams.values():
+            stream.tell_adapters(entries)
+
     def disconnect(self, client_id: str) -> None:
         """Close a client's stream and abort whatever it still runs; harmless when repeated."""
         stream = self._streams.pop(client_id, None)

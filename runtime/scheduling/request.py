@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from wingbeat.runtime.lora.resident import AdapterName
+
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
 """Logits divided by a smaller temperature overflow; the best token's share is 1 long before."""
@@ -190,6 +192,13 @@ class Request:
     on_trial: bool = False
     """Whether engines have died under it: it runs alone for its first `TRIAL_TOKENS` tokens, so that nothing else is to
     blame where another one dies."""
+    adapter: AdapterName | None = None
+    """The LoRA adapter that it runs with; None is the base model."""
+
+    @property
+    def adapter_digest(self) -> str:
+        """Of its adapter; empty for none."""
+        return "" if self.adapter is None else self.adapter.digest
 
     @property
     def num_tokens(self) -> int:

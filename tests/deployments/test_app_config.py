@@ -54,7 +54,7 @@ def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
         ((0.7, 0.3), 1.0, True),
         ((0.4, 0.1), 0.5, True),
         ((1, 0.5), 1.0, False),
-        ((2, 0), 1.0, False),
+        ((1, 0), 1.0, False),
     ],
 )
 def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
@@ -94,6 +94,15 @@ def test_sequences_are_as_long_as_the_model_has_positions_unless_memory_says_oth
 def test_a_dtype_that_is_given_is_kept():
     assert AppConfig(num_gpus_per_verifier=1, dtype="float16").resolved_dtype() == "float16"
     assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
+
+
+@pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
+def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
+    assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
+    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
+    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
 
 
 def test_strings_of_the_command_line_become_typed_values():
