@@ -83,15 +83,6 @@ def test_whole_sequences_are_observed_on_all_ranks(second, tmp_path):
     torch.testing.assert_close(taps, alone.observe(token_ids), rtol=1e-4, atol=1e-4)
 
 
-def test_a_rank_ends_with_rank_0(second, tmp_path):
-    group = RankGroup(tmp_path / "ranks", 2)
-    random_model("llama", **EVEN).save_pretrained(tmp_path)
-    second.join(group, tmp_path, rank=0)
-    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
-        follow(group, 1, tmp_path, torch.float32, DEVICE)
-    second.kill()
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "COLLECTIVE_S", 2.0)
@@ -104,3 +95,13 @@ def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_p
         assert failure.value.suspects == ()
         second.kill()
         led.backend.ranks.close()
+
+
+@pytest.mark.slow
+def test_a_rank_ends_with_rank_0(second, tmp_path):
+    group = RankGroup(tmp_path / "ranks", 2)
+    random_model("llama", **EVEN).save_pretrained(tmp_path)
+    second.join(group, tmp_path, rank=0)
+    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
+        follow(group, 1, tmp_path, torch.float32, DEVICE)
+    second.kill()
