@@ -229,8 +229,7 @@ class AppConfig(RankOptions, LoraOptions, SurfaceOptions):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        if self.model_name() in (self.lora_modules or {}):
-            raise ValueError(f"lora_modules: the name {self.model_name()!r} is that of the base model")
+        self.check_adapters(self.model_name(), self.tensor_parallel_size)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 
@@ -264,8 +263,9 @@ class AppConfig(RankOptions, LoraOptions, SurfaceOptions):
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
-        ranks = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
-        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{ranks}"
+        more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
+        more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
