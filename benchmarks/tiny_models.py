@@ -95,6 +95,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "gemma3n_text": {
         "num_kv_shared_layers": 0,

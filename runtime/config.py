@@ -182,6 +182,11 @@ class EngineConfig:
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
+    state_interval: int = 256
+    """Tokens between two prefixes whose recurrent states are kept for the prefix cache, where a model has such states;
+    rounded up to whole blocks."""
+    num_saved_states: int | None = None
+    """Of so many prefixes at once; None goes by the memory, and by the KV blocks."""
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
@@ -197,7 +202,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "state_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):

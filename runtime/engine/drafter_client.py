@@ -30,6 +30,7 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 from wingbeat.runtime.verifier.tree_check import TreeCheck
 from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
@@ -49,6 +50,7 @@ class DrafterClient(RoundObserver):
         inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
             Looking at trees is no wait there, so they are cut to the nodes a round needs, each of which costs its share
             of the pass.
+        states: of layers that keep a state of their own, which says where a replay may begin.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class DrafterClient(RoundObserver):
         speculation: Speculation,
         clock: RoundClock,
         inbox: TreeInbox | None,
+        states: StateKeeper | None = None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.slots = slots
         self._inbox = inbox
+        self._states = states
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why the latest plan asks for no trees, where it asks for none."""
@@ -132,6 +136,8 @@ class DrafterClient(RoundObserver):
         for seq in plan.decodes:
             if seq.draft.complete or not seq.request.params.speculation or not budget:
                 continue
+            if self._states is not None and not self._begins(seq):
+                continue
             missing = seq.num_computed - seq.draft.length
             if missing <= budget and seq.in_flight:
                 held.append(seq)
@@ -142,6 +148,12 @@ class DrafterClient(RoundObserver):
             return plan
         decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes
         return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
+
+    def _begins(self, seq: Sequence) -> bool:
+        """Whether a replay can go on now, from a position whose state is there."""
+        start = self._states.replay_start(seq, seq.draft.length)
+        seq.draft.length = seq.draft.length if start is None else start
+        return start is not None
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:

@@ -30,6 +30,8 @@ from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
+from wingbeat.runtime.verifier.state_limits import saved_states, with_states
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +66,26 @@ class Engine:
             raise ValueError(
                 f"max_model_len is {config.max_model_len}: {loaded.name} has {loaded.max_position_embeddings} positions"
             )
-        self.config = config
+        self.config = config = with_states(loaded, config)
         self.loaded = loaded
         self.needs = needs
         self.grammars = grammars
         self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-        self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
+        num_blocks, caching = self.cache.num_blocks, config.enable_prefix_caching
+        saved = saved_states(loaded, config, num_blocks)
+        self.block_manager = BlockManager(num_blocks, config.block_size, caching, saved)
+        self.states = None if saved is None else StateKeeper(loaded, config, self.block_manager)
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
         on_host = on_host if backend.on_host is None else backend.on_host
-        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
+        parts = (loaded, self.model, self.cache, self.slots)
+        self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
         self.clock = RoundClock()
         shape = config.speculation
         fixed = FixedSpeculation(shape.max_path - 1)
         self.policy = MeasuredSpeculation(self.runner, config) if shape.adaptive else fixed
         self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
+            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox, self.states
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
@@ -87,6 +93,7 @@ class Engine:
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
         self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
+        self._own_observers += () if self.states is None else (self.states,)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
@@ -256,6 +263,8 @@ class Engine:
         plan = self._plan = self.scheduler.schedule()
         self.requests.admitted(plan.admitted)
         for seq in plan.admitted:
+            if self.states is not None:
+                self.scheduler.isolated(seq, self.states.admit, seq)
             self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:
             plan = plan.without_dropped()

@@ -16,6 +16,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
+from wingbeat.runtime.verifier.state_limits import state_budget
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
@@ -38,6 +39,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
+    budget, config = state_budget(loaded, config, budget)
     size = block_bytes(loaded.layers, config.block_size, loaded.dtype)
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)

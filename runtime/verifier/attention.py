@@ -19,6 +19,7 @@ from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.packing import Tiles
 
@@ -81,6 +82,8 @@ class AttentionMetadata(NamedTuple):
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
     packed: Segments | None = None
     """The segments as the CPU's kernels read them (`pack_segments`); None where masks are dense."""
+    states: RoundStates | None = None
+    """Of layers that keep a state of their own; None for models without such."""
 
 
 def pack_segments(segments: list[AttentionSegment]) -> Segments | None:

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.state.mixer import Mixer
 
 
 class UnsupportedModelError(ValueError):
@@ -25,6 +26,8 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
+    mixers: tuple[Mixer, ...] = ()
+    """Of layers that keep a recurrent or convolution state."""
 
     @property
     def device(self) -> torch.device:
@@ -43,8 +46,8 @@ class LoadedModel:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers; 0 stands for none."""
-        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
+        """Distinct sliding windows over the layers that attend; 0 stands for none."""
+        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
 
 
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -1,0 +1,150 @@
+"""A mixer of transformers over the rows of a round: taken apart by sequence around its own code, and put back together.
+
+The mixer's forward is transformers' own. What it multiplies its input and its result by is done for all rows at once,
+and only what lies between, where a sequence's tokens meet, sees one sequence after the other.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.state.pool import LayerState, StateView
+from wingbeat.runtime.state.round_states import RoundStates
+
+_SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
+_DELTA_RULE = "torch_chunk_gated_delta_rule"
+CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+"""Names under which mixers' forwards take their cache."""
+
+
+class Mixer:
+    """Stands in for the forward of one mixer module, where it is told of a round.
+
+    Args:
+        state: what it remembers.
+        keyword: of its forward's arguments, the one that brings a round's metadata, with `RoundStates` in `states`.
+        entries: linear layers that multiply its very input.
+        exit: the one whose result it returns.
+    """
+
+    def __init__(
+        self, module: nn.Module, state: LayerState, keyword: str, entries: list[nn.Linear], exit: nn.Linear | None
+    ) -> None:
+        self.module, self.state, self.keyword = module, state, keyword
+        self._given: list[Tensor] | None = None
+        self._view: StateView | None = None
+        self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
+        self._exit = None if exit is None else self._stand_in(exit, None)
+        arguments = inspect.signature(type(module).forward).parameters
+        self._cache_name = next(name for name in CACHE_ARGUMENTS if name in arguments)
+        self._forward = self._with_initial_state(module.forward)
+        self._names = inspect.unwrap(type(module).forward).__code__.co_names
+        self._chunk_size = getattr(module, "chunk_size", None)
+        module.forward = self._call
+
+    def _call(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        metadata = kwargs.get(self.keyword)
+        if metadata is None:
+            return self._forward(hidden_states, *args, **kwargs)
+        return self.mix(hidden_states, metadata.states)
+
+    def mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor:
+        """A round's rows [1, num_tokens, hidden_size]; states go on as `states` says."""
+        layer = self.state.layer
+        rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
+        parts: list[Tensor] = []
+        decodes = states.decodes
+        if decodes is not None:
+            view = states.pool.gather(layer, decodes.live)
+            parts.append(decodes.flatten(self._run([decodes.paths_of(part) for part in rows], view)))
+            if decodes.stores:
+                states.pool.store(layer, decodes.live, view, decodes.saves)
+            else:
+                states.keep(layer, [part[: decodes.num_rows] for part in rows])
+        for piece in states.pieces:
+            view = states.pool.gather(layer, piece.live)
+            span = slice(piece.start, piece.start + piece.length)
+            parts.append(self._run([part[None, span] for part in rows], view)[0])
+            states.pool.store(layer, piece.live, view, piece.saves)
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (mixed if self._exit is None else self._exit(mixed))[None]
+
+    def advance(self, states: RoundStates) -> None:
+        """Let the states of a round that kept its rows go on along the accepted paths."""
+        layer, rows = self.state.layer, states.kept(self.state.layer)
+        for step in states.accepted:
+            view = states.pool.gather(layer, step.live)
+            self._run([part[step.rows] for part in rows], view)
+            states.pool.store(layer, step.live, view, step.saves)
+
+    def _run(self, parts: list[Tensor], view: StateView) -> Tensor:
+        """The mixer between its outer products.
+
+        Args:
+            parts: [num_seqs, length, ...]: its input, and that by each entry.
+            view: goes on by the tokens.
+        """
+        inputs, *self._given = parts
+        self._view = view
+        try:
+            return self._forward(inputs, **{self._cache_name: view}, **self._sizes(inputs))
+        finally:
+            self._given = self._view = None
+
+    def _sizes(self, inputs: Tensor) -> dict[str, int]:
+        """Chunks no longer than the tokens: torch's own code pads to whole ones."""
+        if inputs.device.type != "cpu":
+            return {}
+        if isinstance(self._chunk_size, int):
+            self.module.chunk_size = min(self._chunk_size, inputs.shape[1])
+        return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
+
+    def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
+        """Let a linear layer say what it is given while the mixer runs; returns what it does otherwise."""
+        original = linear.forward
+
+        def forward(inputs: Tensor) -> Tensor:
+            if self._given is None:
+                return original(inputs)
+            return inputs if index is None else self._given[index]
+
+        linear.forward = forward
+        return original
+
+    def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A forward whose scan goes on from the state before it: transformers' for Mamba-1 begins at zero."""
+        plain = inspect.unwrap(type(self.module).forward)
+        if _SCAN not in plain.__code__.co_names:
+            return forward
+        # transformers' own code: it only finds another function under the name.
+        names = {**plain.__globals__, _SCAN: self._scan}
+        copy = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+        copy.__kwdefaults__ = plain.__kwdefaults__
+        return copy.__get__(self.module)
+
+    def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
+        """Mamba-1 token by token, as transformers decodes; [num_seqs, channels, length] as its scan has them."""
+        names = inspect.unwrap(type(self.module).forward).__globals__
+        if self._view is None:
+            return names[_SCAN](hidden_states, dt, A, B, C, **kwargs)
+        state, gate = self._view.get_recurrent_state(self.state.layer), kwargs.get("z")
+        outputs = [
+            names[_STEP](
+                state,
+                hidden_states[..., token],
+                dt[..., token],
+                A,
+                B[..., token],
+                C[..., token],
+                kwargs["D"],
+                z=None if gate is None else gate[..., token],
+                dt_bias=kwargs["delta_bias"],
+                dt_softplus=kwargs["delta_softplus"],
+            )
+            for token in range(hidden_states.shape[-1])
+        ]
+        return torch.stack(outputs, dim=-1), state
