@@ -22,19 +22,18 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
 
 class Mixer:
-    """Stands in for the forward of one mixer module, where it is told of a round.
+    """Stands in for the forward of one mixer module while `states` tells it of a round; else it runs as it is.
 
     Args:
         state: what it remembers.
-        keyword: of its forward's arguments, the one that brings a round's metadata, with `RoundStates` in `states`.
         entries: linear layers that multiply its very input.
         exit: the one whose result it returns.
     """
 
-    def __init__(
-        self, module: nn.Module, state: LayerState, keyword: str, entries: list[nn.Linear], exit: nn.Linear | None
-    ) -> None:
-        self.module, self.state, self.keyword = module, state, keyword
+    def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
+        self.module, self.state = module, state
+        self.states: RoundStates | None = None
+        """Of the pass that runs; decoder layers do not all pass on what they are told beside their input."""
         self._given: list[Tensor] | None = None
         self._view: StateView | None = None
         self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
@@ -47,12 +46,11 @@ class Mixer:
         module.forward = self._call
 
     def _call(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        metadata = kwargs.get(self.keyword)
-        if metadata is None:
+        if self.states is None:
             return self._forward(hidden_states, *args, **kwargs)
-        return self.mix(hidden_states, metadata.states)
+        return self._mix(hidden_states, self.states)
 
-    def mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor:
+    def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor:
         """A round's rows [1, num_tokens, hidden_size]; states go on as `states` says."""
         layer = self.state.layer
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]

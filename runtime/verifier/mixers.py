@@ -14,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 
 from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
 from wingbeat.runtime.state.pool import LayerState, StatePart
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 
 _READS = {"get_conv_state", "get_recurrent_state"}
@@ -68,7 +68,7 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState]) -> tuple[Mi
         )
     found = {state.layer: modules[state.layer][0] for state in states}
     edges = _edges(model, found)
-    return tuple(Mixer(found[state.layer], state, METADATA_KEYWORD, *edges[state.layer]) for state in states)
+    return tuple(Mixer(found[state.layer], state, *edges[state.layer]) for state in states)
 
 
 def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.taps import LayerTaps
@@ -52,6 +53,7 @@ class VerifierModel(nn.Module):
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
+        self.mixers = loaded.mixers
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
@@ -65,6 +67,7 @@ class VerifierModel(nn.Module):
     def observe(self, token_ids: Tensor) -> Tensor:
         """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache."""
         self.taps.clear()
+        self._tell_mixers(None)
         self.model.set_attn_implementation("eager")
         try:
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
@@ -73,8 +76,9 @@ class VerifierModel(nn.Module):
         return torch.cat(self.taps.take(), dim=-1)
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """Run the batch; KV is written into the caches of `batch.attention`."""
+        """Run the batch; KV is written into the caches of `batch.attention`, and its states go on."""
         self.taps.clear()
+        self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
         output = self.model(
             input_ids=batch.token_ids,
@@ -86,3 +90,8 @@ class VerifierModel(nn.Module):
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)
+
+    def _tell_mixers(self, states: RoundStates | None) -> None:
+        """Of the pass to come; None lets each run on its own."""
+        for mixer in self.mixers:
+            mixer.states = states
