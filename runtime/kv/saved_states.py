@@ -43,12 +43,18 @@ class SavedStates:
         return following if self.enabled and following <= end else None
 
     def take(self, block_id: int) -> int | None:
-        """A row for the state at the end of a live block; None where all are in use."""
-        row = self._pending.get(block_id)
+        """A row for the state at the end of a live block; None where all are lent.
+
+        Where nothing else makes room, the oldest pending one does: its block is an earlier one of this prompt, mostly.
+        Rows must be written in the order in which they are taken.
+        """
+        row = self._pending.pop(block_id, None)
         if row is None:
             row = self._take()
-            if row is not None:
-                self._pending[block_id] = row
+        if row is None and self._pending:
+            row = self._pending.pop(next(iter(self._pending)))
+        if row is not None:
+            self._pending[block_id] = row
         return row
 
     def publish(self, block_id: int, block_hash: bytes) -> None:

@@ -67,7 +67,6 @@ class VerifierModel(nn.Module):
     def observe(self, token_ids: Tensor) -> Tensor:
         """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache."""
         self.taps.clear()
-        self._tell_mixers(None)
         self.model.set_attn_implementation("eager")
         try:
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
@@ -87,6 +86,7 @@ class VerifierModel(nn.Module):
             logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
             **{METADATA_KEYWORD: batch.attention._replace(captured=captured) if captured else batch.attention},
         )
+        self._tell_mixers(None)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)
