@@ -52,7 +52,7 @@ class InstantRunner:
 
     def __init__(self, max_path: int, taps_size: int) -> None:
         self.max_path, self.taps_size = max_path, taps_size
-        self.graphs = None
+        self.graphs, self.on_host = None, False
         self._made: dict[tuple[int, int], tuple[AcceptedPaths, torch.Tensor]] = {}
 
     def prepare_trees(self) -> None:

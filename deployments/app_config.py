@@ -245,7 +245,8 @@ class AppConfig(SurfaceOptions):
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
-        return f"{self.model or 'the demo'} by {engine} in {self.resolved_dtype()} on {self.resolved_device()}"
+        dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

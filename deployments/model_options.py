@@ -64,8 +64,10 @@ class ModelFolder(BaseModel):
 class LoadOptions(ModelFolder):
     """A model's folder, and where and how its weights are held."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Of weights and KV; 'auto' is the checkpoint's on GPUs, float32 on CPUs."
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="Of weights and KV; by default the checkpoint's on GPUs, float32 on CPUs. 'auto' is the same, but "
+        "for a checkpoint in bfloat16 on a CPU that has units for it: tried both ways, and the faster one is taken.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -87,15 +89,22 @@ class LoadOptions(ModelFolder):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     def resolved_dtype(self, checkpoint: Path | None = None) -> str:
-        """Name of torch's dtype, `auto` resolved.
+        """Name of torch's dtype, before anything is tried.
 
         Args:
             checkpoint: the folder whose weights are meant; None is the verifier's.
         """
-        if self.dtype != "auto" or self.resolved_device() == "cpu":
+        named = self.dtype not in (None, "auto")
+        if named or self.resolved_device() == "cpu":
             return resolve_dtype(self.dtype, "cpu", None)
         stored = stored_dtype(checkpoint or self.model_dir(with_weights=False))
         return resolve_dtype(self.dtype, self.resolved_device(), stored)
+
+    def tries_bfloat16(self) -> bool:
+        """Whether a CPU's own figures decide between float32 and bfloat16."""
+        if self.dtype != "auto" or self.resolved_device() != "cpu":
+            return False
+        return stored_dtype(self.model_dir(with_weights=False)) == "bfloat16"
 
 
 class ModelOptions(LoadOptions):

@@ -84,13 +84,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 """Of weights and KV, by torch's names."""
 
 
-def resolve_dtype(name: str, device: str, stored: str | None) -> str:
-    """What "auto" means on a device ("cpu" or "cuda"); other names are returned as they are.
+def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
+    """The dtype of weights on a device ("cpu" or "cuda"); one that is named is returned as it is.
 
     Args:
+        name: None and "auto" leave it to the device.
         stored: what the checkpoint says of its weights; None where it says nothing.
     """
-    if name != "auto":
+    if name not in (None, "auto"):
         return name
     if device == "cpu":
         return "float32"

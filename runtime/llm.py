@@ -77,7 +77,8 @@ class LLM:
         model: folder of a Hugging Face causal LM, or its name on the hub, `org/name[@revision]`.
         drafter: a name, a folder or an import path, as `wingbeat.runtime.drafters.choice.parse_drafter` reads it.
         channel_factory: makes the in-process channel, `wingbeat.cluster.channels.channel.InProcessChannel`.
-        dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's on CUDA and float32 elsewhere.
+        dtype: "float32", "bfloat16" or "float16"; None is the checkpoint's on CUDA and float32 elsewhere, "auto" the
+            same but that it tries bfloat16 on CPUs that have units for it, and takes it where rounds are shorter.
         device: "cpu", "cuda", or "auto" for CUDA where there is one.
         threads: on CPUs; 0 tries how many of the process's cores pay, and takes the least that do.
         allow_bad_drafter: warn about a drafter that does not suit the model instead of refusing it.
@@ -95,7 +96,7 @@ class LLM:
         engine_config: EngineConfig,
         channel_factory: Callable[[ChannelSpec], LocalChannel],
         *,
-        dtype: str = "auto",
+        dtype: str | None = None,
         device: str = "auto",
         threads: int = 1,
         allow_bad_drafter: bool = False,
@@ -106,7 +107,8 @@ class LLM:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
-        torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored_dtype(folder) if dtype == "auto" else None))
+        stored = stored_dtype(folder)
+        torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored))
         choice = parse_drafter(drafter, folder)
         settings = PairSettings(
             folder,
@@ -117,6 +119,7 @@ class LLM:
             engine_dir=engine_dir,
             most_threads=None if threads else len(os.sched_getaffinity(0)),
             fp8_drafter=fp8_drafter,
+            tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )
         built: Drafter | None = None
 

@@ -43,6 +43,8 @@ class PairSettings(NamedTuple):
     """On CPUs, as many threads at most, tried once the verifier is loaded; None leaves torch's number."""
     fp8_drafter: bool = False
     """Round the weights of an EAGLE head to eight bits."""
+    tries_bfloat16: bool = False
+    """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
 
 
 class PairEngine(NamedTuple):
@@ -102,6 +104,7 @@ def engine_of_pair(
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import TORCH
+    from wingbeat.runtime.verifier.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
     from wingbeat.runtime.verifier.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loader import load_model
 
@@ -111,7 +114,9 @@ def engine_of_pair(
 
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
     else:
-        loaded = load_model(settings.model, settings.dtype, torch.device(device))
+        may_round = settings.tries_bfloat16 and has_bfloat16_units()
+        load = load_in_faster_dtype if may_round else partial(load_model, dtype=settings.dtype)
+        loaded = load(settings.model, device=torch.device(device))
         if settings.most_threads is not None and loaded.device.type == "cpu":
             choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None

@@ -63,7 +63,7 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
             config.choice().source,
             config.engine_config(max_num_seqs),
             InProcessChannel,
-            dtype=config.resolved_dtype(),
+            dtype=config.dtype,
             device=config.resolved_device(),
             threads=config.threads,
             allow_bad_drafter=config.allow_bad_drafter,

@@ -38,6 +38,8 @@ class ModelInfo:
     """Longest sequence, prompt and output together, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    dtype: str = ""
+    """Of weights and KV, by torch's name."""
     drafter: str = "none"
     """One word or path for people to read."""
     num_spec_tokens: int = 0

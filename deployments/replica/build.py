@@ -43,6 +43,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         max_model_len=engine.config.max_model_len,
         vocab_size=engine.loaded.vocab_size,
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
+        dtype=str(engine.loaded.dtype).removeprefix("torch."),
         drafter=config.choice().label,
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
@@ -101,4 +102,5 @@ def pair_settings(config: AppConfig) -> PairSettings:
         engine_dir=config.engine_dir,
         most_threads=None if config.threads else len(os.sched_getaffinity(0)),
         fp8_drafter=config.drafter_weights == "fp8",
+        tries_bfloat16=config.tries_bfloat16(),
     )

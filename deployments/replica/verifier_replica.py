@@ -209,7 +209,7 @@ class Verifier:
         return {
             "model": info.model_name,
             "drafter": info.drafter,
-            "dtype": config.resolved_dtype(),
+            "dtype": info.dtype,
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,

@@ -54,7 +54,13 @@ class CpuKernels:
             self.num_threads = count
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[..., in] times a weight [in, out], both contiguous -> [..., out]."""
+        """[..., in] times a weight [in, out], both contiguous -> [..., out].
+
+        Raises:
+            ValueError: the rows are not float32.
+        """
+        if x.dtype != torch.float32:
+            raise ValueError(f"rows are {x.dtype}: float32 needed")
         inputs, columns = weight.shape
         out = x.new_empty(*x.shape[:-1], columns)
         matrix = Matrix(weight.data_ptr(), None, columns, columns)

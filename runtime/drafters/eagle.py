@@ -191,7 +191,7 @@ class EagleDrafter(Drafter):
         last = pairs.positions[pairs.last_rows]
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
         attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
-        rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps)
+        rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps.to(self.dtype))
         hidden = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
         self._hidden[pairs.slots] = hidden
         return hidden

@@ -9,15 +9,19 @@ fill with random numbers, is an error here.
 import pickle
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, one_line, quiet
+from wingbeat.runtime.verifier.quantised import load_dequantised
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel
+
+    from wingbeat.runtime.verifier.quantised import Loaded
 
 _NUM_NAMED = 3
 _FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -112,18 +116,21 @@ def check_finite(model: "nn.Module") -> None:
 def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
-    quantization = config.quantization or {}
-    with one_line(config.name, quantization.get("quant_method")), quiet():
+    def load(model_class: Any = AutoModelForCausalLM, folder: Path | None = config.folder, **more: Any) -> "Loaded":
+        return model_class.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # Reported with the rest instead of raised without its name.
+            ignore_mismatched_sizes=True,
+            **options,
+            **more,
+        )
+
+    with one_line(config.name), quiet():
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
-                config.folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                # Reported with the rest instead of raised without its name.
-                ignore_mismatched_sizes=True,
-                **options,
-            )
+            model, info = load() if config.quantization is None else load_dequantised(config, load)
         except (pickle.UnpicklingError, EOFError) as error:
             raise ModelCheckpointError(
                 f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "

@@ -6,6 +6,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-_PACKAGES = {"gptq": "gptqmodel", "awq": "gptqmodel", "fp8": "kernels", "mxfp4": "kernels"}
-"""What a quantisation needs to be installed, where its error does not say so itself."""
+QUANTISERS = {
+    "awq": None,
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "accelerate",
+    "gptq": None,
+    "mxfp4": None,
+    "torchao": "torchao",
+}
+"""The quantisations that are read, and the package without which each is not."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,16 @@ class ConfigFile:
     def quantization(self) -> Mapping[str, Any] | None:
         """How the weights are quantised; None where they are not."""
         return self.fields.get("quantization_config") or self.text.get("quantization_config")
+
+    @property
+    def quantiser(self) -> str | None:
+        """What the weights are quantised by, of `QUANTISERS` or not; None where they are not."""
+        fields = self.quantization
+        if fields is None:
+            return None
+        if fields.get("load_in_8bit") or fields.get("load_in_4bit"):
+            return "bitsandbytes"
+        return str(fields.get("quant_method"))
 
     @property
     def name(self) -> str:
@@ -112,20 +131,18 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
 
 def _check_quantization(file: ConfigFile) -> None:
     """Unknown ones are refused: transformers would skip them and take packed numbers for weights."""
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
-    fields = file.quantization
-    method = fields.get("quant_method")
-    bits_and_bytes = fields.get("load_in_8bit") or fields.get("load_in_4bit")
-    if not bits_and_bytes and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-        known = ", ".join(sorted(map(str, AUTO_QUANTIZATION_CONFIG_MAPPING)))
+    method = file.quantiser
+    if method not in QUANTISERS:
         raise ModelCheckpointError(
-            f"{file.folder / 'config.json'}: quant_method is {method!r}, which transformers does not know: {known}"
+            f"{file.name} is quantised by {method!r}, which is not served: {', '.join(QUANTISERS)} are"
         )
+    package = QUANTISERS[method]
+    if package is not None and find_spec(package.replace("-", "_")) is None:
+        raise ModelCheckpointError(f"{file.name} is quantised by {method}: install {package}")
 
 
 @contextlib.contextmanager
-def one_line(name: str, quant_method: str | None = None) -> Iterator[None]:
+def one_line(name: str) -> Iterator[None]:
     """Turn whatever transformers raises about an odd checkpoint into one line that names the architecture.
 
     transformers computes with fields and tensors before it checks them, so that nearly any exception can come of a bad
@@ -139,11 +156,7 @@ def one_line(name: str, quant_method: str | None = None) -> Iterator[None]:
     except (ModelCheckpointError, MemoryError):
         raise
     except ImportError as error:
-        missing = _PACKAGES.get(quant_method or "")
-        hint = f"; install {missing}" if missing and "install" not in str(error) else ""
-        raise ModelCheckpointError(
-            f"{name} needs a package that is not installed: {first_line(error)}{hint}"
-        ) from error
+        raise ModelCheckpointError(f"{name} needs a package that is not installed: {first_line(error)}") from error
     except Exception as error:
         if type(error).__module__.startswith("wingbeat."):
             raise

@@ -96,6 +96,15 @@ def test_a_dtype_that_is_given_is_kept():
     assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
 
 
+@pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
+def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
+    assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
+    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
+    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
+
+
 def test_strings_of_the_command_line_become_typed_values():
     config = AppConfig.model_validate(
         {

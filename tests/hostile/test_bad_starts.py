@@ -165,7 +165,9 @@ BAD_STARTS = {
     "a size is negative": Bad(config_fields(num_hidden_layers=-1), "num_hidden_layers is -1"),
     "unknown activation": Bad(config_fields(hidden_act="nope"), "LlamaForCausalLM.*'nope'"),
     "unknown RoPE": Bad(config_fields(rope_parameters={"rope_type": "nope", "rope_theta": 1.0}), "Llama.*'nope'"),
-    "unknown quantisation": Bad(config_fields(quantization_config={"quant_method": "foo"}), "quant_method is 'foo'"),
+    "unknown quantisation": Bad(
+        config_fields(quantization_config={"quant_method": "foo"}), "quantised by 'foo', which is not"
+    ),
     "quantisation is a word": Bad(config_fields(quantization_config="int4"), "quantization_config"),
     "too long a context": Bad(nothing, f"max_model_len is 4096.*{POSITIONS} positions", {"max_model_len": "4096"}),
     "no tokenizer": Bad(

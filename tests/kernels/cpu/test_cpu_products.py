@@ -31,6 +31,12 @@ def test_it_is_the_product_and_a_row_does_not_depend_on_others(draw, shape, num_
 
 
 @needs_compiler
+def test_rows_of_another_dtype_are_refused_before_they_are_read(draw):
+    with pytest.raises(ValueError, match="bfloat16: float32 needed"):
+        cpu_kernels().linear(draw(2, 64).bfloat16(), draw(64, 16))
+
+
+@needs_compiler
 def test_threads_change_no_bit(draw):
     weight, x, kernels = draw(320, 640), draw(16, 320), cpu_kernels()
     alone = kernels.linear(x, weight)

@@ -1,0 +1,115 @@
+"""Quantised checkpoints, served by the weights that their numbers stand for.
+
+Every weight becomes a number of the model's dtype while it is loaded, by transformers' own quantisers where these can
+do it. Then a row's products do not depend on the rows beside it, as those of some quantised kernels do (LLM.int8 takes
+the outliers of a whole batch), and a model needs no kernel of its device. It takes the memory of a plain one.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Loaded = tuple[PreTrainedModel, Mapping[str, Any]]
+    Load = Callable[..., Loaded]
+
+logger = logging.getLogger(__name__)
+
+
+def load_dequantised(config: ConfigFile, load: "Load") -> "Loaded":
+    """A quantised checkpoint as a plain model, with transformers' report of what was loaded.
+
+    Args:
+        config: quantised by one of `checkpoint_config.QUANTISERS`.
+        load: `from_pretrained` of the folder, which takes more options.
+
+    Raises:
+        ModelCheckpointError: the numbers are packed in a way that is not read here.
+    """
+    model, info = _LOADERS[config.quantiser](config, load)
+    _make_plain(model)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    logger.info("%s: weights quantised by %s are held in %s", config.name, config.quantiser, model.config.dtype)
+    return model, info
+
+
+def _make_plain(model: "PreTrainedModel") -> None:
+    """Parameters of the model's dtype, but those that it keeps in float32; shared ones stay shared."""
+    import torch
+
+    dtype, made = model.config.dtype, {}
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype == torch.bfloat16 else set()
+    if dtype == torch.float16:
+        kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for prefix, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) not in made:
+                held = parameter.data
+                plain = held if type(held) is torch.Tensor else held.dequantize()
+                if not any(part in f"{prefix}.{name}" for part in kept):
+                    plain = plain.to(dtype)
+                # Some were made where gradients are off for good.
+                made[id(parameter)] = torch.nn.Parameter(plain.clone() if plain.is_inference() else plain, False)
+            setattr(module, name, made[id(parameter)])
+
+
+def _by_option(config_class: str, **options: Any) -> "Callable[[ConfigFile, Load], Loaded]":
+    """By transformers, tensor for tensor."""
+
+    def loaded(config: ConfigFile, load: "Load") -> "Loaded":
+        import transformers
+
+        return load(quantization_config=getattr(transformers, config_class)(**options))
+
+    return loaded
+
+
+def _as_they_are(config: ConfigFile, load: "Load") -> "Loaded":
+    """Tensors that know their numbers."""
+    return load()
+
+
+def _bitsandbytes(config: ConfigFile, load: "Load") -> "Loaded":
+    model, info = load()
+    return model.dequantize(model.config.dtype), info
+
+
+def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
+    """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from wingbeat.runtime.verifier.packed_integers import unpack_linears
+
+    files = weight_files(config.folder)
+    if files[0].suffix != ".safetensors":
+        raise ModelCheckpointError(f"{files[0]}: {config.quantiser} is read from safetensors files; convert it to one")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    plain = AutoConfig.from_pretrained(config.folder, local_files_only=True)
+    del plain.quantization_config
+    model, info = load(
+        AutoModelForCausalLM._model_mapping[type(plain)],
+        None,
+        config=plain,
+        state_dict=unpack_linears(tensors, config.quantization),
+    )
+    if (config.folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(config.folder, local_files_only=True)
+    return model, info
+
+
+_LOADERS = {
+    "awq": _packed_integers,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _by_option("CompressedTensorsConfig", run_compressed=False),
+    "fp8": _by_option("FineGrainedFP8Config", dequantize=True),
+    "gptq": _packed_integers,
+    "mxfp4": _by_option("Mxfp4Config", dequantize=True),
+    "torchao": _as_they_are,
+}
