@@ -239,6 +239,7 @@ MAY_IMPORT = {
     },
     "runtime.scheduling": {"runtime.config", "runtime.kv"},
     "runtime.speculation": {"runtime.config"},
+    "runtime.state": set(),
     "runtime.tensor_files": set(),
     "runtime.tensorrt": {
         "kernels.attention",
@@ -284,6 +285,7 @@ MAY_IMPORT = {
         "runtime.protocol",
         "runtime.scheduling",
         "runtime.speculation",
+        "runtime.state",
         "runtime.tensor_files",
     },
 }

@@ -28,6 +28,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, pack_segments
 from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
@@ -238,4 +239,9 @@ def build_draft_model(
         return build_shared_kv(source, target, speculation, options)
     check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
     loaded = load_model(folder, options.dtype, torch.device(options.device))
+    if loaded.mixers:
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__}: draft model {source} has layers with recurrent state, which drafts would "
+            "change for good: give one without, or another kind of drafter"
+        )
     return ModelDrafter(loaded, speculation, target.vocab_size)

@@ -17,6 +17,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
+from wingbeat.runtime.engine.replay_plan import with_replays
 from wingbeat.runtime.engine.root_masks import write_root_masks
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
@@ -25,7 +26,7 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
-from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
@@ -123,37 +124,10 @@ class DrafterClient(RoundObserver):
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Add chunks of context the drafter lacks, from what the prompts left of the budget; oldest sequence first.
-
-        The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host
-        knows where that is, so the sequence sits this round out.
-        """
+        """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
-        budget = plan.budget_left
-        chunks: list[Chunk] = []
-        held: list[Sequence] = []
-        for seq in plan.decodes:
-            if seq.draft.complete or not seq.request.params.speculation or not budget:
-                continue
-            if self._states is not None and not self._begins(seq):
-                continue
-            missing = seq.num_computed - seq.draft.length
-            if missing <= budget and seq.in_flight:
-                held.append(seq)
-            else:
-                chunks.append(Chunk(seq, seq.draft.length, min(missing, budget), replay=True))
-                budget -= chunks[-1].length
-        if not chunks and not held:
-            return plan
-        decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes
-        return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
-
-    def _begins(self, seq: Sequence) -> bool:
-        """Whether a replay can go on now, from a position whose state is there."""
-        start = self._states.replay_start(seq, seq.draft.length)
-        seq.draft.length = seq.draft.length if start is None else start
-        return start is not None
+        return with_replays(plan, self._states)
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:

@@ -1,7 +1,6 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
 import logging
-from array import array
 from collections import deque
 
 from wingbeat.runtime.config import EngineConfig
@@ -19,7 +18,6 @@ from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
@@ -31,7 +29,7 @@ from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.state_limits import saved_states, with_states
+from wingbeat.runtime.verifier.state_limits import manage_blocks, with_states
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +69,8 @@ class Engine:
         self.needs = needs
         self.grammars = grammars
         self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-        num_blocks, caching = self.cache.num_blocks, config.enable_prefix_caching
-        saved = saved_states(loaded, config, num_blocks)
-        self.block_manager = BlockManager(num_blocks, config.block_size, caching, saved)
-        self.states = None if saved is None else StateKeeper(loaded, config, self.block_manager)
+        self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
+        self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
         on_host = on_host if backend.on_host is None else backend.on_host
@@ -129,14 +125,7 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        try:
-            ids = array("q", (*request.prompt_token_ids, *request.output_token_ids))
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"prompt holds what is no token id: {error}") from None
-        bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < self.loaded.vocab_size]
-        if bad:
-            raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
-        request.params.check_token_ids(self.loaded.vocab_size)
+        request.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 

@@ -50,37 +50,40 @@ class Mixer:
             return self._forward(hidden_states, *args, **kwargs)
         return self._mix(hidden_states, self.states)
 
-    def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor:
+    def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
         """A round's rows [1, num_tokens, hidden_size]; states go on as `states` says."""
         layer = self.state.layer
         rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
-        parts: list[Tensor] = []
+        parts: list[list[Tensor]] = []
         decodes = states.decodes
         if decodes is not None:
             view = states.pool.gather(layer, decodes.live)
-            parts.append(decodes.flatten(self._run([decodes.paths_of(part) for part in rows], view)))
+            mixed = self._run([decodes.paths_of(part) for part in rows], view)
+            parts.append([decodes.flatten(part) for part in mixed])
             if decodes.stores:
                 states.pool.store(layer, decodes.live, view, decodes.saves)
             else:
-                states.keep(layer, [part[: decodes.num_rows] for part in rows])
+                states.keep(self, [part[: decodes.num_rows] for part in rows])
         for piece in states.pieces:
             view = states.pool.gather(layer, piece.live)
             span = slice(piece.start, piece.start + piece.length)
-            parts.append(self._run([part[None, span] for part in rows], view)[0])
+            parts.append([part[0] for part in self._run([part[None, span] for part in rows], view)])
             states.pool.store(layer, piece.live, view, piece.saves)
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return (mixed if self._exit is None else self._exit(mixed))[None]
+        results = [torch.cat(same) for same in zip(*parts, strict=True)]
+        if self._exit is not None:
+            return self._exit(results[0])[None]
+        return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
 
     def advance(self, states: RoundStates) -> None:
         """Let the states of a round that kept its rows go on along the accepted paths."""
-        layer, rows = self.state.layer, states.kept(self.state.layer)
+        layer, rows = self.state.layer, states.kept(self)
         for step in states.accepted:
             view = states.pool.gather(layer, step.live)
             self._run([part[step.rows] for part in rows], view)
             states.pool.store(layer, step.live, view, step.saves)
 
-    def _run(self, parts: list[Tensor], view: StateView) -> Tensor:
-        """The mixer between its outer products.
+    def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
+        """The mixer between its outer products: what it returns, one tensor for most.
 
         Args:
             parts: [num_seqs, length, ...]: its input, and that by each entry.
@@ -89,7 +92,8 @@ class Mixer:
         inputs, *self._given = parts
         self._view = view
         try:
-            return self._forward(inputs, **{self._cache_name: view}, **self._sizes(inputs))
+            mixed = self._forward(inputs, **{self._cache_name: view}, **self._sizes(inputs))
+            return mixed if isinstance(mixed, tuple) else (mixed,)
         finally:
             self._given = self._view = None
 

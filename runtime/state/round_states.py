@@ -1,5 +1,6 @@
 """Which rows of a round belong to which sequence's state, and which states go on: made once a round, for all mixers."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -67,12 +68,12 @@ class RoundStates:
     """Of the prompt chunks, in the order of their rows, behind the decodes'."""
     accepted: list[AcceptedStep] = field(default_factory=list)
     """Once the round is decided: how states go on that it did not let go on."""
-    _kept: dict[int, list[Tensor]] = field(default_factory=dict)
+    _kept: dict[Hashable, list[Tensor]] = field(default_factory=dict)
 
-    def keep(self, layer: int, rows: list[Tensor]) -> None:
+    def keep(self, mixer: Hashable, rows: list[Tensor]) -> None:
         """Remember what a mixer was given for the rows of decodes."""
-        self._kept[layer] = rows
+        self._kept[mixer] = rows
 
-    def kept(self, layer: int) -> list[Tensor]:
+    def kept(self, mixer: Hashable) -> list[Tensor]:
         """What it was given."""
-        return self._kept[layer]
+        return self._kept[mixer]

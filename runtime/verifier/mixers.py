@@ -60,15 +60,15 @@ def install_mixers(model: PreTrainedModel, states: list[LayerState]) -> tuple[Mi
     if not states:
         return ()
     modules = _mixer_modules(model)
-    unknown = [state.layer for state in states if len(modules.get(state.layer, [])) != 1]
+    unknown = [state.layer for state in states if state.layer not in modules]
     if unknown:
         raise UnsupportedModelError(
             f"layers {unknown} keep recurrent or convolution state by code of their own, which does not read it from "
-            "transformers' cache in one place"
+            "transformers' cache"
         )
-    found = {state.layer: modules[state.layer][0] for state in states}
-    edges = _edges(model, found)
-    return tuple(Mixer(found[state.layer], state, *edges[state.layer]) for state in states)
+    edges = _edges(model, [module for state in states for module in modules[state.layer]])
+    # Several mixers of a layer have the whole state of the layer; each writes its own parts of it.
+    return tuple(Mixer(module, state, *edges[module]) for state in states for module in modules[state.layer])
 
 
 def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
@@ -83,23 +83,24 @@ def _mixer_modules(model: nn.Module) -> dict[int, list[nn.Module]]:
     return found
 
 
-def _edges(model: PreTrainedModel, mixers: dict[int, nn.Module]) -> dict[int, tuple[list[nn.Linear], nn.Linear | None]]:
-    """By layer: the linear layers that multiply a mixer's very input, and the one whose result it returns."""
+def _edges(
+    model: PreTrainedModel, mixers: list[nn.Module]
+) -> dict[nn.Module, tuple[list[nn.Linear], nn.Linear | None]]:
+    """By mixer: the linear layers that multiply its very input, and the one whose result it returns."""
     inputs: dict[nn.Module, Tensor] = {}
-    outputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, object] = {}
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
         inputs[module] = args[0] if args else kwargs["hidden_states"]
 
-    def leave(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
+    def leave(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         outputs[module] = output
 
-    hooks, linears = [], {}
-    for layer, mixer in mixers.items():
-        linears[layer] = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
-        for part in (mixer, *linears[layer]):
-            hooks.append(part.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(part.register_forward_hook(leave, with_kwargs=True))
+    linears = {mixer: [part for part in mixer.modules() if isinstance(part, nn.Linear)] for mixer in mixers}
+    hooks = []
+    for part in (part for mixer in mixers for part in (mixer, *linears[mixer])):
+        hooks.append(part.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(part.register_forward_hook(leave, with_kwargs=True))
     model.set_attn_implementation("eager")
     try:
         token_ids = torch.arange(1, 4, device=next(model.parameters()).device)[None]
@@ -109,9 +110,9 @@ def _edges(model: PreTrainedModel, mixers: dict[int, nn.Module]) -> dict[int, tu
         for hook in hooks:
             hook.remove()
     return {
-        layer: (
-            [linear for linear in linears[layer] if inputs.get(linear) is inputs[mixer]],
-            next((linear for linear in linears[layer] if outputs.get(linear) is outputs[mixer]), None),
+        mixer: (
+            [linear for linear in linears[mixer] if inputs.get(linear) is inputs[mixer]],
+            next((linear for linear in linears[mixer] if outputs.get(linear) is outputs[mixer]), None),
         )
-        for layer, mixer in mixers.items()
+        for mixer in mixers
     }

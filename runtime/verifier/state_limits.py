@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.state.pool import row_bytes
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
@@ -31,16 +32,17 @@ def with_states(loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
     return replace(config, cuda_graphs=False, overlap=False, state_interval=interval)
 
 
-def saved_states(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> SavedStates | None:
-    """The bookkeeping of saved states; None for models without any.
+def manage_blocks(loaded: LoadedModel, config: EngineConfig, num_blocks: int) -> BlockManager:
+    """The bookkeeping of blocks, and of saved states where a model has such.
 
     Args:
         config: of `with_states`.
     """
-    if not loaded.mixers:
-        return None
-    num_rows = config.num_saved_states or _most(config, num_blocks)
-    return SavedStates(num_rows, config.state_interval, config.block_size, config.enable_prefix_caching)
+    saved, caching = None, config.enable_prefix_caching
+    if loaded.mixers:
+        num_rows = config.num_saved_states or _most(config, num_blocks)
+        saved = SavedStates(num_rows, config.state_interval, config.block_size, caching)
+    return BlockManager(num_blocks, config.block_size, caching, saved)
 
 
 def state_budget(loaded: LoadedModel, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
