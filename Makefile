@@ -9,7 +9,7 @@ SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
 
-.PHONY: serve test test-all with-ray without-ray soak lint clean
+.PHONY: serve test test-all with-ray without-ray chaos soak lint clean
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -22,13 +22,17 @@ test: $(STAMP)
 
 # What `make test` runs, then what takes a while and, of every table, the rows in which two values meet.
 test-all: test
-	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu'
+	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu and not chaos'
 
 with-ray:
 	$(PYTEST) -m '($(TIER)) and ray'
 
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
+
+# Whatever an application consists of is killed, stopped and cut off under load: half an hour.
+chaos: $(STAMP)
+	$(PYTEST) tests/chaos -m chaos
 
 # 20,000 hostile requests to the whole application, whole grids, and the benchmarks that serve.
 soak: $(STAMP)

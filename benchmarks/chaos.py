@@ -22,7 +22,7 @@ from killer import KILLED, KINDS, Kill, Killer, NoVictim, Recovery, longest_wait
 from local_engine import add_model_options, chosen_pair, quiet
 from report import RESULTS, Report, Table, machine_facts, middle, model_facts
 from servers import App, wingbeat_apps
-from steady_load import Answer, Comparison, SteadyLoad, compare
+from steady_load import Answer, Comparison, SteadyLoad, compare, mixed_bodies
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
@@ -32,7 +32,7 @@ from wingbeat.runtime.tokenizer import Tokenizer
 
 MODEL_NAME = "benchmark"
 NUM_REPLICAS = 2
-CONCURRENCY = 10
+CONCURRENCY = 16
 """More choices at once than both engines run: some always wait."""
 LIMITS = {"max_model_len": 1024, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_kv_blocks": 400}
 """Few enough blocks that cached prefixes are evicted, so that prompts are computed again all the time."""
@@ -48,6 +48,7 @@ class Plan(NamedTuple):
     num_replicas: int
     budget_s: float
     seed: int
+    with_standby: bool = False
 
 
 @dataclass
@@ -86,23 +87,10 @@ class Run:
 
 
 def request_bodies(prompts: list[Prompt], tokens: int) -> list[dict[str, Any]]:
-    """Streamed and not, greedy and sampled, one to three choices, short and long, with a stop string now and then."""
+    """Short and long ones."""
     texts = [prompt.text for prompt in prompts]
     texts += ["".join(texts[first : first + 4]) for first in range(0, len(texts) - 3, 4)]
-    return [
-        {
-            "model": MODEL_NAME,
-            "prompt": text,
-            "max_tokens": tokens // 2 + (17 * index) % tokens,
-            "temperature": 0.8 * (index % 2),
-            "seed": 1000 * index,
-            "n": 1 + (index % 5 == 3) + 2 * (index % 7 == 5),
-            "stream": index % 3 != 2,
-            "ignore_eos": True,
-            "stop": ["\n\n\n"] if index % 6 == 4 else [],
-        }
-        for index, text in enumerate(texts)
-    ]
+    return mixed_bodies(texts, tokens, MODEL_NAME)
 
 
 async def known_answers(app: App, bodies: list[dict[str, Any]], watch: EngineWatch, run: Run) -> dict[int, Answer]:
@@ -140,7 +128,8 @@ async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan
         while len(watch.latest()) < plan.num_replicas:
             await asyncio.sleep(0.1)
         answers = await known_answers(app, bodies, watch, run)
-        killer = Killer(watch, load, random.Random(plan.seed), run.undisturbed_acceptance, plan.num_replicas)
+        limits = run.undisturbed_acceptance, plan.num_replicas, plan.with_standby
+        killer = Killer(watch, load, random.Random(plan.seed), *limits)
         loading = tasks.create_task(load.run())
         started = time.perf_counter()
         try:
@@ -172,12 +161,12 @@ def disturbed(config: AppConfig, bodies: list[dict[str, Any]], kinds: list[str],
 
 
 def seconds(values: Sequence[float | None]) -> str:
-    """Median, 90th percentile and maximum of what was seen."""
+    """Median, 95th percentile and maximum of what was seen."""
     seen = sorted(value for value in values if value is not None)
     if not seen:
         return "-"
-    ninth = quantiles(seen, n=10, method="inclusive")[-1] if len(seen) > 1 else seen[0]
-    return f"{middle(seen):.2f} / {ninth:.2f} / {seen[-1]:.2f}"
+    high = quantiles(seen, n=20, method="inclusive")[-1] if len(seen) > 1 else seen[0]
+    return f"{middle(seen):.2f} / {high:.2f} / {seen[-1]:.2f}"
 
 
 def cost_table(run: Run) -> Table:
@@ -189,7 +178,7 @@ def cost_table(run: Run) -> Table:
         rows.append((kind, f"{len(done)}", *(seconds(column) for column in columns)))
     columns = ("event", "times", "pause", "noticed after", "engine is back", "drafter is back", "full acceptance")
     note = (
-        "Seconds from the kill: median / 90th percentile / maximum. Pause: without a token, of the stream under way "
+        "Seconds from the kill: median / 95th percentile / maximum. Pause: without a token, of the stream under way "
         f"that waited longest. Full acceptance: a second of at least {FULL_SHARE:.0%} of the undisturbed acceptance "
         "begins. Drafters are replaced without the pauses that follow a series of failures."
     )
@@ -214,9 +203,9 @@ def run(args: argparse.Namespace) -> Report:
     settings = {"model": pair.model, "drafter": str(pair.drafter), "adaptive": False, **LIMITS}
     settings["served_model_name"] = MODEL_NAME
     shipped = AppConfig(num_replicas=1, **settings)
-    hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings)
+    hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, standby_drafter=args.standby, **settings)
     kinds = schedule(args.drafter_kills, args.engine_kills, args.verifier_kills, random.Random(args.seed))
-    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
+    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed, args.standby))
     runs = {"kills": many}
     tables = [cost_table(many)]
     if args.series:
@@ -227,7 +216,8 @@ def run(args: argparse.Namespace) -> Report:
         f"{CONCURRENCY} clients; {describe(prompts)}, and joined ones; {args.max_tokens // 2} to "
         f"{3 * args.max_tokens // 2} tokens; streamed or not, greedy or sampled, 1 to 4 choices"
     )
-    facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round"
+    standby = ", a standby beside each drafter" if args.standby else ""
+    facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round{standby}"
     facts["kills"] = (
         f"{len(many.kills)} of {len(kinds)} in {many.killing_s:.0f} s; under way at them: {met_facts(many)}"
     )
@@ -258,6 +248,7 @@ def main() -> None:
     parser.add_argument("--engine-kills", type=int, help="20 by default; their replicas live on")
     parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
+    parser.add_argument("--standby", action="store_true", help="another drafter waits beside each one")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
     parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")

@@ -36,6 +36,8 @@ class Sample(NamedTuple):
     num_rounds: int
     num_running: int
     num_accepted_tokens: int
+    standby: bool
+    """Whether another drafter waits to take over."""
 
 
 def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
@@ -50,6 +52,7 @@ def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
         stats["phases"]["num_rounds"],
         stats["num_running"],
         stats["speculation"]["num_accepted_tokens"],
+        stats["drafter_standby"],
     )
 
 

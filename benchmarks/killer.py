@@ -72,12 +72,20 @@ class Killer:
     Args:
         undisturbed: acceptance, as `engine_watch.acceptance` counts it.
         num_engines: of the application when nothing is down.
+        with_standby: whether another drafter waits beside each one; no kill comes before it is ready.
     """
 
     def __init__(
-        self, watch: EngineWatch, load: SteadyLoad, rng: random.Random, undisturbed: float, num_engines: int
+        self,
+        watch: EngineWatch,
+        load: SteadyLoad,
+        rng: random.Random,
+        undisturbed: float,
+        num_engines: int,
+        with_standby: bool = False,
     ) -> None:
         self.kills: list[Kill] = []
+        self._with_standby = with_standby
         self._watch = watch
         self._load = load
         self._rng = rng
@@ -131,17 +139,16 @@ class Killer:
         return min(ready.items(), key=lambda item: last.get(item[0], 0.0), default=None)
 
     def _may_lose_an_engine(self, ready: dict[str, Sample]) -> bool:
-        """All must be at work, and no request may have met an earlier death: one that meets two of them is ended."""
-        lost_at_s = max((kill.at_s for kill in self.kills if kill.kind in COSTLY), default=0.0)
-        at_work = [sample for sample in ready.values() if sample.num_running > 0]
-        return len(at_work) == self._num_engines and self._load.oldest_start_s > lost_at_s
+        """All must be at work, so that there is somebody to go on."""
+        return sum(sample.num_running > 0 for sample in ready.values()) == self._num_engines
 
     def _is_back(self, engine_id: str) -> bool:
         """Whether a live engine is over its last failure."""
         samples = self._watch.samples[engine_id]
         appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, 0, frozenset())
         last = next((kill for kill in reversed(self.kills) if kill.engine_id == engine_id), None)
-        if not samples[-1].attached or (last is not None and last.kind == VERIFIER):
+        ready = samples[-1].attached and (samples[-1].standby or not self._with_standby)
+        if not ready or (last is not None and last.kind == VERIFIER):
             return False
         recover = engine_recovery if last is not None and last.kind == ENGINE else drafter_recovery
         recovered = recover(last or appeared, samples, self._undisturbed)

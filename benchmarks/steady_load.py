@@ -18,6 +18,25 @@ FLOWING_S = 1.0
 """A stream whose last piece is no older than this was not waiting for anything else."""
 
 
+def mixed_bodies(texts: list[str], tokens: int, model: str) -> list[dict[str, Any]]:
+    """Streamed and not, greedy and sampled, one to three choices, of about `tokens` each, with a stop string now and
+    then."""
+    return [
+        {
+            "model": model,
+            "prompt": text,
+            "max_tokens": tokens // 2 + (17 * index) % tokens,
+            "temperature": 0.8 * (index % 2),
+            "seed": 1000 * index,
+            "n": 1 + (index % 5 == 3) + 2 * (index % 7 == 5),
+            "stream": index % 3 != 2,
+            "ignore_eos": True,
+            "stop": ["\n\n\n"] if index % 6 == 4 else [],
+        }
+        for index, text in enumerate(texts)
+    ]
+
+
 class Answer(NamedTuple):
     """What must be the same whenever a request is sent."""
 
@@ -37,6 +56,8 @@ class Trace:
     ended_s: float | None = None
     answer: Answer | None = None
     failure: str | None = None
+    broken: list[tuple[str, ...]] = field(default_factory=list)
+    """What had come each time when its connection broke, and it was sent again."""
 
     def waits_s(self, at_s: float) -> Iterator[float]:
         """From an instant, or the last piece soon after it, to the next piece; of every choice that was flowing then.
@@ -51,20 +72,21 @@ class Trace:
 
 
 class SteadyLoad:
-    """Sends `bodies` in turn to `url`/v1/completions, `concurrency` at a time, until stopped."""
+    """Sends `bodies` in turn to `url`/v1/completions, `concurrency` at a time, until stopped.
 
-    def __init__(self, url: str, bodies: list[dict[str, Any]], concurrency: int) -> None:
+    Args:
+        repeat_s: how long a request is sent again whose connection breaks or is refused, as most clients do; 0 has it
+            fail at once.
+    """
+
+    def __init__(self, url: str, bodies: list[dict[str, Any]], concurrency: int, repeat_s: float = 0.0) -> None:
         self.traces: list[Trace] = []
         self._url = f"{url}/v1/completions"
         self._bodies = bodies
         self._concurrency = concurrency
+        self._repeat_s = repeat_s
         self._numbers = itertools.cycle(range(len(bodies)))
         self._stopped = False
-
-    @property
-    def oldest_start_s(self) -> float:
-        """Of the requests under way; infinite without any."""
-        return min((trace.started_s for trace in self.traces if trace.ended_s is None), default=float("inf"))
 
     def stop(self) -> None:
         """Send no more requests; those under way are answered."""
@@ -85,23 +107,33 @@ class SteadyLoad:
             trace = Trace(next(self._numbers), time.perf_counter())
             self.traces.append(trace)
             try:
-                trace.answer = await self._send(http, self._bodies[trace.number], trace)
+                trace.answer = await self._answer(http, self._bodies[trace.number], trace)
             except (httpx.HTTPError, RequestFailed) as error:
                 trace.failure = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(AFTER_FAILURE_S)
             trace.ended_s = time.perf_counter()
 
-    async def _send(self, http: httpx.AsyncClient, body: dict[str, Any], trace: Trace) -> Answer:
+    async def _answer(self, http: httpx.AsyncClient, body: dict[str, Any], trace: Trace) -> Answer:
+        while True:
+            texts = [""] * body["n"]
+            try:
+                return await self._send(http, body, trace, texts)
+            except (httpx.TransportError, ServerGone):
+                if time.perf_counter() > trace.started_s + self._repeat_s:
+                    raise
+                trace.broken.append(tuple(texts))
+                await asyncio.sleep(AFTER_FAILURE_S)
+
+    async def _send(self, http: httpx.AsyncClient, body: dict[str, Any], trace: Trace, texts: list[str]) -> Answer:
         if not body["stream"]:
             response = await http.post(self._url, json=body)
-            if response.status_code != httpx.codes.OK:
-                raise RequestFailed(f"{response.status_code}: {response.text[:300]}")
+            _check(response.status_code, response.text)
             choices = sorted(response.json()["choices"], key=lambda choice: choice["index"])
             return Answer(tuple(c["text"] for c in choices), tuple(c["finish_reason"] for c in choices))
-        texts, reasons = [""] * body["n"], [""] * body["n"]
+        reasons = [""] * body["n"]
         async with http.stream("POST", self._url, json=body) as response:
             if response.status_code != httpx.codes.OK:
-                raise RequestFailed(f"{response.status_code}: {(await response.aread()).decode()[:300]}")
+                _check(response.status_code, (await response.aread()).decode())
             async for line in response.aiter_lines():
                 for choice in _choices(line):
                     index = choice["index"]
@@ -115,6 +147,18 @@ class SteadyLoad:
 
 class RequestFailed(RuntimeError):
     """The server refused a request, or ended it by an error."""
+
+
+class ServerGone(RequestFailed):
+    """The proxy answered in the place of a router that is gone."""
+
+
+def _check(status: int, text: str) -> None:
+    if status == httpx.codes.OK:
+        return
+    problem = f"{status}: {text[:300]}"
+    # A router's own answers are JSON.
+    raise RequestFailed(problem) if text.startswith("{") else ServerGone(problem)
 
 
 def _choices(line: str) -> list[dict[str, Any]]:
@@ -141,6 +185,11 @@ def compare(traces: list[Trace], answers: dict[int, Answer]) -> Comparison:
     failures, differences = [], []
     ended = [trace for trace in traces if trace.ended_s is not None]
     for trace in ended:
+        differences += [
+            f"request {trace.number}, before its connection broke: {texts}, undisturbed {answers[trace.number].texts}"
+            for texts in trace.broken
+            if not all(map(str.startswith, answers[trace.number].texts, texts))
+        ]
         if trace.failure is not None:
             failures.append(f"request {trace.number}: {trace.failure}")
         elif trace.answer != answers[trace.number]:

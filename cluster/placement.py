@@ -1,6 +1,7 @@
 """Where a verifier and its drafter run: one placement group per pair, and which GPU is whose.
 
-Both bundles lie on one node, unless the settings let the drafter run on another one.
+All bundles lie on one node, unless the settings let the drafter run on another one. A verifier that is spread over
+several ranks has a bundle for each, those of ranks 1 and up last.
 
 Ray hides the other GPUs from an actor (it sets CUDA_VISIBLE_DEVICES), and memory of a GPU that a process cannot see
 cannot be opened there. So Ray is told to leave that variable alone (`NO_NARROWING`), and each actor puts the GPU that
@@ -48,25 +49,44 @@ class Share(NamedTuple):
         return {NO_NARROWING: "1"} if self.num_gpus > 0 else {}
 
 
-def pair_bundles(verifier: Share, drafter: Share | None) -> list[dict[str, float]]:
-    """Bundles of one replica, the verifier's first; a single one where there is no drafter."""
-    return [verifier.bundle()] if drafter is None else [verifier.bundle(), drafter.bundle()]
+def pair_bundles(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> list[dict[str, float]]:
+    """Bundles of one replica, the verifier's first; the drafter's behind it, where there is one."""
+    own = [verifier.bundle()] if drafter is None else [verifier.bundle(), drafter.bundle()]
+    return own + [verifier.bundle() for _ in range(1, num_ranks)]
 
 
-def drafter_options(drafter: Share) -> dict[str, Any]:
+def drafter_options(drafter: Share, standby: bool = False) -> dict[str, Any]:
     """Actor options that put a drafter into the calling verifier's group.
+
+    Args:
+        standby: it takes the place of one that fills the bundle, and is there before that: nothing is set aside for it.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
+    options = _options(drafter, _in_bundle(DRAFTER_BUNDLE))
+    return options | (dict.fromkeys(("num_cpus", "num_gpus"), 0) if standby else {})
+
+
+def rank_options(verifier: Share, rank: int, num_ranks: int) -> dict[str, Any]:
+    """Actor options that put rank 1 or a later one into the calling verifier's group.
+
+    Raises:
+        RuntimeError: the caller does not run in a placement group.
+    """
+    return _options(verifier, _in_bundle(rank - num_ranks))
+
+
+def _in_bundle(index: int) -> Any:
+    """Scheduling strategy of a bundle of the caller's own group; negative ones count from the end."""
     from ray.util.placement_group import get_current_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = get_current_placement_group()
     if group is None:
-        raise RuntimeError("a drafter is placed in its verifier's group, but the caller has no placement group")
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=DRAFTER_BUNDLE)
-    return _options(drafter, strategy)
+        raise RuntimeError("what belongs to a verifier is placed in its group, but the caller has no placement group")
+    index %= group.bundle_count
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
 def shared_drafter_options(drafter: Share) -> dict[str, Any]:
@@ -74,10 +94,10 @@ def shared_drafter_options(drafter: Share) -> dict[str, Any]:
     return _options(drafter, "SPREAD")
 
 
-def _options(drafter: Share, strategy: Any) -> dict[str, Any]:
-    options = {**drafter.actor_options(), "scheduling_strategy": strategy}
+def _options(share: Share, strategy: Any) -> dict[str, Any]:
+    options = {**share.actor_options(), "scheduling_strategy": strategy}
     # Without a runtime_env of its own an actor inherits its creator's, and may start in a process kept ready for that.
-    return options | ({"runtime_env": {"env_vars": drafter.env_vars()}} if drafter.env_vars() else {})
+    return options | ({"runtime_env": {"env_vars": share.env_vars()}} if share.env_vars() else {})
 
 
 def node_id() -> str:
@@ -119,18 +139,21 @@ def check_gpu_amount(name: str, amount: float) -> None:
         raise ValueError(f"{name} is {amount}: must be 0, a fraction up to 1, or a whole number")
 
 
-def gpus_of_pair(verifier: Share, drafter: Share | None) -> int:
+def gpus_of_pair(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> int:
     """GPUs that one node must have for a pair: fractions share one where they fit."""
-    shares = [verifier.num_gpus] + ([drafter.num_gpus] if drafter is not None else [])
+    shares = [verifier.num_gpus] * num_ranks + ([drafter.num_gpus] if drafter is not None else [])
     whole = sum(int(share) for share in shares if share >= 1)
     fractions = [share for share in shares if 0 < share < 1]
     return whole + (1 if 0 < sum(fractions) <= 1 + ROUNDING else len(fractions))
 
 
-def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True) -> None:
+def check_node_gpus(
+    verifier: Share, drafter: Share | None, node_gpus: Iterable[float], one_node: bool = True, num_ranks: int = 1
+) -> None:
     """Refuse a pair that no node can hold, which Ray would wait for without end.
 
     Args:
+        verifier: of each of its ranks.
         node_gpus: GPUs of each live node.
         one_node: whether one has to hold both.
 
@@ -143,9 +166,10 @@ def check_node_gpus(verifier: Share, drafter: Share | None, node_gpus: Iterable[
             if share.num_gpus > largest + ROUNDING:
                 raise ValueError(f"{name} is {share.num_gpus:g}: Ray sees {largest:g} GPUs on the largest node")
         return
-    needed = gpus_of_pair(verifier, drafter)
+    needed = gpus_of_pair(verifier, drafter, num_ranks)
     if needed > largest + ROUNDING:
         shares = f"num_gpus_per_verifier is {verifier.num_gpus:g}"
+        shares += f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
         if drafter is not None:
             shares += f" and num_gpus_per_drafter is {drafter.num_gpus:g}"
         raise ValueError(f"{shares}: a pair needs {needed} GPU(s) of one node, Ray sees {largest:g} on the largest")

@@ -100,7 +100,12 @@ class Router:
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(
-            service, config.access(self._bound_host), limits, adds_request_id=False, monitor=self._monitor
+            service,
+            config.access(self._bound_host),
+            limits,
+            adds_request_id=False,
+            monitor=self._monitor,
+            updates_adapters=config.lora_update_dir is not None,
         )
 
     async def __del__(self) -> None:
@@ -142,7 +147,7 @@ def _verifier(config: AppConfig) -> serve.Deployment:
             **verifier.actor_options(),
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV | verifier.env_vars()},
         },
-        placement_group_bundles=pair_bundles(verifier, drafter),
+        placement_group_bundles=pair_bundles(verifier, drafter, config.tensor_parallel_size),
         placement_group_strategy=ANY_NODES if config.may_span_nodes() else ONE_NODE,
         max_ongoing_requests=UNLIMITED,
         max_constructor_retry_count=START_ATTEMPTS,

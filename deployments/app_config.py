@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
+from wingbeat.deployments.lora_options import LoraOptions
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.deployments.surface_options import SurfaceOptions
@@ -19,7 +20,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(SurfaceOptions):
+class AppConfig(LoraOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -102,6 +103,10 @@ class AppConfig(SurfaceOptions):
         ge=0,
         description="Pause before a drafter that failed again is replaced; doubles with each failure, up to 30 s.",
     )
+    standby_drafter: bool = Field(
+        False,
+        description="Keep another drafter's process ready beside each one, loaded, which takes over when that is lost.",
+    )
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
@@ -124,7 +129,15 @@ class AppConfig(SurfaceOptions):
         description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
         "pair uses, where the machine has one to spare.",
     )
-    num_gpus_per_verifier: float = Field(0.0, ge=0, description="GPUs, or a share of one, per verifier.")
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Ranks that each verifier's weights and KV heads are divided among: processes of one node, each "
+        "with num_gpus_per_verifier and num_cpus_per_verifier.",
+    )
+    num_gpus_per_verifier: float = Field(
+        0.0, ge=0, description="A GPU, or a share of one, per verifier; of each of its ranks, where it has several."
+    )
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="GPUs, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
     num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
@@ -209,8 +222,13 @@ class AppConfig(SurfaceOptions):
             raise ValueError(
                 f"num_gpus_per_drafter is {self.num_gpus_per_drafter}: beside a verifier on the CPU only 0 is allowed"
             )
+        self._check_ranks()
         if self.has_drafter():
             self.channel_kind()
+        if self.standby_drafter and not self.has_own_drafter():
+            raise ValueError("standby_drafter is True: only a verifier's own drafter has one; leave it out")
+        if self.standby_drafter and self.num_gpus_per_drafter > 0:
+            raise ValueError("standby_drafter is True: it would take a drafter's memory of the GPU twice; leave it out")
         if self.drafters is not None:
             self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
             if self.channel == "remote":
@@ -219,8 +237,34 @@ class AppConfig(SurfaceOptions):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
+        if self.model_name() in (self.lora_modules or {}):
+            raise ValueError(f"lora_modules: the name {self.model_name()!r} is that of the base model")
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
+
+    def _check_ranks(self) -> None:
+        size, gpus = self.tensor_parallel_size, self.num_gpus_per_verifier
+        if gpus > 1:
+            raise ValueError(
+                f"num_gpus_per_verifier is {gpus:g}: one process runs on one GPU; use 1 and "
+                f"tensor_parallel_size {int(gpus)}"
+            )
+        if size == 1:
+            return
+        alone = f"tensor_parallel_size is {size}"
+        if 0 < gpus < 1:
+            raise ValueError(f"num_gpus_per_verifier is {gpus:g}: {alone}, and each rank needs a whole GPU; use 1")
+        if self.backend == "tensorrt":
+            raise ValueError(f"{alone}: backend 'tensorrt' runs engines that are not divided; use 'torch'")
+        for name in ("compile", "cuda_graphs"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is True: {alone}, whose rounds run eagerly; leave {name} out")
+        if self.threads == 0:
+            raise ValueError(f"threads is 0: {alone}, whose ranks would try them all at once; give a number")
+        if self.may_span_nodes():
+            raise ValueError(
+                f"{alone}: its ranks and its drafter are on one node; leave drafter_resources out, and channel as it is"
+            )
 
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""
@@ -245,13 +289,15 @@ class AppConfig(SurfaceOptions):
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
             drafter_beside=beside,
+            max_loras=self.max_loras if self.serves_adapters() else 0,
         )
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
-        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}"
+        ranks = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{ranks}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""
@@ -261,7 +307,8 @@ class AppConfig(SurfaceOptions):
 
     def shares_core(self) -> bool:
         """Whether the pair's threads are to be kept on one core."""
-        return self.share_core and self.resolved_device() == "cpu" and self.threads == 1 and self.has_own_drafter()
+        alone = self.threads == 1 and self.tensor_parallel_size == 1
+        return self.share_core and self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
@@ -282,7 +329,7 @@ class AppConfig(SurfaceOptions):
         return elsewhere and self.drafters is None
 
     def verifier_share(self) -> Share:
-        """Of a node that a verifier takes."""
+        """Of a node that a verifier takes, or each of its ranks."""
         return Share(self.num_cpus_per_verifier, self.num_gpus_per_verifier)
 
     def drafter_share(self) -> Share:

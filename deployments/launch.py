@@ -199,7 +199,13 @@ class ServedApplication:
         config = self._config
         drafter = config.drafter_share() if config.has_own_drafter() else None
         try:
-            check_node_gpus(config.verifier_share(), drafter, node_gpus(), one_node=not config.may_span_nodes())
+            check_node_gpus(
+                config.verifier_share(),
+                drafter,
+                node_gpus(),
+                one_node=not config.may_span_nodes(),
+                num_ranks=config.tensor_parallel_size,
+            )
         except ValueError as error:
             raise StartError(str(error)) from None
 

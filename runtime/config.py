@@ -2,7 +2,8 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
@@ -98,6 +99,14 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     return stored if stored in DTYPES else "bfloat16"
 
 
+class RankGroup(NamedTuple):
+    """The processes that one verifier is spread over."""
+
+    store: Path
+    """A file, not there yet, by which they find each other."""
+    size: int
+
+
 BENCHMARK_VARIABLE = "WINGBEAT_BENCHMARK"
 """Environment variable without whose value 1 an engine refuses to write text that the model did not choose."""
 
@@ -183,6 +192,10 @@ class EngineConfig:
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
+    max_loras: int = 0
+    """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
+    max_lora_rank: int = 16
+    """Highest rank of an adapter."""
     state_interval: int = 256
     """Tokens between two prefixes whose recurrent states are kept for the prefix cache, where a model has such states;
     rounded up to whole blocks."""
@@ -206,6 +219,12 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "state_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+        if self.max_loras < 0 or self.max_lora_rank < 1:
+            raise ValueError(
+                f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"
+            )
+        if self.max_loras and self.compile:
+            raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use a share above 0, at most 1")

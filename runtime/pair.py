@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -45,6 +45,8 @@ class PairSettings(NamedTuple):
     """Round the weights of an EAGLE head to eight bits."""
     tries_bfloat16: bool = False
     """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
+    ranks: RankGroup | None = None
+    """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
 
 
 class PairEngine(NamedTuple):
@@ -112,18 +114,29 @@ def engine_of_pair(
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
+        if limits.max_loras:
+            raise ValueError(f"max_loras is {limits.max_loras}: the tensorrt backend serves no LoRA adapters")
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
+    elif settings.ranks is not None:
+        from wingbeat.runtime.tensor_parallel.leader import lead
+
+        loaded, limits, backend = lead(settings.ranks, settings.model, settings.dtype, torch.device(device), limits)
     else:
         may_round = settings.tries_bfloat16 and has_bfloat16_units()
         load = load_in_faster_dtype if may_round else partial(load_model, dtype=settings.dtype)
         loaded = load(settings.model, device=torch.device(device))
+        if limits.max_loras:
+            from wingbeat.runtime.verifier.adapted import ModelAdapters
+
+            parts = loaded.model, loaded.decoder_layers
+            loaded.adapters = ModelAdapters(*parts, limits.max_loras, limits.max_lora_rank)
         if settings.most_threads is not None and loaded.device.type == "cpu":
             choose_threads(loaded, settings.most_threads)
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
         target = TargetDescription.from_checkpoint(settings.model)
-        if backend is TORCH:  # an engine was read when it was exported
+        if settings.engine_dir is None:  # an engine was read when it was exported
             choice = choose_convention(drafter.source, target, loaded, tokenizer)
         if settings.engine.forced_acceptance is None:
             check = partial(

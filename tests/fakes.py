@@ -1,9 +1,12 @@
 """Stand-ins for the engine and its process, for tests of what surrounds them."""
 
 import hashlib
+import os
+import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -11,7 +14,13 @@ from wingbeat.deployments.replica.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.kv.blocks import ROOT_HASH, hash_block
 from wingbeat.runtime.kv.cache_log import CacheLog
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import (
+    TRIAL_TOKENS,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SpeculationMetrics,
+)
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -22,6 +31,8 @@ ANY_VOCAB_SIZE = 10**6
 BLOCK_SIZE = 4
 POISON = 49
 """A prompt with this token breaks the engine in the request's first round."""
+DEADLY = 48
+"""See `DeadlyEngine`."""
 
 
 def expected_tokens(prompt: tuple[int, ...], seed: int, count: int) -> tuple[int, ...]:
@@ -40,6 +51,10 @@ class FakeStats(NamedTuple):
     num_free_blocks: int
     num_blocks: int
     num_started: int
+
+
+class Vanished(BaseException):
+    """The end of an engine in a thread, which says as little as a killed process."""
 
 
 class FakeEngine:
@@ -82,7 +97,9 @@ class FakeEngine:
     def step(self) -> list[RequestOutput]:
         time.sleep(self.round_s)
         items = list(self._running.items())
-        running, queued = items[: self.max_num_seqs], items[self.max_num_seqs :]
+        trial = next((item for item in items if _is_on_trial(*item[1])), None)
+        running = [trial] if trial else items[: self.max_num_seqs]
+        queued = [item for item in items if item not in running]
         waiting = tuple(request_id for request_id, _ in queued)
         if self.broken:
             raise RoundFailed("broken by the test", (), waiting)
@@ -133,6 +150,38 @@ class FakeEngine:
 
     def detach_drafter(self) -> None:
         self.drafter_state = "none"
+
+
+def _is_on_trial(request: Request, done: int) -> bool:
+    return request.on_trial and done - len(request.output_token_ids) <= TRIAL_TOKENS
+
+
+class DeadlyEngine(FakeEngine):
+    """Ends its process, or its thread by `Vanished`, as soon as it runs a prompt that begins by `DEADLY`."""
+
+    def __init__(self, *args: Any, die: Callable[[], None] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.die = die or vanish
+
+    def step(self) -> list[RequestOutput]:
+        outputs = super().step()
+        ran = {output.request_id for output in outputs}
+        if any(request.prompt_token_ids[0] == DEADLY for request in self.taken if request.request_id in ran):
+            self.die()
+        return outputs
+
+
+def vanish() -> None:
+    """End an engine that runs in a thread."""
+    raise Vanished
+
+
+def build_deadly_engine(config: AppConfig, ask_needs: "Callable[[], DrafterNeeds]") -> EngineSetup:
+    """As `build_fake_engine`, of engines that a request can kill."""
+    setup = build_fake_engine(config, ask_needs)
+    end = partial(os.kill, os.getpid(), signal.SIGKILL)
+    engine = DeadlyEngine(setup.engine.round_s, max_model_len=setup.engine.max_model_len, die=end)
+    return setup._replace(engine=engine)
 
 
 def build_fake_engine(config: AppConfig, ask_needs: "Callable[[], DrafterNeeds]") -> EngineSetup:

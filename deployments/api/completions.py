@@ -25,6 +25,7 @@ from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id
+from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
@@ -109,8 +110,16 @@ class CompletionService:
 
     def check_model(self, model: str | None) -> None:
         """Raises ApiError, 404, for the name of another model."""
-        if model is not None and model != self.pool.info.model_name:
+        self._adapter_of(model)
+
+    def _adapter_of(self, model: str | None) -> AdapterName | None:
+        """What runs on top of the base model; raises as `check_model`."""
+        if model is None or model == self.pool.info.model_name:
+            return None
+        adapter = self.pool.adapters.catalog.find(model)
+        if adapter is None:
             raise unknown_model(model, self.pool.info.model_name)
+        return adapter
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
         limit = self.pool.max_requests
@@ -178,7 +187,7 @@ class CompletionService:
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
-        response_id = f"{prefix}-{uuid.uuid4().hex}"
+        response_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self._adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         shared = body.sampling_params(
@@ -193,7 +202,7 @@ class CompletionService:
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
-                request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params)
+                request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter)
                 choices.append(
                     Choice(
                         len(choices),
@@ -208,7 +217,7 @@ class CompletionService:
         return Generation(
             response_id=response_id,
             created=int(time.time()),
-            model=self.pool.info.model_name,
+            model=self.pool.info.model_name if adapter is None else adapter.name,
             seed=seed,
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,

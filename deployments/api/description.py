@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from wingbeat.deployments.api.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
 from wingbeat.deployments.api.requests import CompletionBody
@@ -21,6 +22,8 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountBody,
+    LOAD_PATH: LoadAdapterBody,
+    UNLOAD_PATH: UnloadAdapterBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -22,8 +22,8 @@ from wingbeat.deployments.request_context import RequestContext, enter
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
-_OPERATORS = frozenset({"/trace", "/reset_prefix_cache"})
-"""Paths for those who run the server."""
+_OPERATORS = frozenset({"/trace", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Paths for those who run the server, whose key alone opens them."""
 _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
@@ -126,10 +126,10 @@ class HttpGuard:
         if is_preflight:
             await _preflight_answer(headers, route)(scope, receive, send)
             return
-        if route.path.startswith(_KEYED):
-            self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if route.path in _OPERATORS:
             self._access.check_operator(headers.getlist("authorization"))
+        elif route.path.startswith(_KEYED):
+            self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if problem is not None:
             raise problem
         if scope["method"] == "POST" and route.path not in _WITHOUT_BODY:

@@ -4,6 +4,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.adapter_routes import add_adapter_routes
 from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
@@ -35,10 +36,12 @@ def create_app(
     limits: HttpLimits | None = None,
     adds_request_id: bool = True,
     monitor: Monitor | None = None,
+    updates_adapters: bool = False,
 ) -> FastAPI:
     """The application: every endpoint of `docs/http_api.md`; `/metrics` and `/trace` with a monitor.
 
-    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`.
+    Without `access` everyone may use it. `adds_request_id`: see `HttpGuard`. `updates_adapters`: whether operators may
+    load and unload LoRA adapters.
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
@@ -55,7 +58,9 @@ def create_app(
 
     add_token_routes(app, service)
     add_server_routes(app, service)
-    add_model_routes(app, service.pool.info)
+    add_model_routes(app, service)
+    if updates_adapters:
+        add_adapter_routes(app, service)
     add_responses_route(app, service)
     add_messages_routes(app, service)
 

@@ -148,7 +148,12 @@ def _check_factories(config: AppConfig) -> None:
 
 def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
     """What takes the imports of torch and transformers."""
-    text = load_config(file).get_text_config()
+    loaded = load_config(file)
+    text = loaded.get_text_config()
+    if config.tensor_parallel_size > 1:
+        from wingbeat.runtime.tensor_parallel.divisible import check_divisible
+
+        check_divisible(file, loaded, config.tensor_parallel_size)
     _check_positions(config, file.name, getattr(text, "max_position_embeddings", None))
     from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
     from wingbeat.runtime.heads.target import TargetDescription

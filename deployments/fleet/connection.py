@@ -10,6 +10,7 @@ from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.cluster.routing import AnswerLength
 from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
+from wingbeat.deployments.fleet.trials import Trials
 from wingbeat.deployments.fleet.wire import (
     REPORT,
     EngineReport,
@@ -68,6 +69,7 @@ class EngineConnection:
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
+        on_adapters: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
@@ -86,12 +88,14 @@ class EngineConnection:
         self._on_end = on_end
         self._on_tokens = on_tokens
         self._on_open = on_open
+        self._on_adapters = on_adapters
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
         self._submits: list[WireRequest] = []
         self._aborts: list[int] = []
         self._withdrawals: list[int] = []
+        self._trials = Trials()
         self._send = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -122,11 +126,14 @@ class EngineConnection:
         self._next_number += 1
         self._streams[stream.number] = stream
         self._submits.append(pack_request(stream.number, request))
+        if request.on_trial:
+            self._trials.submitted(stream.number)
         self._send.set()
         return stream
 
     def release(self, stream: RequestStream) -> None:
         """Forget a request; aborts it in the engine unless it has ended."""
+        self._trials.ended(stream.number)
         if self._streams.pop(stream.number, None) is not None and not stream.ended:
             self._aborts.append(stream.number)
             self._send.set()
@@ -185,11 +192,12 @@ class EngineConnection:
             self._on_end(self)
 
     def _lose_all(self) -> None:
-        unsent = {packed[0] for packed in self._submits}
+        unsent, alone = {packed[0] for packed in self._submits}, self._trials.running
         for number, stream in list(self._streams.items()):
             if not stream.ended:
                 stream.ended = True
-                stream.fail(EngineLost(f"engine {self.engine_id} is gone", taken_up=number not in unsent))
+                ran = number not in unsent and (alone in unsent or alone in (None, number))
+                stream.fail(EngineLost(f"engine {self.engine_id} is gone", taken_up=ran))
 
     async def _receive_loop(self) -> None:
         async for message in self._transport.stream(self.engine_id, self.client_id):
@@ -217,14 +225,17 @@ class EngineConnection:
             logger.exception("Engine %s sent something unreadable for request %s", self.engine_id, packed[0])
             stream.fail(RequestFailed(f"engine {self.engine_id} sent an unreadable output: {type(error).__name__}"))
             return 0
-        if given_up is not None and given_up.verdict is Verdict.RETURNED:
+        if given_up is not None and given_up.verdict in (Verdict.RETURNED, Verdict.SUSPECTED):
             self._going_down, self.open = True, False
         stream.put(output, given_up)
+        self._trials.written(packed[0], len(output.token_ids))
         return len(output.token_ids)
 
     def _learn(self, report: EngineReport) -> None:
         if report.changes is not None:
             self.index.apply(report.changes)
+        if report.adapters is not None:
+            self._on_adapters(report.adapters)
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 

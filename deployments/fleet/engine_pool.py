@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from functools import partial
 
 from wingbeat.cluster.prefix_index import PromptBlocks
 from wingbeat.cluster.routing import (
@@ -16,15 +17,17 @@ from wingbeat.cluster.routing import (
     retry_after_s,
     waiting_moves,
 )
+from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
 from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
-MAX_LOST_ENGINES = 2
-"""Engines that may die under one request: one that breaks whatever runs it must not take the whole fleet down."""
+MAX_LOST_ENGINES = 3
+"""Engines that may die under one request, one after the other: one that breaks whatever runs it must not take the whole
+fleet down. It runs alone in the last of them, so that it is not mistaken for another one."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
@@ -79,6 +82,8 @@ class EnginePool:
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
+        self.adapters = FleetAdapters(source, self._open_engines)
+        """LoRA adapters that requests may name."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -90,6 +95,7 @@ class EnginePool:
         """Wait for the first engine, learn its model and connect."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
+        self.adapters.catalog.merge((adapter.name, 0, adapter) for adapter in self._info.adapters)
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
@@ -186,22 +192,23 @@ class EnginePool:
         so far. Closing the generator early (aclose, cancellation) aborts the request and frees its blocks.
 
         When the engine dies, another one continues from the tokens so far: noise is keyed by seed and position, so
-        the text is the one the first engine would have written. An engine that dies by an exception names the requests
-        that may have caused it, and these are not tried again; one that just vanishes says nothing, so that every
-        request it ran may have.
+        the text is the one the first engine would have written. An engine that dies by an exception names the request
+        that has caused it, which is not tried again, or those that may have; one that just vanishes says nothing, so
+        that every request it ran may have. Whatever outlives `TRIAL_TOKENS` at an engine has not broken those before.
 
         Args:
             session_id: what requests of one conversation have in common; where engines cost the same it keeps to one.
 
         Raises:
-            EngineUnavailable: no engine is left to run it, or two of them died while they had it.
-            RequestFailed: processing it raised, or its engine broke in its first round.
+            EngineUnavailable: no engine is left to run it.
+            RequestFailed: processing it raised, its engine broke in its first round, or three of them died of it.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
         num_lost, go_to = 0, None
         while num_lost < MAX_LOST_ENGINES:
-            rest = _resumed(request, emitted)
+            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1
+            rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
             connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
             stream = connection.submit(rest, num_cached_tokens)
             try:
@@ -213,7 +220,10 @@ class EnginePool:
                         self._answers.add(len(emitted))
                         return
             except EngineLost as error:
-                num_lost, go_to = num_lost + error.taken_up, error.go_to
+                outlived = len(emitted) - num_emitted > TRIAL_TOKENS
+                num_lost, go_to = (0 if outlived else num_lost) + error.taken_up, error.go_to
+                if error.suspected:
+                    num_lost = max(num_lost, MAX_LOST_ENGINES - 1)
                 level = logging.WARNING if error.taken_up else logging.INFO
                 logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
@@ -221,10 +231,8 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        raise EngineUnavailable(
-            f"{MAX_LOST_ENGINES} engines died while they ran this request: it is not tried on another one.",
-            retry_after_s=self._retry_after_s(1),
-        )
+        logger.error("Request %s failed: %d engines in a row have died of it", request.request_id, MAX_LOST_ENGINES)
+        raise RequestFailed(f"{MAX_LOST_ENGINES} engines in a row died while they ran this request.")
 
     async def reset_prefix_cache(self) -> int:
         """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
@@ -232,7 +240,7 @@ class EnginePool:
         Raises:
             EngineUnavailable: there is none, or one is gone before it answered.
         """
-        engine_ids = [engine_id for engine_id, connection in self._connections.items() if connection.open]
+        engine_ids = self._open_engines()
         if not engine_ids:
             raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
         try:
@@ -241,6 +249,9 @@ class EnginePool:
             # Whatever the transport raises for an engine that is gone.
             raise EngineUnavailable("An engine was lost before its cache was reset.") from error
         return len(engine_ids)
+
+    def _open_engines(self) -> list[str]:
+        return [engine_id for engine_id, connection in self._connections.items() if connection.open]
 
     async def _engine_for(self, request: Request, session_id: str, go_to: str | None) -> tuple[EngineConnection, int]:
         """The connection for a request, and how many of its tokens the engine there has cached.
@@ -288,9 +299,8 @@ class EnginePool:
     def _prompt_blocks(self, request: Request) -> PromptBlocks:
         # A prompt that is to be reported on is computed anew, wherever it is cached.
         block_size = self._info.block_size if request.params.prompt_logprobs is None else 0
-        return PromptBlocks(
-            (*request.prompt_token_ids, *request.output_token_ids), block_size, request.params.cache_salt
-        )
+        token_ids = (*request.prompt_token_ids, *request.output_token_ids)
+        return PromptBlocks(token_ids, block_size, request.params.cache_salt, request.adapter_digest)
 
     def _retry_after_s(self, num_missing: int) -> int:
         connections = (*self._connections.values(), *self._retired)
@@ -315,20 +325,20 @@ class EnginePool:
 
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
+            opened, merge = partial(self._opened, engine_id), self.adapters.catalog.merge
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, self._wait.over, self._answers
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, merge
             )
+
+    def _opened(self, engine_id: str) -> None:
+        self._wait.over()
+        self.adapters.share(engine_id)
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)
         if self._connections.get(connection.engine_id) is connection:
             del self._connections[connection.engine_id]
             asyncio.get_running_loop().call_later(RECONNECT_S, self._connect, connection.engine_id)
-
-
-def _resumed(request: Request, emitted: list[int]) -> Request:
-    """What is left of a request whose first tokens were written by an engine that died."""
-    return replace(request, output_token_ids=tuple(emitted)) if emitted else request
 
 
 def _for_caller(output: RequestOutput, request: Request, engine_id: str) -> RequestOutput:

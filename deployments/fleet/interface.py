@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from wingbeat.runtime.lora.resident import AdapterName
+
 
 class TryLater(Exception):
     """The same request can succeed later."""
@@ -48,5 +50,7 @@ class ModelInfo:
     """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
     block_size: int = 0
     """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
+    adapters: tuple[AdapterName, ...] = ()
+    """LoRA adapters that it is served with from the start."""
     text_identity: str = ""
     """Of the settings, what decides the text; `AppConfig.text_identity`."""

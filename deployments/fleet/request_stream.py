@@ -12,13 +12,17 @@ class EngineLost(Exception):
     """The connection broke while the request ran; another engine can continue it.
 
     Args:
-        taken_up: False where the engine cannot have died of this request, which it never began to run.
+        taken_up: False where the engine cannot have died of this request, which did not run.
+        suspected: whether it or one of a few has broken the engine for certain.
         go_to: the engine that shall have it, where that is decided.
     """
 
-    def __init__(self, message: str, *, taken_up: bool = True, go_to: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, taken_up: bool = True, suspected: bool = False, go_to: str | None = None
+    ) -> None:
         super().__init__(message)
         self.taken_up = taken_up
+        self.suspected = suspected
         self.go_to = go_to
 
 
@@ -86,5 +90,7 @@ def _as_error(given_up: GivenUp, go_to: str | None) -> Exception:
             return RequestRefused(given_up.reason)
         case Verdict.FAILED:
             return RequestFailed(given_up.reason)
+        case Verdict.SUSPECTED:
+            return EngineLost(given_up.reason, suspected=True)
         case Verdict.RETURNED | Verdict.WITHDRAWN:
             return EngineLost(given_up.reason, taken_up=False, go_to=go_to)

@@ -73,6 +73,18 @@ class ServeEngines:
         """A recording of an engine's next rounds."""
         return await self._handle.trace.remote(engine_id=engine_id, seconds=seconds)
 
+    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
+        """Have an adapter read and checked: its fields, or None and why it is not served."""
+        return await self._handle.load_adapter.remote(engine_id=engine_id, name=name, path=path)
+
+    async def unload_adapter(self, engine_id: str, digest: str) -> None:
+        """Free an adapter's place."""
+        await self._handle.unload_adapter.remote(engine_id=engine_id, digest=digest)
+
+    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        """Tell a replica which adapters there are."""
+        await self._handle.tell_adapters.remote(engine_id=engine_id, entries=entries)
+
     async def reset_prefix_cache(self, engine_id: str) -> None:
         """Forget cached prefixes."""
         await self._handle.reset_prefix_cache.remote(engine_id=engine_id)

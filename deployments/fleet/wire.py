@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from wingbeat.runtime.kv.cache_log import CacheChanges
+from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
     GrammarSpec,
@@ -18,14 +19,17 @@ from wingbeat.runtime.scheduling.request import (
     VerifiedRound,
 )
 
-WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...]]
-"""(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already)"""
+WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None]
+"""(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether
+it is on trial, fields of its AdapterName)"""
 WireOutput = tuple[
     int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple, float
 ]
 """(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
 TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, seconds of waiting)"""
 
+ON_TRIAL = 4
+"""Place in a WireRequest."""
 FINISH_REASON, GIVEN_UP = 2, 5
 """Places in a WireOutput."""
 REPORT = -1
@@ -38,7 +42,9 @@ class Verdict(StrEnum):
     REFUSED = "refused"
     """It can never run."""
     FAILED = "failed"
-    """Processing it raised, or it is under suspicion of having broken the engine."""
+    """Processing it raised, or it has broken the engine."""
+    SUSPECTED = "suspected"
+    """It or another one has broken the engine: it is to run alone at the next one."""
     RETURNED = "returned"
     """The engine goes down without having taken it up: another one can run it as if it had never been here."""
     WITHDRAWN = "withdrawn"
@@ -59,17 +65,19 @@ class EngineReport(NamedTuple):
     """Of its prefix cache."""
     others: tuple[int, int] | None = None
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
+    adapters: tuple[tuple, ...] | None = None
+    """`AdapterCatalog.changes` of its replica; None where they are as they were."""
 
 
 def pack_report(report: EngineReport) -> tuple:
     """A report as it travels among the outputs."""
-    return REPORT, None if report.changes is None else tuple(report.changes), report.others
+    return REPORT, None if report.changes is None else tuple(report.changes), report.others, report.adapters
 
 
 def unpack_report(packed: tuple) -> EngineReport:
     """The inverse."""
-    _, changes, others = packed
-    return EngineReport(None if changes is None else CacheChanges(*changes), others)
+    _, changes, others, adapters = packed
+    return EngineReport(None if changes is None else CacheChanges(*changes), others, adapters)
 
 
 def pack_request(number: int, request: Request) -> WireRequest:
@@ -77,7 +85,8 @@ def pack_request(number: int, request: Request) -> WireRequest:
     params = request.params
     if params.grammar is not None:
         params = replace(params, grammar=tuple(params.grammar))
-    return number, request.prompt_token_ids, astuple(params), request.output_token_ids
+    adapter = None if request.adapter is None else tuple(request.adapter)
+    return number, request.prompt_token_ids, astuple(params), request.output_token_ids, request.on_trial, adapter
 
 
 def unpack_request(packed: WireRequest, request_id: str) -> Request:
@@ -86,12 +95,13 @@ def unpack_request(packed: WireRequest, request_id: str) -> Request:
     Raises:
         ValueError: a sampling field is out of range.
     """
-    _, prompt_token_ids, fields, output_token_ids = packed
+    _, prompt_token_ids, fields, output_token_ids, on_trial, adapter = packed
     params = SamplingParams(*fields)
     if params.grammar is not None:
         kind, text, name = params.grammar
         params = replace(params, grammar=GrammarSpec(kind, text, name))
-    return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids))
+    adapter = None if adapter is None else AdapterName(*adapter)
+    return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids), bool(on_trial), adapter)
 
 
 def pack_output(number: int, output: RequestOutput) -> WireOutput:

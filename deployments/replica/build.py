@@ -12,6 +12,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_setup import AskNeeds, DrafterStartError, EngineSetup
 from wingbeat.deployments.replica.factories import load_factory
+from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
@@ -21,8 +22,11 @@ from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
 
-def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
+def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
     """Load the verifier; asks for the drafter's needs last, so that the drafter loads at the same time.
+
+    Args:
+        ranks: that the verifier is divided among, this process being the first.
 
     Raises:
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
@@ -32,12 +36,17 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
 
     try:
         engine, _, _, check = engine_of_pair(
-            pair_settings(config),
+            pair_settings(config)._replace(ranks=ranks),
             config.resolved_device(),
             lambda convention, loaded: needs_with_capture(config, ask_needs(convention), len(loaded.layers)),
         )
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+    adapters = engine.loaded.adapters
+    names = config.lora_modules or {}
+    served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
+    for adapter in served[: config.max_loras]:
+        adapters.resident.warm(adapter)
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=engine.config.max_model_len,
@@ -48,9 +57,23 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
         num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
         num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
         block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+        adapters=served,
     )
     spec = engine.channel_spec if config.has_drafter() else None
-    return EngineSetup(engine, info, spec, check, engine.block_manager.log)
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters)
+
+
+def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
+    """Be another rank of a verifier until that ends.
+
+    Raises:
+        ValueError, FileNotFoundError: the model cannot be used; one line that says why.
+        BackendLost: rank 0 or another one is gone.
+    """
+    from wingbeat.runtime.tensor_parallel.follower import follow
+
+    settings = pair_settings(config)
+    follow(group, rank, settings.model, settings.dtype, torch.device(config.resolved_device()))
 
 
 def build_draft_worker(config: AppConfig) -> DraftWorker:

@@ -21,7 +21,7 @@ class _OpenRequest:
     __slots__ = ("num_done", "num_prompt", "num_written", "unwritten")
 
     def __init__(self, packed: WireRequest) -> None:
-        _, prompt_token_ids, params, done = packed
+        _, prompt_token_ids, params, done, *_ = packed
         self.num_prompt, self.num_done, self.num_written = len(prompt_token_ids), len(done), 0
         # What is no number its engine refuses.
         limit = params[0] if isinstance(params[0], int) else 0

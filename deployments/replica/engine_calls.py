@@ -34,6 +34,7 @@ class EngineCalls:
     def __init__(self, setup: EngineSetup, config: AppConfig, engine_id: str, end: "VerifierEnd | None" = None) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
+        self._adapters = setup.adapters
         self._config = config
         self._engine_id = engine_id
         self._end = end
@@ -55,6 +56,26 @@ class EngineCalls:
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes that are cached."""
         self._engine.reset_prefix_cache()
+
+    def load_adapter(self, name: str, path: str) -> tuple[tuple | None, str]:
+        """Read and check an adapter below `lora_update_dir`: its fields, or None and why it is not served."""
+        root = self._config.lora_update_dir
+        if self._adapters is None or root is None:
+            return None, "this engine loads none; lora_update_dir says whether and from where"
+        folder = (root / path).resolve()
+        if not folder.is_relative_to(root.resolve()):
+            return None, f"{path} is not below lora_update_dir"
+        try:
+            adapter = self._adapters.inspect(name, folder)
+            self._adapters.resident.warm(adapter)
+        except ValueError as error:
+            return None, str(error)
+        return tuple(adapter), ""
+
+    def unload_adapter(self, digest: str) -> None:
+        """Free an adapter's place once no sequence runs with it."""
+        if self._adapters is not None:
+            self._adapters.resident.unload(digest)
 
     def attach_drafter(self) -> None:
         """Draft from the next round on, with the drafter that has attached to the channel."""

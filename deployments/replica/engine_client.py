@@ -8,9 +8,11 @@ from typing import Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.prefix_index import PrefixIndex
+from wingbeat.deployments.fleet.trials import Trials
 from wingbeat.deployments.fleet.wire import (
     FINISH_REASON,
     GIVEN_UP,
+    ON_TRIAL,
     GivenUp,
     Verdict,
     WireOutput,
@@ -47,6 +49,7 @@ class EngineClient:
         self._streams: dict[str, RouterStream] = {}
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
+        self._trials = Trials()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._started: asyncio.Future[EngineStarted] = self._event_loop.create_future()
@@ -88,6 +91,11 @@ class EngineClient:
         self._tell_loads_soon()
         return stream
 
+    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
+        """Tell every router which adapters there are."""
+        for stream in self._streams.values():
+            stream.tell_adapters(entries)
+
     def disconnect(self, client_id: str) -> None:
         """Close a client's stream and abort whatever it still runs; harmless when repeated."""
         stream = self._streams.pop(client_id, None)
@@ -96,6 +104,7 @@ class EngineClient:
         stream.end(RouterGone(f"client {client_id} was disconnected"))
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
+            self._trials.ended(request)
         self.loads.left(client_id)
         self._told.pop(client_id, None)
         self._tell_loads_soon()
@@ -114,10 +123,13 @@ class EngineClient:
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
         by_number = {packed[0]: packed for packed in requests}
+        on_trial = [number for number, packed in by_number.items() if packed[ON_TRIAL]]
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, packed in by_number.items():
             self._open.setdefault((client_id, number), end)
             self.loads.submitted(client_id, packed)
+        for number in on_trial:
+            self._trials.submitted((client_id, number))
         self._tell_loads_soon()
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
@@ -164,7 +176,8 @@ class EngineClient:
     def lose(self, reason: str) -> None:
         """The process is gone: take its last words, then end streams and calls; harmless when repeated.
 
-        Requests that it had not read are returned; of the others routers know only that their engine is gone.
+        Requests that it had not read are returned, and where one ran alone all others; of those that may have been its
+        end routers know only that their engine is gone.
         """
         if self.failure is None:
             self._receive()
@@ -172,8 +185,11 @@ class EngineClient:
             return
         error = self.failure = EngineFailed(reason)
         self._event_loop.remove_reader(self._link.fileno())
-        for (client_id, number), end in self._open.items():
-            if client_id in self._streams and not self._link.was_read(end):
+        ran = {request for request, end in self._open.items() if self._link.was_read(end)}
+        if self._trials.running in ran:
+            ran = {self._trials.running}
+        for client_id, number in self._open.keys() - ran:
+            if client_id in self._streams:
                 self._streams[client_id].put([pack_given_up(number, GivenUp(Verdict.RETURNED, reason))])
         self._open.clear()
         if self._asking is not None:
@@ -232,11 +248,13 @@ class EngineClient:
             stream.put(message)
             for packed in message:
                 self.loads.written(client_id, packed)
+                self._trials.written((client_id, packed[0]), len(packed[1]))
                 if packed[FINISH_REASON] is not None or packed[GIVEN_UP] is not None:
                     self._end_request(client_id, packed[0])
 
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)
+        self._trials.ended((client_id, number))
         self.loads.ended(client_id, number)
         self._tell_loads_soon()
 

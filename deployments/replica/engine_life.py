@@ -1,9 +1,10 @@
-"""One life of a pair as its replica sees it: the engine's process and its drafter, from their start to their end."""
+"""One life of a pair as its replica sees it: the engine's process, the ranks that it leads where it has not the whole
+model, and its drafter, from their start to their end."""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.remote_address import ChannelName
@@ -12,11 +13,17 @@ from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.supervisor import DrafterHandle, DrafterSupervisor
+from wingbeat.runtime.verifier.backend_lost import BackendLost
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine_process"
 STOP_S = 10.0
 """For the round that runs, and what is being written; then the process is killed."""
+OWN_WORDS_S = 3.0
+"""For an engine that starts to say by itself why it cannot, where one of its ranks has ended."""
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
@@ -29,13 +36,20 @@ class EngineLife:
     Args:
         start: what the engine's process is to run.
         launch_drafter: None where there is none.
+        launch_ranks: those that the engine leads; None where its process has the whole model.
     """
 
-    def __init__(self, start: EngineStart, launch_drafter: LaunchDrafter | None) -> None:
+    def __init__(
+        self,
+        start: EngineStart,
+        launch_drafter: LaunchDrafter | None,
+        launch_ranks: "Callable[[], RayRanks] | None" = None,
+    ) -> None:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
         self.supervisor: DrafterSupervisor | None = None
-        self._start = start
+        self.ranks = None if launch_ranks is None else launch_ranks()
+        self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
         self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
         self._drafter = None if launch_drafter is None else launch_drafter(None)
@@ -44,6 +58,7 @@ class EngineLife:
         self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
         self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._watching_ranks = asyncio.get_running_loop().create_task(self._watch_ranks())
         self._supervising: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -55,7 +70,13 @@ class EngineLife:
         config = self._start.config
         dtype, device = config.resolved_dtype(), config.resolved_device()
         logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
-        started = await self.client.start(self._start)
+        try:
+            started = await self.client.start(self._start)
+        except BackendLost:
+            # It knows no more than that; which rank it was, and why, is known here.
+            await asyncio.wait([self._watching_ranks], timeout=2 * OWN_WORDS_S)
+            self.client.check_alive()
+            raise
         self.info = started.info
         if self._drafter is not None and started.channel_name is not None:
             await self._start_drafter(started.channel_name, started.checks_drafter)
@@ -71,6 +92,9 @@ class EngineLife:
         await asyncio.wait([self._watching], timeout=STOP_S)
         self._process.kill()
         await self._watching
+        self._watching_ranks.cancel()
+        if self.ranks is not None:
+            self.ranks.kill()
         if self.supervisor is not None:
             self.supervisor.stop()
         elif self._drafter is not None:
@@ -82,6 +106,18 @@ class EngineLife:
         code = await self._process.wait()
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
+
+    async def _watch_ranks(self) -> None:
+        """The end of a rank is that of the engine, which runs no further round without it."""
+        if self.ranks is None:
+            return
+        reason = await self.ranks.lost()
+        logger.error("%s", reason)
+        if self.info is not None:
+            self.client.stop()  # what it ran is handed back, unless it has seen it by itself
+            return
+        await asyncio.sleep(OWN_WORDS_S)
+        self.client.lose(reason)
 
     async def _start_drafter(self, channel_name: ChannelName, checks: bool) -> None:
         launch, convention = self._launch_drafter, self._drafter.convention

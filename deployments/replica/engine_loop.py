@@ -100,14 +100,16 @@ class EngineLoop:
         self._link.wake()
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
-        """The engine's last words: which requests must not be tried elsewhere, and which it had not taken up.
+        """The engine's last words: which request has broken it, or which of several, and what it had not taken up.
 
         Of the others a router knows no more than that their engine is gone.
         """
         self._compiling.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:
             self._trial.close()
-        for verdict, request_ids in ((Verdict.FAILED, suspects), (Verdict.RETURNED, returned)):
+        suspects = list(suspects)
+        blame = Verdict.FAILED if len(suspects) == 1 else Verdict.SUSPECTED
+        for verdict, request_ids in ((blame, suspects), (Verdict.RETURNED, returned)):
             for request_id in request_ids:
                 client_id, number = self._owners.get(request_id, (None, 0))
                 if client_id in self._outboxes:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.runtime.config import RankGroup
 
 
 class ToEngine(StrEnum):
@@ -59,6 +60,8 @@ class EngineStart(NamedTuple):
     """That Ray assigned to the replica."""
     address: str | None = None
     """Of this node, where the drafter comes over the network; None where it shares this node's memory."""
+    ranks: RankGroup | None = None
+    """The ranks that this process is the first of; None where it has the whole model."""
 
 
 class EngineStarted(NamedTuple):

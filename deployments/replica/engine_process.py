@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
@@ -22,6 +23,7 @@ from wingbeat.deployments.replica.engine_loop import EngineLoop
 from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
 from wingbeat.deployments.replica.engine_setup import AskNeeds, EngineSetup
 from wingbeat.deployments.replica.factories import load_factory
+from wingbeat.runtime.config import RankGroup
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -98,7 +100,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
             return needs_of_shared_drafter(config, convention)
         return pickle.loads(needs)
 
-    build = load_factory(config.engine_factory) if config.engine_factory else _build
+    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
     if not config.has_drafter() or setup.channel_spec is None:
         return setup, None
@@ -107,14 +109,14 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
     return setup, create_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
-def _build(config: AppConfig, ask_needs: AskNeeds) -> EngineSetup:
+def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> EngineSetup:
     """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
     import torch
 
     torch.set_num_threads(config.threads or 1)
     from wingbeat.deployments.replica.build import build_setup
 
-    return build_setup(config, ask_needs)
+    return build_setup(config, ask_needs, ranks)
 
 
 def _grammar_trial(setup: EngineSetup) -> "GrammarTrial | None":

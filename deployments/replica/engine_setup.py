@@ -1,9 +1,11 @@
 """What the engine's process is made of: an engine from some factory, and what is asked of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
@@ -54,6 +56,14 @@ class ServedEngine(Protocol):
     def detach_drafter(self) -> None: ...
 
 
+class ServedAdapters(Protocol):
+    """What the calls need of an engine's LoRA adapters."""
+
+    resident: ResidentAdapters
+
+    def inspect(self, name: str, folder: Path) -> AdapterName: ...
+
+
 class EngineSetup(NamedTuple):
     """What an engine factory returns."""
 
@@ -65,3 +75,5 @@ class EngineSetup(NamedTuple):
     """Called with the idle engine once the first drafter is attached; raises where it is unfit."""
     cache_log: "CacheLog | None" = None
     """Of its prefix cache; None where routers are told nothing of it."""
+    adapters: ServedAdapters | None = None
+    """On top of its model; None where it serves none."""

@@ -92,6 +92,9 @@ class PoolDrafter:
                 told = why
             await self._sleep(RETRY_S)
 
+    def successor(self) -> None:
+        """The pool has its own."""
+
     def kill(self) -> None:
         """Give the place up, without waiting; the drafter stays for the others."""
         at, self._at = self._at, None

@@ -35,6 +35,7 @@ class RouterStream:
         """Of requests that are given up; they go behind the outputs, and nothing more of these requests does."""
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
+        self._adapters: tuple[tuple, ...] | None = None
         self._ended_by: Exception | None = None
 
     def put(self, message: list[WireOutput]) -> None:
@@ -65,6 +66,11 @@ class RouterStream:
         self._others = num_requests, num_tokens
         self._ready.set()
 
+    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
+        """What `AdapterCatalog.changes` says now."""
+        self._adapters = entries
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
@@ -84,8 +90,8 @@ class RouterStream:
         return message
 
     def _waiting(self) -> list[WireOutput]:
-        report = EngineReport(self._changes.take(), self._others)
+        report = EngineReport(self._changes.take(), self._others, self._adapters)
         message = [] if report == EngineReport() else [pack_report(report)]
         message += [*self._outputs.values(), *self._last_words.values()]
-        self._others, self._outputs, self._last_words = None, {}, {}
+        self._others, self._adapters, self._outputs, self._last_words = None, None, {}, {}
         return message

@@ -40,8 +40,20 @@ class DrafterHandle(Protocol):
         """
         ...
 
+    def successor(self) -> "Standby | None":
+        """Another one that takes its place when it is lost; None where none is kept ready."""
+        ...
+
     def kill(self) -> None:
         """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
+        ...
+
+
+class Standby(DrafterHandle, Protocol):
+    """A drafter that waits to take another one's place."""
+
+    async def ready(self) -> None:
+        """Return once it has loaded. Raises if it cannot start."""
         ...
 
 
@@ -72,6 +84,8 @@ class DrafterSupervisor:
         self._clock = clock
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
+        self._standby: Standby | None = None
+        self._loading: asyncio.Future[None] | None = None
 
     async def start(self, drafter: DrafterHandle) -> None:
         """Attach the first drafter, launched ahead of time.
@@ -113,8 +127,15 @@ class DrafterSupervisor:
                     logger.warning("No drafter, next try in %.0f s: %s", pause_s, root_cause(error))
 
     def stop(self) -> None:
-        """End the drafter."""
+        """End the drafter, and the one that waits to take its place."""
         self._kill()
+        self._drafter = self._take_standby()
+        self._kill()
+
+    @property
+    def has_standby(self) -> bool:
+        """Whether another drafter is ready to take over."""
+        return self._loading is not None and self._loading.done() and self._loading.exception() is None
 
     @property
     def lacks_room(self) -> bool:
@@ -137,8 +158,10 @@ class DrafterSupervisor:
 
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
-        self._drafter = drafter or self._launch()
+        self._drafter = drafter or self._take_standby() or self._launch()
         await self._attach()
+        if self._standby is None and (standby := self._drafter.successor()) is not None:
+            self._standby, self._loading = standby, asyncio.ensure_future(standby.ready())
 
     async def _attach(self) -> None:
         self._attached_at = None
@@ -146,6 +169,13 @@ class DrafterSupervisor:
         await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
+
+    def _take_standby(self) -> Standby | None:
+        standby, self._standby = self._standby, None
+        if self._loading is not None:
+            self._loading.cancel()
+            self._loading = None
+        return standby
 
     def _next_incarnation(self) -> int:
         self.incarnation += 1

@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -18,6 +18,7 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.adapters import AdapterCatalog
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
@@ -31,6 +32,9 @@ from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.ray_drafter import RayDrafter
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
 LEASE_S = 15.0
@@ -61,6 +65,7 @@ class Verifier:
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
+        self._adapters = AdapterCatalog()
         self._tasks: list[asyncio.Task] = []
         self._config = config
         self._speed = EngineSpeed(config.max_num_seqs)
@@ -75,7 +80,7 @@ class Verifier:
             launch = partial(RayDrafter, config, core)
         elif config.has_drafter():
             launch = partial(PoolDrafter, ServedPool(drafters))
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch))
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks()))
         try:
             await self._engines.start()
         except BaseException:
@@ -146,6 +151,8 @@ class Verifier:
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)
+        if changes := self._adapters.changes():
+            stream.tell_adapters(changes)
         try:
             yield []
             while True:
@@ -178,9 +185,11 @@ class Verifier:
             "drafter_state": figures.drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
+            "drafter_standby": supervisor is not None and supervisor.has_standby,
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,
+            "rank_pids": [] if (ranks := self._engines.life.ranks) is None else ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
             "capture": figures.capture,
             "clients": self._reports.clients(),
@@ -237,6 +246,27 @@ class Verifier:
         self._check(engine_id)
         await self._engines.client.call("reset_prefix_cache")
 
+    async def load_adapter(self, *, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
+        """Have the engine read and check an adapter: its fields, or None and why it is not served.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id)
+        return await self._engines.client.call("load_adapter", name, path)
+
+    async def unload_adapter(self, *, engine_id: str, digest: str) -> None:
+        """Free an adapter's place once nobody runs with it; raises as `load_adapter`."""
+        self._check(engine_id)
+        await self._engines.client.call("unload_adapter", digest)
+
+    async def tell_adapters(self, *, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        """Keep what a router says of adapters, and tell the other routers; raises as `load_adapter`."""
+        self._check(engine_id)
+        if self._adapters.merge(entries):
+            self._engines.client.tell_adapters(self._adapters.changes())
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
         life, num_slots = self._engines.life, self._config.max_num_seqs
@@ -263,6 +293,13 @@ class Verifier:
 
     def _spawn(self, coroutine: Any) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    def _launch_ranks(self) -> "Callable[[], RayRanks] | None":
+        if self._config.tensor_parallel_size == 1:
+            return None
+        from wingbeat.deployments.replica.ray_ranks import RayRanks
+
+        return partial(RayRanks, self._config)
 
     def _address(self) -> str | None:
         """This node's, where rounds go over the network."""

@@ -1,6 +1,7 @@
 // A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
 #pragma once
 
+#include "adapters.h"
 #include "attention.h"
 #include "products.h"
 
@@ -16,6 +17,7 @@ struct Layer {
     const float* output_norm;
     Matrix gate, up, down;
     float *key_cache, *value_cache;
+    Adapters adapted_qkv, adapted_output, adapted_gate_up, adapted_down;  // read where a batch has `runs`
 };
 
 struct Batch {
@@ -25,6 +27,8 @@ struct Batch {
     const Segment* segments;
     int64_t num_segments;
     const float* inputs;          // [num_rows, inputs], or null: the normed residual
+    const AdapterRun* runs;       // of the rows that have an adapter
+    int64_t num_runs;
 };
 
 // out[row] = x[row] / rms(x[row]) * weight
@@ -80,13 +84,29 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
     });
 }
 
+// As `products` with `gated`, where adapters act on both factors.
+static void adapted_gate_up(const Layer& layer, const Batch& batch, const float* x, float* both, float* active) {
+    int64_t half = layer.intermediate, width = 2 * half;
+    Matrix pair[2] = {layer.gate, layer.up};
+    products(x, layer.hidden, batch.num_rows, layer.hidden, pair, 2, nullptr, nullptr, 0, both, width);
+    adapt(layer.adapted_gate_up, batch.runs, batch.num_runs, x, layer.hidden, both, width);
+    by_row(batch.num_rows, width, [&](int64_t row) {
+        const float *gate = both + row * width, *up = gate + half;
+        for (int64_t i = 0; i < half; i += LANES) {
+            int64_t left = half - i;
+            store_upto(active + row * half + i, silu(load_upto(gate + i, left)) * load_upto(up + i, left), left);
+        }
+    });
+}
+
 static void run_layer(const Layer& layer, const Batch& batch, const float* inputs, const float* x, float* out) {
     const Heads& heads = layer.heads;
     int64_t num_rows = batch.num_rows, hidden = layer.hidden;
     int64_t attended_width = heads.num_heads * heads.value_dim;
     int64_t qkv_width = heads.num_heads * heads.key_dim + heads.num_kv_heads * (heads.key_dim + heads.value_dim);
     static thread_local std::vector<float> scratch;
-    size_t needed = num_rows * (2 * hidden + qkv_width + attended_width + layer.intermediate);
+    bool adapted = batch.num_runs > 0;
+    size_t needed = num_rows * (2 * hidden + qkv_width + attended_width + (adapted ? 3 : 1) * layer.intermediate);
     if (scratch.size() < needed) scratch.resize(needed);
     float *normed = scratch.data(), *middle = normed + num_rows * hidden, *qkv = middle + num_rows * hidden;
     float *attended = qkv + num_rows * qkv_width, *active = attended + num_rows * attended_width;
@@ -98,14 +118,22 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
     }
     products(inputs, layer.inputs, num_rows, layer.inputs, layer.query_key_value, 3, nullptr, nullptr, 0, qkv,
              qkv_width);
+    if (adapted) adapt(layer.adapted_qkv, batch.runs, batch.num_runs, inputs, layer.inputs, qkv, qkv_width);
     rotate_and_store(layer, batch, qkv, qkv_width);
     attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const float*)layer.key_cache,
            (const float*)layer.value_cache, batch.block_size, attended, attended_width);
     products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, x, hidden, middle, hidden);
+    if (adapted)
+        adapt(layer.adapted_output, batch.runs, batch.num_runs, attended, attended_width, middle, hidden);
     by_row(num_rows, hidden, [&](int64_t row) {
         norm_row(middle + row * hidden, layer.output_norm, layer.output_eps, hidden, normed + row * hidden);
     });
-    products(normed, hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active, layer.intermediate);
+    if (adapted)
+        adapted_gate_up(layer, batch, normed, active + num_rows * layer.intermediate, active);
+    else
+        products(normed, hidden, num_rows, hidden, &layer.gate, 1, &layer.up, nullptr, 0, active, layer.intermediate);
     products(active, layer.intermediate, num_rows, layer.intermediate, &layer.down, 1, nullptr, middle, hidden, out,
              hidden);
+    if (adapted)
+        adapt(layer.adapted_down, batch.runs, batch.num_runs, active, layer.intermediate, out, hidden);
 }

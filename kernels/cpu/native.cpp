@@ -1,4 +1,5 @@
 // What Python calls: plain functions of pointers, one decoder layer among them.
+#include "adapters.h"
 #include "attention.h"
 #include "layer.h"
 #include "products.h"
@@ -10,6 +11,12 @@ void wingbeat_threads(int count, const int* cores) { threads.resize(count - 1, c
 void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Matrix* matrix, float* out) {
     Threads::Turn turn(threads);
     products(x, inputs, num_rows, inputs, matrix, 1, nullptr, nullptr, 0, out, matrix->columns);
+}
+
+void wingbeat_adapt(const Adapters* adapters, const AdapterRun* runs, int64_t num_runs, const float* x, float* out,
+                    int64_t out_stride) {
+    Threads::Turn turn(threads);
+    adapt(*adapters, runs, num_runs, x, adapters->inputs, out, out_stride);
 }
 
 void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float* weight, float eps, float* out) {

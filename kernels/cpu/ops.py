@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.cpu.library import open_library
-from wingbeat.kernels.cpu.structs import Batch, Heads, Layer, Matrix, Segment, declare
+from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
 CACHE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -67,6 +68,12 @@ class CpuKernels:
         rows = x.numel() // inputs
         self._library.wingbeat_product(x.data_ptr(), rows, inputs, ctypes.byref(matrix), out.data_ptr())
         return out
+
+    def adapt(self, out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> None:
+        """`wingbeat.kernels.layer.adapters.add_adapters` of contiguous rows."""
+        runs = runs_of(rows)
+        made = adapters_of(adapters)
+        self._library.wingbeat_adapt(ctypes.byref(made), runs, len(runs), x.data_ptr(), out.data_ptr(), out.shape[-1])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root-mean-square norm of each row of x [..., size] by a weight [size]."""
@@ -187,6 +194,7 @@ def batch_of(
     segments: Segments,
     block_size: int,
     inputs: Tensor | None = None,
+    runs: ctypes.Array | None = None,
 ) -> Batch:
     """Rows of a forward pass; whoever holds it holds the tensors.
 
@@ -194,6 +202,7 @@ def batch_of(
         cos: [num_tokens, dim], contiguous; `sin` likewise.
         slot_mapping: int64 [num_tokens], contiguous.
         inputs: what q, k and v read, where that is not the normed residual.
+        runs: of rows that have an adapter, as `runs_of` makes them.
     """
     return Batch(
         len(slot_mapping),
@@ -204,6 +213,37 @@ def batch_of(
         segments.array,
         len(segments.array),
         None if inputs is None else inputs.data_ptr(),
+        runs,
+        0 if runs is None else len(runs),
+    )
+
+
+def runs_of(rows: AdapterRows) -> ctypes.Array:
+    """Which rows have which adapter."""
+    return (AdapterRun * len(rows.runs))(*rows.runs)
+
+
+def adapters_of(adapters: StackedAdapters) -> Adapters:
+    """Adapters of one product; whoever holds it holds the tensors.
+
+    Raises:
+        ValueError: they are not float32 on the CPU.
+    """
+    a, b, parts = adapters.a, adapters.b, adapters.parts
+    if a.dtype != torch.float32 or a.device.type != "cpu":
+        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32 on the CPU needed")
+    return Adapters(
+        a.data_ptr(),
+        b.data_ptr(),
+        adapters.ranks.data_ptr(),
+        a.stride(0),
+        a.stride(1),
+        b.stride(0),
+        b.stride(1),
+        a.shape[1],
+        adapters.rank,
+        len(parts),
+        (ctypes.c_int64 * 3)(*parts),
     )
 
 

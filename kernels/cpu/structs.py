@@ -46,6 +46,30 @@ class Heads(Structure):
     ]
 
 
+class Adapters(Structure):
+    """What low-rank adapters do to one product, or to a few of the same inputs."""
+
+    _fields_ = [
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("ranks", c_void_p),
+        ("a_stride", c_int64),
+        ("a_row", c_int64),
+        ("b_stride", c_int64),
+        ("b_row", c_int64),
+        ("inputs", c_int64),
+        ("rank", c_int64),
+        ("num_parts", c_int64),
+        ("columns", c_int64 * 3),
+    ]
+
+
+class AdapterRun(Structure):
+    """Rows of a batch, one behind the other, that have the same adapter."""
+
+    _fields_ = [("id", c_int64), ("begin", c_int64), ("end", c_int64)]
+
+
 class Layer(Structure):
     """A decoder layer."""
 
@@ -68,6 +92,10 @@ class Layer(Structure):
         ("down", Matrix),
         ("key_cache", c_void_p),
         ("value_cache", c_void_p),
+        ("adapted_qkv", Adapters),
+        ("adapted_output", Adapters),
+        ("adapted_gate_up", Adapters),
+        ("adapted_down", Adapters),
     ]
 
 
@@ -83,6 +111,8 @@ class Batch(Structure):
         ("segments", POINTER(Segment)),
         ("num_segments", c_int64),
         ("inputs", c_void_p),
+        ("runs", POINTER(AdapterRun)),
+        ("num_runs", c_int64),
     ]
 
 
@@ -90,6 +120,14 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the types of the library's functions."""
     library.wingbeat_threads.argtypes = [ctypes.c_int, POINTER(ctypes.c_int)]
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), c_void_p]
+    library.wingbeat_adapt.argtypes = [
+        POINTER(Adapters),
+        POINTER(AdapterRun),
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+    ]
     library.wingbeat_norm.argtypes = [c_void_p, c_int64, c_int64, c_void_p, ctypes.c_float, c_void_p]
     library.wingbeat_attention.argtypes = [
         POINTER(Heads),
@@ -103,6 +141,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         c_void_p,
     ]
     library.wingbeat_layers.argtypes = [POINTER(Layer), c_int64, POINTER(Batch), c_void_p, c_void_p]
-    for name in ("threads", "product", "norm", "attention", "layers"):
+    for name in ("threads", "product", "adapt", "norm", "attention", "layers"):
         getattr(library, f"wingbeat_{name}").restype = None
     return library

@@ -23,6 +23,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.verifier.backend import TORCH, Backend
+from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.certain_tokens import with_certain
 from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
@@ -72,14 +73,13 @@ class Engine:
         self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
         self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids)
+        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, loaded.resident_adapters)
         on_host = on_host if backend.on_host is None else backend.on_host
         parts = (loaded, self.model, self.cache, self.slots)
         self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
         self.clock = RoundClock()
-        shape = config.speculation
-        fixed = FixedSpeculation(shape.max_path - 1)
-        self.policy = MeasuredSpeculation(self.runner, config) if shape.adaptive else fixed
+        fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
         self.drafting = DrafterClient(
             config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox, self.states
         )
@@ -211,18 +211,19 @@ class Engine:
         Raises:
             RoundFailed: the engine's own probe raises too, or this is no request's doing.
         """
+        if isinstance(error, BackendLost):
+            raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # nobody is a suspect
         logger.warning("A round raised %s: its requests are tried one by one", type(error).__name__, exc_info=error)
-        scheduler = self.scheduler
         failure = RoundFailed(f"{type(error).__name__}: {error}", *self._entangled())
         try:
-            alone = scheduler.running[0] if len(scheduler.running) == 1 else None
+            alone = running[0] if len(running := self.scheduler.running) == 1 else None
             self._in_flight.clear()
             for observer in self._observers:
                 observer.abandoned()
-            scheduler.restart()
+            self.scheduler.restart()
             self._probe()
             if alone is not None:
-                scheduler.fail(alone, error)
+                self.scheduler.fail(alone, error)
         except Exception as broken:
             logger.error("The engine is broken", exc_info=broken)
             raise failure from error

@@ -36,6 +36,8 @@ class Record(NamedTuple):
     """bool [num_tokens]: whether predicting token i is to be learnt; False for what a user wrote."""
     position: int = 0
     """Of the first token in its text: above 0 where the beginning was not captured."""
+    adapter: str = ""
+    """The LoRA adapter that the verifier had on top, `name@digest`; empty for none."""
     top_ids: Tensor | None = None
     """int32 [num_tokens, top_k]: the verifier's likeliest next tokens at row i, likeliest first; None without top_k."""
     top_logits: Tensor | None = None
@@ -53,6 +55,7 @@ class ShardInfo(BaseModel):
     num_sequences: int = Field(ge=1)
     num_tokens: int = Field(ge=1)
     num_bytes: int = Field(ge=1, description="Of the file.")
+    adapters: tuple[str, ...] = Field((), description="That its tensor `adapters` counts from 1 on; 0 is none.")
 
 
 class CaptureSpec(BaseModel):

@@ -32,6 +32,8 @@ class FinishedSequence(NamedTuple):
     num_prompt_tokens: int
     """Of the text, the part before `position` included."""
     num_bytes: int
+    adapter: str = ""
+    """As in `Record`."""
 
 
 class Sink(Protocol):
@@ -167,9 +169,15 @@ class LiveCapture(RoundObserver):
             self._sink.give_back(growing.num_bytes, dropped=False)
             return
         token_ids = growing.seq.token_ids[growing.position : growing.position + num_tokens]
+        adapter = growing.seq.request.adapter
         self._sink.put(
             FinishedSequence(
-                token_ids, growing.taps, growing.position, growing.seq.num_prompt_tokens, growing.num_bytes
+                token_ids,
+                growing.taps,
+                growing.position,
+                growing.seq.num_prompt_tokens,
+                growing.num_bytes,
+                "" if adapter is None else f"{adapter.name}@{adapter.digest}",
             )
         )
 

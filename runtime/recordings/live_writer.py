@@ -176,4 +176,5 @@ def _record(sequence: FinishedSequence) -> Record:
         taps=torch.cat(sequence.taps)[:num_tokens],
         loss_mask=learnt,
         position=sequence.position,
+        adapter=sequence.adapter,
     )

@@ -45,30 +45,44 @@ class _Windows(NamedTuple):
 class CaptureReader:
     """A capture's folder, or a folder of such folders (one per server that wrote live traffic), as one data set.
 
+    Args:
+        adapter: `name@digest` of the sequences that are read: those of another one are another model's.
+
     Raises:
         CaptureError: there is no capture, it is damaged, it is empty, or several do not belong together.
     """
 
-    def __init__(self, folder: str | Path, seed: int = 0) -> None:
+    def __init__(self, folder: str | Path, seed: int = 0, adapter: str = "") -> None:
         folders = _capture_folders(Path(folder))
         indices = [read_index(one) for one in folders]
         self.spec: CaptureSpec = indices[0].spec
         for one, index in zip(folders[1:], indices[1:], strict=True):
             _check_together(folders[0], self.spec, one, index.spec)
         self.seed = seed
-        self._files = [one / shard.file for one, index in zip(folders, indices, strict=True) for shard in index.shards]
+        self.adapter = adapter
+        shards = [(one, shard) for one, index in zip(folders, indices, strict=True) for shard in index.shards]
+        self._files = [one / shard.file for one, shard in shards]
         if not self._files:
             raise CaptureError(f"{folder} holds no sequences yet")
         self._open: dict[int, Any] = {}
-        offsets, positions = [], []
+        offsets, positions, kept = [], [], []
         for number in range(len(self._files)):
             shard = self._shard(number)
             offsets.append(shard.get_tensor("offsets").numpy())
             positions.append(shard.get_tensor("positions").numpy())
+            names = ("", *shards[number][1].adapters)
+            numbers = shard.get_tensor("adapters").numpy() if len(names) > 1 else np.zeros(len(positions[-1]), int)
+            kept.append(numbers == (names.index(adapter) if adapter in names else -1))
         self._shard_of = np.repeat(np.arange(len(offsets)), [len(one) - 1 for one in offsets])
         self._begins = np.concatenate([one[:-1] for one in offsets])
         self._lengths = np.concatenate([np.diff(one) for one in offsets])
         self._positions = np.concatenate(positions)
+        chosen = np.concatenate(kept)
+        if not chosen.any():
+            raise CaptureError(f"{folder} holds no sequences of {adapter or 'the model without adapters'}")
+        self._shard_of, self._begins, self._lengths, self._positions = (
+            of_all[chosen] for of_all in (self._shard_of, self._begins, self._lengths, self._positions)
+        )
         self._epoch: tuple[tuple[int, int], _Windows] | None = None
 
     @property
@@ -110,7 +124,7 @@ class CaptureReader:
         """Every sequence as it was captured, in order."""
         for sequence in range(self.num_sequences):
             parts = self._slices(sequence, 0, int(self._lengths[sequence]))
-            yield Record(**parts, position=int(self._positions[sequence]))
+            yield Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
 
     def check_verifier(self, fingerprint: str) -> None:
         """Raise CaptureError where the capture is not of this verifier: its taps would teach another model's drafter.

@@ -119,10 +119,18 @@ class CaptureWriter:
         lengths = torch.tensor([0] + [len(record.token_ids) for record in records])
         tensors["offsets"] = lengths.cumsum(0)
         tensors["positions"] = torch.tensor([record.position for record in records], dtype=torch.int32)
+        adapters = tuple(sorted({record.adapter for record in records} - {""}))
+        if adapters:
+            numbers = [("", *adapters).index(record.adapter) for record in records]
+            tensors["adapters"] = torch.tensor(numbers, dtype=torch.int32)
         path = self.folder / shard_name(len(self.index.shards))
         write_atomically(path, lambda temporary: save_file(tensors, temporary))
         shard = ShardInfo(
-            file=path.name, num_sequences=len(records), num_tokens=num_tokens, num_bytes=path.stat().st_size
+            file=path.name,
+            num_sequences=len(records),
+            num_tokens=num_tokens,
+            num_bytes=path.stat().st_size,
+            adapters=adapters,
         )
         self.index = self.index.model_copy(update={"shards": (*self.index.shards, shard), "complete": False})
         write_index(self.folder, self.index)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from wingbeat.runtime.lora.resident import AdapterName
+
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
 """Logits divided by a smaller temperature overflow; the best token's share is 1 long before."""
@@ -29,6 +31,8 @@ _RANGES = (
 
 MAX_LOGPROBS = 20
 """Most likely tokens that are reported per position, at most; OpenAI's limit, and vLLM's default."""
+TRIAL_TOKENS = 16
+"""Of a request on trial: a prompt's end and a few rounds. One that writes more has not broken its engine."""
 
 
 class FinishReason(StrEnum):
@@ -186,6 +190,16 @@ class Request:
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
     """What another engine has generated already; `max_tokens` and `min_tokens` count it."""
+    on_trial: bool = False
+    """Whether engines have died under it: it runs alone for its first `TRIAL_TOKENS` tokens, so that nothing else is to
+    blame where another one dies."""
+    adapter: AdapterName | None = None
+    """The LoRA adapter that it runs with; None is the base model."""
+
+    @property
+    def adapter_digest(self) -> str:
+        """Of its adapter; empty for none."""
+        return "" if self.adapter is None else self.adapter.digest
 
     @property
     def num_tokens(self) -> int:

@@ -12,64 +12,18 @@ owner writes, and what it writes lies past every position that is cached.
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from operator import attrgetter
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
+from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput
+from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
 logger = logging.getLogger(__name__)
-
-
-class Chunk(NamedTuple):
-    """Consecutive positions of one sequence computed in one round."""
-
-    seq: Sequence
-    start: int
-    length: int
-    samples: bool = False
-    """Whether it reaches the end of the sequence, so that its last row yields a token."""
-    replay: bool = False
-    """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
-
-    def prompt_targets(self) -> list[int]:
-        """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""
-        if self.replay or not self.seq.wants_prompt_logprobs:
-            return []
-        end = min(self.start + self.length + 1, self.seq.num_prompt_tokens)
-        return self.seq.token_ids[self.start + 1 : end]
-
-
-class SchedulerOutput(NamedTuple):
-    """One round's work."""
-
-    decodes: list[Sequence]
-    chunks: list[Chunk]
-    admitted: list[Sequence]
-    """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
-    budget_left: int
-    """Prompt tokens that could still be computed this round."""
-    without_room: tuple[Sequence, ...] = ()
-    """Decodes for whose trees there are no blocks."""
-
-    def with_trees(self) -> list[bool]:
-        """By decode: whether a tree was asked for and there are blocks for it."""
-        return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
-
-    def with_nodes(self) -> list[bool]:
-        """By decode: whether anything may be drafted for it, by the drafter or by its grammar."""
-        return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
-
-    def without_dropped(self) -> "SchedulerOutput":
-        """The same without sequences that have lost their slot since."""
-        return self._replace(
-            decodes=[seq for seq in self.decodes if seq.slot >= 0],
-            chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
-            admitted=[seq for seq in self.admitted if seq.slot >= 0],
-        )
 
 
 class Scheduler:
@@ -77,12 +31,20 @@ class Scheduler:
 
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
+        adapters: that requests may run with; None where there are none.
     """
 
-    def __init__(self, config: EngineConfig, block_manager: BlockManager, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        block_manager: BlockManager,
+        eos_token_ids: frozenset[int],
+        adapters: ResidentAdapters | None = None,
+    ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.eos_token_ids = eos_token_ids
+        self._adapters = adapters
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -99,24 +61,26 @@ class Scheduler:
         Raises:
             ValueError: its prompt leaves no room for a token under max_model_len, or is empty.
         """
-        num_tokens = request.num_tokens
+        if request.adapter is not None and self._adapters is None:
+            raise ValueError(f"model {request.adapter.name} is an adapter: this engine serves none")
         if not request.prompt_token_ids:
             raise ValueError("prompt is empty: give at least one token")
-        if num_tokens >= self.config.max_model_len:
+        if (num_tokens := request.num_tokens) >= self.config.max_model_len:
             raise ValueError(
                 f"prompt has {num_tokens} tokens: max_model_len {self.config.max_model_len} leaves no room for output"
             )
         seq = Sequence(request, masker)
         seq.metrics.forced_acceptance = self.config.forced_acceptance is not None
+        if request.on_trial:
+            self.suspects.add(seq, num_tokens + TRIAL_TOKENS)
         self.waiting.append(seq)
 
     def abort(self, request_id: str) -> Sequence | None:
         """Drop a request and free what it holds; None if it is not here any more."""
-        for queue in (self.running, self.waiting):
-            for seq in queue:
-                if seq.request.request_id == request_id:
-                    self._drop(seq)
-                    return seq
+        for seq in (*self.running, *self.waiting):
+            if seq.request.request_id == request_id:
+                self._drop(seq)
+                return seq
         return None
 
     def fail(self, seq: Sequence, error: Exception) -> None:
@@ -159,13 +123,15 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Pick the round's work and give it blocks."""
+        for seq in [seq for seq in reversed(self.running) if self.suspects and seq not in self.suspects]:
+            self._preempt(seq)
         decodes, without_room = self._schedule_decodes()
         budget = self.config.max_num_batched_tokens
         chunks: list[Chunk] = []
         admitted: list[Sequence] = []
         for seq in self.running:
             if seq.num_uncomputed > 1 and budget:
-                chunks.append(_next_chunk(seq, budget))
+                chunks.append(Chunk.next_of(seq, budget))
                 budget -= chunks[-1].length
         while self.waiting and self._free_slots and budget:
             seq = self._next()
@@ -175,10 +141,12 @@ class Scheduler:
             self.running.append(seq)
             admitted.append(seq)
             if seq.num_uncomputed > 1:
-                chunks.append(_next_chunk(seq, budget))
+                chunks.append(Chunk.next_of(seq, budget))
                 budget -= chunks[-1].length
             else:
                 decodes.append(seq)
+        if self._adapters is not None:
+            decodes.sort(key=attrgetter("adapter_id"))  # rows of one adapter are read together
         return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
@@ -260,10 +228,8 @@ class Scheduler:
 
     def _must_settle(self, seq: Sequence) -> bool:
         """Whether what is in flight ends the sequence for certain, or may fill it to the last position there is."""
-        if not seq.in_flight:
-            return False
         certain = seq.min_len - seq.num_prompt_tokens >= seq.request.params.max_tokens
-        return certain or seq.max_len >= self.config.max_model_len
+        return bool(seq.in_flight) and (certain or seq.max_len >= self.config.max_model_len)
 
     def _grow_with_tree(self, seq: Sequence) -> bool:
         """Blocks for the root and what may be drafted, if there are so many free."""
@@ -295,14 +261,16 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         """Give a waiting sequence its slot and the blocks of all its tokens, cached ones first."""
-        cached = []
-        if not seq.wants_prompt_logprobs:
-            cached = self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
+        if seq.request.adapter is not None:
+            place = self._adapters.acquire(seq.request.adapter)
+            if place is None:
+                return False
+            seq.adapter_id = place
+        cached = [] if seq.wants_prompt_logprobs else self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):
-            self.block_manager.release(seq.blocks)
-            seq.blocks = []
+            self._free(seq)
             return False
         seq.num_computed = len(cached) * self.config.block_size
         if seq.num_output_tokens == 0:
@@ -333,6 +301,8 @@ class Scheduler:
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:
             self._free_slots.append(seq.slot)
+        if seq.adapter_id:
+            self._adapters.release(seq.request.adapter)
         self.block_manager.release(seq.blocks)
         seq.reset()
 
@@ -343,8 +313,3 @@ class Scheduler:
             tokens = seq.token_ids[index * size : (index + 1) * size]
             seq.last_hash = self.block_manager.register(seq.blocks[index], seq.last_hash, tokens)
             seq.num_hashed_blocks += 1
-
-
-def _next_chunk(seq: Sequence, budget: int) -> Chunk:
-    length = min(seq.num_uncomputed, budget)
-    return Chunk(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)

@@ -62,6 +62,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter_id",
         "blocks",
         "draft",
         "epoch",
@@ -92,7 +93,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.preempted = False
         """Whether it has run before and waits to be computed again."""
-        self.root_hash = salted_root(request.params.cache_salt)
+        self.root_hash = salted_root(request.params.cache_salt, request.adapter_digest)
         self.masker = masker
         """Which tokens may come next; None where all may."""
         params = request.params
@@ -109,6 +110,8 @@ class Sequence:
         self.num_synced_blocks = 0
         """Blocks already written to the device's block table."""
         self.slot = -1
+        self.adapter_id = 0
+        """Its adapter's place while it has a slot; 0 is none."""
         self.epoch = 0
         self.in_flight: list[int] = []
         """By round launched and not settled, oldest first: the most tokens it may emit; the least is 1."""

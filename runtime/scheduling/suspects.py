@@ -1,4 +1,4 @@
-"""Who may have made a round raise: each runs alone until it is past that round."""
+"""Who may have made a round raise, or an engine die: each runs alone until it is past that."""
 
 import math
 
@@ -11,14 +11,15 @@ FORGOTTEN_AFTER = 1000
 
 
 class Suspects:
-    """Sequences of a round that raised, while it is not known which of them it was."""
+    """Sequences of a round that raised, while it is not known which of them it was, and those on trial."""
 
     def __init__(self) -> None:
         self.num_unexplained = 0
         """Rounds that raised and are not forgotten, though everything that ran in them was carried out alone."""
         self._passed_at: dict[Sequence, float] = {}
         """By suspect, the tokens beyond which it is past that round."""
-        self._explained = False
+        self._unexplained = False
+        """Whether a round has raised, and none of the suspects has yet."""
         self._num_good_rounds = 0
 
     def __bool__(self) -> bool:
@@ -39,6 +40,7 @@ class Suspects:
         """
         if self.num_unexplained == MAX_UNEXPLAINED:
             raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
+        self._unexplained = True
         self._num_good_rounds = 0
 
     def round_went_well(self) -> None:
@@ -52,7 +54,7 @@ class Suspects:
 
     def failed(self, seq: Sequence) -> None:
         """A sequence raised alone: where it is a suspect, that explains the round."""
-        self._explained |= seq in self._passed_at
+        self._unexplained &= seq not in self._passed_at
 
     def is_past(self, seq: Sequence) -> bool:
         """Whether a suspect has gone through the round that raised."""
@@ -61,5 +63,5 @@ class Suspects:
     def clear(self, seq: Sequence) -> None:
         """A sequence is no suspect any more, if it was one."""
         if self._passed_at.pop(seq, None) is not None and not self._passed_at:
-            self.num_unexplained += not self._explained
-            self._explained = False
+            self.num_unexplained += self._unexplained
+            self._unexplained = False

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
@@ -22,7 +23,7 @@ from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch
 from wingbeat.runtime.verifier.packing import Group, Packing, pack, pack_rows, packed, rows_of
-from wingbeat.runtime.verifier.prompt_chunks import in_pieces, side_by_side
+from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
@@ -87,6 +88,7 @@ class BatchBuilder:
         self.device = slots.device
         self.dtype = loaded.dtype
         self.windows = loaded.windows
+        self.adapters = loaded.adapters
         self.on_host = on_host
         self.states = states
         self._pieces = pieces
@@ -134,14 +136,14 @@ class BatchBuilder:
         """
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         segments: list[AttentionSegment] = []
-        num_rows, wanted, real = 0, [], None
+        num_rows, wanted, real, chunk_slots = 0, [], None, None
         if decodes is not None:
             segments += self._decode_segments(plan.decodes, decodes)
             num_rows = decodes.num_rows
             parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
         if plan.chunks:
             flatten_chunks = self._chunks_in_pieces if self._pieces else self._chunks_apart
-            wanted, of_chunks, real, own = flatten_chunks(plan.chunks, num_rows)
+            wanted, of_chunks, real, own, chunk_slots = flatten_chunks(plan.chunks, num_rows)
             parts.append(of_chunks)
             segments += own
         token_ids, positions, mapping = (torch.cat(fields) for fields in zip(*parts, strict=True))
@@ -150,6 +152,8 @@ class BatchBuilder:
             logits_rows = upload([*range(num_rows), *wanted] or [0], self.device)
         packed_segments = pack_segments(segments) if self.in_place else None
         metadata = AttentionMetadata(self.cache.layers, mapping, segments, packed=packed_segments)
+        if self.adapters is not None and not (self.on_host and plan.is_unadapted):
+            metadata = metadata._replace(adapters=self._adapter_rows(decodes, chunk_slots))
         if self.states is not None:
             tree, packing = (None, None) if decodes is None else (decodes.tree, decodes.packing)
             metadata = metadata._replace(states=self.states.round(plan, tree, num_rows, packing))
@@ -168,7 +172,9 @@ class BatchBuilder:
             table = slice(chunk.seq.slot, chunk.seq.slot + 1)
             mapping.append(self.slot_mapping(table, positions[None, own])[0])
         mapping = torch.where(stores > 0, torch.cat(mapping), 0)
-        return _FlatChunks(rows.logits_rows(chunks, begin), (token_ids, positions, mapping), None, segments)
+        slots = [chunk.seq.slot for chunk in chunks for _ in range(chunk.length)] if self.adapters is not None else []
+        fields = (token_ids, positions, mapping)
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, None, segments, upload(slots, self.device))
 
     def _chunks_in_pieces(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
         """One segment of all chunks, brought to the device as one copy."""
@@ -191,13 +197,26 @@ class BatchBuilder:
             self.dtype,
         )
         fields = (token_ids, positions, mapping.flatten())
-        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment])
+        row_slots = slots.repeat_interleave(PIECE_ROWS)
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment], row_slots)
 
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
         segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
-        metadata = AttentionMetadata(self.cache.layers, decodes.slot_mapping.flatten(), [segment])
+        adapters = None if self.adapters is None else self._adapter_rows(decodes, None)
+        mapping = decodes.slot_mapping.flatten()
+        metadata = AttentionMetadata(self.cache.layers, mapping, [segment], adapters=adapters)
         return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
+
+    def _adapter_rows(self, decodes: Decodes | None, chunk_slots: Tensor | None) -> AdapterRows:
+        """Which adapter each row has: those of the decodes, then those of the chunks, by their slots."""
+        parts = []
+        if decodes is not None:
+            parts.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.token_ids)))
+        if chunk_slots is not None:
+            parts.append(chunk_slots)
+        ids = self.slots.adapter_ids[torch.cat(parts)]
+        return AdapterRows.of(ids, self.adapters.max_loras, self.on_host)
 
     def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
         num_nodes = decodes.token_ids.shape[1]
@@ -271,6 +290,8 @@ class _FlatChunks(NamedTuple):
     """Token ids, positions and slot mapping: int64 [num_rows]."""
     real: Tensor | None
     segments: list[AttentionSegment]
+    slots: Tensor
+    """int64 [num_rows]: of each row's sequence; empty where nobody asks."""
 
 
 def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:

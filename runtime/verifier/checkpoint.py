@@ -81,13 +81,16 @@ def check_weights(config: ConfigFile) -> None:
     _from_pretrained(config, device_map="meta")
 
 
-def load_weights(config: ConfigFile, dtype: "torch.dtype") -> "PreTrainedModel":
+def load_weights(config: ConfigFile, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
     """The model with all of its weights, on the host.
+
+    Args:
+        options: of `from_pretrained`, such as those that leave this process a part of each weight.
 
     Raises:
         ModelCheckpointError: as `check_weights`.
     """
-    return _from_pretrained(config, dtype=dtype)
+    return _from_pretrained(config, dtype=dtype, **options)
 
 
 def check_finite(model: "nn.Module") -> None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wingbeat.kernels.cpu.ops import CpuKernels, batch_of, layer_of, matrix_of
+from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, matrix_of, runs_of
 from wingbeat.kernels.cpu.structs import Heads, Layer
+from wingbeat.kernels.layer.stacked_adapters import StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.attention import METADATA_KEYWORD, AttentionMetadata
 
@@ -86,6 +87,13 @@ class LayerStack:
         self._held[attn.layer_idx] = [parameter.data for parameter in layer.parameters()]
         self._at = None
 
+    def adapt(self, index: int, stacks: tuple[StackedAdapters, ...]) -> None:
+        """Let adapters act on a layer's products: q, k and v; the output; gate and up; down."""
+        layer = self._layers[index]
+        layer.adapted_qkv, layer.adapted_output, layer.adapted_gate_up, layer.adapted_down = map(adapters_of, stacks)
+        self._held[index] += [tensor for stack in stacks for tensor in stack[:3]]
+        self._at = None
+
     def remove(self, index: int) -> None:
         """Forget a layer."""
         self._layers.pop(index, None)
@@ -120,7 +128,8 @@ class LayerStack:
             count += 1
         cos, sin = (part.contiguous() for part in position_embeddings)
         block_size = metadata.caches[index][0].shape[1]
-        batch = batch_of(cos, sin, metadata.slot_mapping, metadata.packed, block_size)
+        runs = None if metadata.adapters is None else runs_of(metadata.adapters)
+        batch = batch_of(cos, sin, metadata.slot_mapping, metadata.packed, block_size, runs=runs)
         x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
         self.kernels.run_layers(array, index, count, batch, x, out)
         return list(out.unbind(0))
@@ -168,6 +177,12 @@ class CpuLayer(nn.Module):
         # The weights may go elsewhere, or become of another type.
         self.leave_stack()
         return super()._apply(fn, recurse)
+
+    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
+        """See `LayerStack.adapt`; does nothing for a layer that has left its stack."""
+        stack = self.__dict__.get("_stack")
+        if stack is not None:
+            stack.adapt(self.self_attn.layer_idx, stacks)
 
     def leave_stack(self) -> None:
         """Run as the layer's own class from now on."""

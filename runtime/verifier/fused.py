@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wingbeat.kernels.layer import reference
+from wingbeat.kernels.layer.adapters import add_adapters
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.attention import (
     METADATA_KEYWORD,
@@ -138,6 +140,8 @@ class FusedLayer(nn.Module):
 
     _ops: LayerOps
     _window: int
+    _adapters: tuple[StackedAdapters, ...] | None = None
+    """Of q, k and v; the output; gate and up; down."""
 
     def forward(
         self,
@@ -157,10 +161,11 @@ class FusedLayer(nn.Module):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        ops, before = self._ops, hidden_states[0]
+        ops, before, rows = self._ops, hidden_states[0], metadata.adapters
         cos, sin = (part[0] for part in position_embeddings)
         normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
-        qkv = functional.linear(normed, *self._qkv).unflatten(-1, (-1, attn.head_dim))
+        qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, rows)
+        qkv = qkv.unflatten(-1, (-1, attn.head_dim))
         cache, norms = metadata.caches[attn.layer_idx], ()
         if hasattr(attn, "q_norm"):
             norms = (attn.q_norm.weight, *_norm_of(attn.k_norm))
@@ -174,13 +179,26 @@ class FusedLayer(nn.Module):
             workspace=metadata.workspace,
             packed=metadata.packed,
         )
-        mixed = functional.linear(mixed.flatten(1), attn.o_proj.weight, attn.o_proj.bias)
+        attended = mixed.flatten(1)
+        mixed = self._adapted(functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias), attended, 1, rows)
         normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
-        active = ops.silu_mul(functional.linear(normed, *self._gate_up))
+        active = ops.silu_mul(self._adapted(functional.linear(normed, *self._gate_up), normed, 2, rows))
         if mlp.down_proj.bias is not None:
-            return (total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias))[None]
-        # The product is added where it is summed: one launch, and one rounding less.
-        return total.addmm_(active, mlp.down_proj.weight.t())[None]
+            out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
+        else:
+            # The product is added where it is summed: one launch, and one rounding less.
+            out = total.addmm_(active, mlp.down_proj.weight.t())
+        return self._adapted(out, active, 3, rows)[None]
+
+    def _adapted(self, out: Tensor, x: Tensor, product: int, rows: AdapterRows | None) -> Tensor:
+        """A product with what its rows' adapters add, in place."""
+        if rows is None or self._adapters is None:
+            return out
+        return add_adapters(out, x, self._adapters[product], rows)
+
+    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
+        """Let adapters act on the layer's products."""
+        self.__dict__["_adapters"] = stacks
 
     def join(self) -> None:
         """Take the projections as they now are."""

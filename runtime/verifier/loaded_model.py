@@ -1,6 +1,7 @@
 """A verifier that passed every check, and the error for one that did not."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -8,6 +9,10 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.state.mixer import Mixer
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.lora.resident import ResidentAdapters
+    from wingbeat.runtime.verifier.adapted import ModelAdapters
 
 
 class UnsupportedModelError(ValueError):
@@ -26,6 +31,8 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
+    adapters: "ModelAdapters | None" = None
+    """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
 
@@ -45,9 +52,20 @@ class LoadedModel:
         return self.model.config.to_json_string(use_diff=False)
 
     @property
+    def resident_adapters(self) -> "ResidentAdapters | None":
+        """Which adapters are there; None where it serves none."""
+        return None if self.adapters is None else self.adapters.resident
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Distinct sliding windows over the layers that attend; 0 stands for none."""
         return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
+
+
+def num_words(table: nn.Module) -> int:
+    """Rows of an embedding or an output matrix, of which a process may hold a part."""
+    whole = getattr(table, "out_features", None) or getattr(table, "num_embeddings", None)
+    return whole or len(table.weight)
 
 
 def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:

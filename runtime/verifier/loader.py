@@ -13,10 +13,11 @@ from wingbeat.runtime.verifier.architecture_checks import (
     position_limit,
 )
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.fused import fuse
-from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids
+from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
 from wingbeat.runtime.verifier.mixers import install_mixers
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.speed_up import speed_up
@@ -40,8 +41,11 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> Lo
         return prepare_model(model, Path(path).name)
 
 
-def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
+def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> LoadedModel:
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
+
+    Args:
+        whole: False where its products are parts of what several processes add up: no layer is one function then.
 
     Raises:
         UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
@@ -56,9 +60,9 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
         stage = "transformers' own generate() fails on it"
         references = reference_logits(model, probed)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, kinds.states)
+        loaded = _switch(model, name, probed, kinds.states, whole)
         try_model(loaded, references)
-    except (torch.OutOfMemoryError, MemoryError):
+    except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{type(model).__name__}: {error}") from error
@@ -68,20 +72,25 @@ def prepare_model(model: PreTrainedModel, name: str) -> LoadedModel:
     return loaded
 
 
-def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention, states: list[LayerState]) -> LoadedModel:
+def _switch(
+    model: PreTrainedModel, name: str, probed: ProbedAttention, states: list[LayerState], whole: bool
+) -> LoadedModel:
     """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`)."""
+    if states and not whole:
+        raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
     speed_up(model)
     layers = decoder_layers(model, len(probed.layers))
-    fuse(model, layers, probed.layers)
+    if whole:
+        fuse(model, layers, probed.layers)
     return LoadedModel(
         model=model,
         name=name,
         layers=probed.layers,
         decoder_layers=layers,
         hidden_size=config.hidden_size,
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=num_words(model.get_output_embeddings()),
         max_position_embeddings=probed.max_positions,
         eos_token_ids=end_of_text_ids(model),
         mixers=install_mixers(model, states),

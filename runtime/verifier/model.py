@@ -53,6 +53,7 @@ class VerifierModel(nn.Module):
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
+        self.adapters = loaded.adapters
         self.mixers = loaded.mixers
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
@@ -64,19 +65,27 @@ class VerifierModel(nn.Module):
         self.taps.remove()
 
     @torch.inference_mode()
-    def observe(self, token_ids: Tensor) -> Tensor:
-        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache."""
+    def observe(self, token_ids: Tensor) -> Tensor | None:
+        """Taps of whole sequences, int64 [num_seqs, length] -> [num_seqs, length, taps_size], without our KV cache.
+
+        None where nothing is tapped.
+        """
         self.taps.clear()
+        if self.adapters is not None:
+            self.adapters.rows = None
         self.model.set_attn_implementation("eager")
         try:
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
         finally:
             self.model.set_attn_implementation(ATTENTION_NAME)
-        return torch.cat(self.taps.take(), dim=-1)
+        parts = self.taps.take()
+        return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; KV is written into the caches of `batch.attention`, and its states go on."""
         self.taps.clear()
+        if self.adapters is not None:
+            self.adapters.rows = batch.attention.adapters
         self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
         output = self.model(

@@ -49,6 +49,7 @@ class SlotState:
         self.committed_lens = column(torch.int64)
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
+        self.adapter_ids = column(torch.int64)
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
@@ -109,12 +110,13 @@ class SlotState:
 
     def _admit(self, seqs: list[Sequence]) -> None:
         params = [seq.request.params for seq in seqs]
-        slots, lens, last_token_ids, epochs, seeds, top_ks = upload(
+        slots, lens, last_token_ids, epochs, adapter_ids, seeds, top_ks = upload(
             [
                 [seq.slot for seq in seqs],
                 [len(seq.token_ids) for seq in seqs],
                 [seq.token_ids[-1] for seq in seqs],
                 [seq.epoch for seq in seqs],
+                [seq.adapter_id for seq in seqs],
                 [param.seed for param in params],
                 [param.top_k for param in params],
             ],
@@ -126,6 +128,7 @@ class SlotState:
         self.committed_lens[slots] = lens
         self.last_token_ids[slots] = last_token_ids
         self.epochs[slots] = epochs
+        self.adapter_ids[slots] = adapter_ids
         for name in ("epochs", "temperatures", "seeds"):
             self._num_changes[name] += 1
         self.seeds[slots] = seeds

@@ -28,6 +28,10 @@ def with_states(loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
                 f"{name} is True: {loaded.name} has layers with recurrent state, whose rounds run eagerly, one by one; "
                 "leave it out"
             )
+    if config.max_loras:
+        raise ValueError(
+            f"max_loras is {config.max_loras}: {loaded.name} has layers with recurrent state, which serve no adapters"
+        )
     interval = -(-config.state_interval // config.block_size) * config.block_size
     return replace(config, cuda_graphs=False, overlap=False, state_interval=interval)
 

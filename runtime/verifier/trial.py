@@ -24,7 +24,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder
-from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, num_words
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.probe import ProbedAttention
 from wingbeat.runtime.verifier.slots import SlotState
@@ -92,7 +92,7 @@ def reference_logits(model: PreTrainedModel, probed: ProbedAttention) -> list[Re
     The texts leave windows that are short; what wider ones hide is known from their masks.
     """
     windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
-    vocab_size = min(len(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings()))
+    vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
     texts = trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
     model.set_attn_implementation("eager")
     with _plain_generation(model):

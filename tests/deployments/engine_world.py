@@ -1,10 +1,11 @@
 """An engine's loop in a thread of this process, joined to its client as the engine's process is to its replica."""
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterable
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, Vanished
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
@@ -28,8 +29,15 @@ class ThreadedEngine:
         self.loop = EngineLoop(
             engine, self._engine_link, calls, stream_interval_s, cache_log=getattr(engine, "cache_log", None)
         )
-        self.thread = threading.Thread(target=self.loop.run, daemon=True)
+        self._event_loop = asyncio.get_running_loop()
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except Vanished:
+            self._event_loop.call_soon_threadsafe(self.client.lose, "it vanished")
 
     @property
     def failure(self) -> EngineFailed | None:

@@ -14,6 +14,7 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
+from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
@@ -52,6 +53,25 @@ class FakeAdmission:
         self._pool.num_admitted -= given
 
 
+class FakeAdapterFiles:
+    """An engine that can load the adapters `good` and `other`, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+        self.unloaded: list[str] = []
+
+    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
+        if path not in ("good", "other"):
+            return None, f"{path}: it is not there"
+        return (name, path, f"digest of {path}"), ""
+
+    async def unload_adapter(self, engine_id: str, digest: str) -> None:
+        self.unloaded.append(digest)
+
+    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        self.told.append(entries)
+
+
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
@@ -62,6 +82,8 @@ class FakePool:
         engine_id: str = "",
     ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
+        self.files = FakeAdapterFiles()
+        self.adapters = FleetAdapters(self.files, lambda: ["engine"])
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id
@@ -138,8 +160,10 @@ def app_for(
     tokenizer: Tokenizer = TOKENIZER,
     parsers: Parsers | None = None,
     monitor: Monitor | None = None,
+    updates_adapters: bool = False,
 ):
-    return create_app(CompletionService(pool, tokenizer, parsers), access, limits, monitor=monitor)
+    service = CompletionService(pool, tokenizer, parsers)
+    return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters)
 
 
 def call(

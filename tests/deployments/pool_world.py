@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
+from wingbeat.deployments.fleet.adapters import AdapterCatalog
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
@@ -18,6 +19,7 @@ class LocalEngines:
     def __init__(self, *names: str, round_s: float = 0.002, engine: Callable[..., FakeEngine] = FakeEngine) -> None:
         self.engines = {name: engine(round_s) for name in names}
         self.loops = {name: ThreadedEngine(engine) for name, engine in self.engines.items()}
+        self.catalogs = {name: AdapterCatalog() for name in names}
         self.killed: set[str] = set()
         self.streams: dict[str, list[RouterStream]] = {name: [] for name in names}
         self.listeners: list[Callable[[frozenset[str]], None]] = []
@@ -36,6 +38,8 @@ class LocalEngines:
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         self._require_alive(engine_id)
         stream = self.loops[engine_id].connect(client_id)
+        if changes := self.catalogs[engine_id].changes():
+            stream.tell_adapters(changes)
         self.streams[engine_id].append(stream)
         try:
             yield []
@@ -62,6 +66,18 @@ class LocalEngines:
     async def reset_prefix_cache(self, engine_id: str) -> None:
         self._require_alive(engine_id)
         await self.loops[engine_id].client.call("reset_prefix_cache")
+
+    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
+        self._require_alive(engine_id)
+        return (name, path, f"digest of {path}"), ""
+
+    async def unload_adapter(self, engine_id: str, digest: str) -> None:
+        self._require_alive(engine_id)
+
+    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        self._require_alive(engine_id)
+        if self.catalogs[engine_id].merge(entries):
+            self.loops[engine_id].client.tell_adapters(self.catalogs[engine_id].changes())
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""

@@ -199,28 +199,6 @@ def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
     assert plain["metrics"]["speculative_decoding"]["num_drafts"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_lost_drafter_fails_no_request_and_another_takes_over(real_app: httpx.Client, how: signal.Signals):
-    (engine,) = verifier_stats(REAL).values()
-    prompts = [PROMPT[i % 3 :] + "x" * i for i in range(8)]
-    undisturbed = [complete(real_app, prompt, temperature=0.7, max_tokens=200) for prompt in prompts]
-    with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(complete, real_app, p, temperature=0.7, max_tokens=200) for p in prompts]
-        until(lambda: next(iter(verifier_stats(REAL).values()))["num_requests"] == 8, 10)
-        os.kill(engine["drafter_pid"], how)
-        texts = [answer.result()["choices"][0]["text"] for answer in answers]
-    assert texts == [answer["choices"][0]["text"] for answer in undisturbed]
-
-    def reattached() -> bool:
-        (stats,) = verifier_stats(REAL).values()
-        return stats["drafter_incarnation"] > engine["drafter_incarnation"] and stats["drafter_state"] == "attached"
-
-    until(reattached)
-    assert complete(real_app, PROMPT, temperature=0)["metrics"]["speculative_decoding"]["num_drafts"] > 0
-    assert not process_exists(engine["drafter_pid"])
-
-
 def test_a_scrape_shows_the_engine_and_what_its_client_saw(demo_app: Any):
     demo_app.complete(PROMPT)
     text = demo_app.http.get("/metrics").text

@@ -54,7 +54,7 @@ def test_a_round_on_a_gpu_has_more_prompt_tokens_unless_their_number_is_set():
         ((0.7, 0.3), 1.0, True),
         ((0.4, 0.1), 0.5, True),
         ((1, 0.5), 1.0, False),
-        ((2, 0), 1.0, False),
+        ((1, 0), 1.0, False),
     ],
 )
 def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):

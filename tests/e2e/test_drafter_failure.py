@@ -1,4 +1,5 @@
-"""A drafter that dies or falls silent in the middle of 16 streams changes no text, and speculation comes back."""
+"""A drafter that dies in the middle of 16 streams changes no text, and speculation comes back; of `tests/chaos` what is
+in the default run."""
 
 import os
 import signal
@@ -57,15 +58,13 @@ def undisturbed(demo_app) -> list[tuple[str, str | None]]:
     return read_all(demo_app)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_streams_are_unharmed_and_speculation_returns(demo_app, undisturbed, until, process_exists, how):
+def test_streams_are_unharmed_and_speculation_returns(demo_app, undisturbed, until, process_exists):
     before = demo_app.engine()
     usual = demo_app.complete(PROBE).metrics["speculative_decoding"]
     assert usual["num_drafts"] > 0
     assert before["drafter_state"] == "attached"
 
-    disturbed = read_all(demo_app, lambda: os.kill(before["drafter_pid"], how))
+    disturbed = read_all(demo_app, lambda: os.kill(before["drafter_pid"], signal.SIGKILL))
     assert disturbed == undisturbed
     assert all(finish == "length" for _, finish in disturbed)
 

@@ -1,7 +1,5 @@
-"""Other shapes of the application: two pairs behind one router, other drafters, a queue that is full."""
+"""Other shapes of the application: other drafters, a queue that is full; `tests/chaos` has those of several pairs."""
 
-import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -9,7 +7,6 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 NUM_TOKENS = 240
-LONG_TOKENS = 1200
 PROMPTS = [
     "def read_config(path):\n    ",
     "class Stack:\n    def __init__(self):\n        ",
@@ -34,27 +31,6 @@ def narrow_app(start_app):
     """Plain decoding of one sequence at a time, and nobody may queue."""
     with start_app("e2e-plain", drafter="none", max_num_seqs=1, max_queued_requests=0) as app:
         yield app
-
-
-def test_both_replicas_work_and_one_killed_with_its_requests_changes_no_text(
-    start_app, expected, until, process_exists
-):
-    with start_app("e2e-two", num_replicas=2) as app, ThreadPoolExecutor(len(PROMPTS)) as threads:
-        answers = list(threads.map(lambda prompt: app.complete(prompt, max_tokens=NUM_TOKENS), PROMPTS))
-        assert [answer.choices[0].text for answer in answers] == expected
-        engines = app.engines()
-        assert len(engines) == 2
-        # Adaptive speculation has weighed every round; what it found depends on what else the machine does.
-        assert all(sum(engine["policy"]["decisions"].values()) > 0 for engine in engines.values())
-
-        # Long enough for both engines to be seen at work before one is killed.
-        whole = list(threads.map(lambda prompt: app.text(prompt, max_tokens=LONG_TOKENS), PROMPTS))
-        running = [threads.submit(app.text, prompt, max_tokens=LONG_TOKENS) for prompt in PROMPTS]
-        until(lambda: all(engine["num_requests"] > 0 for engine in app.engines().values()))
-        killed = next(iter(engines.values()))
-        os.kill(killed["pid"], signal.SIGKILL)
-        assert [answer.result() for answer in running] == whole
-        until(lambda: not process_exists(killed["drafter_pid"]))
 
 
 def test_plain_decoding_writes_what_the_eagle_pair_writes(narrow_app, expected):

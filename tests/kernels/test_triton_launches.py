@@ -16,6 +16,8 @@ KERNELS = {
     "_rotate_and_store_kernel",
     "_silu_mul_kernel",
     "_fp8_linear_kernel",
+    "_shrink_kernel",
+    "_expand_kernel",
     "_noise_kernel",
     "_scale_kernel",
     "_collect_kernel",

@@ -9,12 +9,12 @@ from wingbeat.deployments.api.description import BODIES, SCHEMAS, endpoints
 
 
 def document() -> dict:
-    return call(FakePool(), "/openapi.json", method="GET").json()
+    return call(FakePool(), "/openapi.json", method="GET", updates_adapters=True).json()
 
 
 def test_every_endpoint_is_described():
     paths = document()["paths"]
-    for method, path in endpoints(app_for(FakePool())):
+    for method, path in endpoints(app_for(FakePool(), updates_adapters=True)):
         if path not in ("/openapi.json", "/docs"):
             assert method in paths[path.replace(":path}", "}")]
 

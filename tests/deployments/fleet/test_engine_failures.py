@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
-from tests.fakes import POISON, FakeEngine, expected_tokens, wait_until
+from tests.fakes import DEADLY, POISON, DeadlyEngine, FakeEngine, expected_tokens, vanish, wait_until
 from wingbeat.deployments.fleet import connection as engine_connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.fleet.interface import EngineUnavailable, RequestFailed
+from wingbeat.deployments.fleet.interface import RequestFailed
 from wingbeat.deployments.fleet.wire import pack_request
 from wingbeat.deployments.replica import outbox
-from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 EXPECTED = expected_tokens((1, 2, 3), 7, 100)
 
@@ -71,9 +71,9 @@ def test_a_request_whose_processing_raises_fails_and_its_neighbour_notices_nothi
 )
 def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, monkeypatch):
     def corrupt(number, request):
-        number, prompt, params, done = pack_request(number, request)
+        number, prompt, params, *rest = pack_request(number, request)
         wrong = (*params[:field], value, *params[field + 1 :])
-        return number, prompt, wrong if request.request_id == "bad" else params, done
+        return number, prompt, wrong if request.request_id == "bad" else params, *rest
 
     monkeypatch.setattr(engine_connection, "pack_request", corrupt)
 
@@ -177,22 +177,88 @@ def test_an_engine_that_vanishes_loses_no_request_wherever_it_is(in_first_round)
     run(scenario, "a", "b")
 
 
-def test_a_request_that_two_vanished_engines_had_is_not_tried_on_a_third():
-    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        task = bystander(pool)
-        for _ in range(2):
-            name = None
-            while name is None:
-                name = next(
-                    (n for n, loop in source.loops.items() if loop.num_requests and n not in source.killed), None
-                )
-                await asyncio.sleep(0.001)
-            source.kill(name)
-        with pytest.raises(EngineUnavailable, match="2 engines died"):
-            await task
-        assert pool.healthy()
+async def all_on(source: LocalEngines, name: str, tasks: list[asyncio.Task]) -> None:
+    """Until one engine has taken so many requests."""
+    while len(source.engines[name].taken) < len(tasks):
+        await asyncio.sleep(0.001)
 
-    run(scenario, "a", "b", "c")
+
+async def end_of(source: LocalEngines, name: str) -> None:
+    """Until an engine has vanished."""
+    while source.loops[name].thread.is_alive():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("whole_replica", [False, True])
+def test_only_what_kills_three_engines_in_a_row_fails_and_its_neighbours_on_all_of_them_do_not(whole_replica):
+    """Every request is on every engine that dies."""
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        event_loop = asyncio.get_running_loop()
+
+        def take_the_replica_along(name: str) -> None:
+            event_loop.call_soon_threadsafe(source.kill, name)
+            vanish()
+
+        if whole_replica:
+            for name, engine in source.engines.items():
+                engine.die = partial(take_the_replica_along, name)
+        source.announce("a")
+        tasks = [bystander(pool) for _ in range(4)]
+        await all_on(source, "a", tasks)
+        bad = asyncio.create_task(collect(pool, make_request("bad", (DEADLY,), 100)))
+        for name, following in ("ab", "bc"):
+            await end_of(source, name)
+            source.announce(following)
+            await all_on(source, following, [*tasks, bad])
+        await end_of(source, "c")
+        source.announce("d")
+        with pytest.raises(RequestFailed, match="3 engines in a row"):
+            await bad
+        assert [tokens(await task) for task in tasks] == [EXPECTED] * 4
+        assert source.loops["d"].thread.is_alive()
+
+    run(scenario, "a", "b", "c", "d", engine=DeadlyEngine, engine_wait_s=10.0)
+
+
+def test_a_request_that_goes_on_well_after_each_death_is_moved_as_often_as_it_takes():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        got: list[int] = []
+
+        async def follow() -> None:
+            async for output in pool.generate(make_request(count=190)):
+                got.extend(output.token_ids)
+
+        task = asyncio.create_task(follow())
+        for _ in "abcd":
+            enough = len(got) + 2 * TRIAL_TOKENS
+            while len(got) < enough:
+                await asyncio.sleep(0.001)
+            source.kill(await serving(source, (1, 2, 3)))
+        await task
+        assert tuple(got) == expected_tokens((1, 2, 3), 7, 190)
+
+    run(scenario, "a", "b", "c", "d", "e")
+
+
+def test_of_several_that_may_have_broken_an_engine_only_the_one_that_breaks_another_alone_fails():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.announce("a")
+        for engine in source.engines.values():
+            engine.round_s = 0.1
+        tasks = [bystander(pool, 20) for _ in range(3)]
+        bad = asyncio.create_task(collect(pool, make_request("bad", (POISON,), 20)))
+        while source.loops["a"].failure is None:
+            await asyncio.sleep(0.001)
+        for engine in source.engines.values():
+            engine.round_s = 0.002
+        source.announce("b", "c")
+        with pytest.raises(RequestFailed):
+            await bad
+        assert [tokens(await task) for task in tasks] == [EXPECTED[:20]] * 3
+        assert sum(loop.failure is not None for loop in source.loops.values()) == 2
+
+    run(scenario, "a", "b", "c", engine_wait_s=10.0)
 
 
 def test_an_engine_that_is_stopped_hands_back_what_it_has_without_blame():

@@ -47,6 +47,9 @@ class FakeRayDrafter:
             raise RuntimeError("cannot attach")
         return next_incarnation()
 
+    def successor(self) -> None:
+        return None
+
     def kill(self) -> None:
         self.killed = True
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.grammar.test_structured_output import SPECS, TOKENIZER, Constrained, demo_drafter
+from tests.runtime.grammar_world import SPECS, TOKENIZER, Constrained, demo_drafter
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine, reference
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import SamplingParams

@@ -7,7 +7,7 @@ import pytest
 import torch
 from xgrammar import GrammarMatcher
 
-from tests.runtime.grammar.test_structured_output import (
+from tests.runtime.grammar_world import (
     SPECS,
     TOKENIZER,
     Constrained,
@@ -15,25 +15,14 @@ from tests.runtime.grammar.test_structured_output import (
     generate,
     params_of,
 )
-from tests.runtime.models import CHAIN, TREE, engine_config, new_engine, reference
+from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
-from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.grammar.maskers import MOST_SLOW, GrammarMasker
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.scheduling.request import GrammarSpec
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return reference("demo", 1).loaded
-
-
-@pytest.fixture(scope="module")
-def grammars(loaded):
-    return Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
 
 
 def packed(allowed, vocab_size):

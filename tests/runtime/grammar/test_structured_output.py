@@ -3,111 +3,24 @@
 import json
 import random
 import re
-from dataclasses import replace
 
 import jsonschema
 import pytest
-import torch
 
+from tests.runtime.grammar_world import (
+    SPECS,
+    TOKENIZER,
+    Constrained,
+    demo_drafter,
+    generate,
+    matches,
+    params_of,
+    text_of,
+)
 from tests.runtime.json_schemas import random_schema
-from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree, wrong_tree
-from wingbeat.runtime.drafters.base import DrafterOptions
-from wingbeat.runtime.drafters.registry import load_drafter
-from wingbeat.runtime.engine import calibration
-from wingbeat.runtime.grammar.compiler import Grammars
-from wingbeat.runtime.grammar.maskers import GrammarMasker
-from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.scheduling.request import GrammarSpec, Request, SamplingParams
-from wingbeat.runtime.speculation.costs import Scale
-from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
-from wingbeat.runtime.tokenizer import Tokenizer
-
-LENGTH = 120
-TOKENIZER = Tokenizer.load(DEMO_PAIR / "verifier")
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return reference("demo", 1).loaded
-
-
-@pytest.fixture(scope="module")
-def grammars(loaded):
-    return Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
-
-
-def demo_drafter(shape):
-    target = TargetDescription.from_checkpoint(DEMO_PAIR / "verifier")
-    return load_drafter(DEMO_PAIR / "drafter", target, shape, DrafterOptions(torch.float32, "cpu"))
-
-
-class Constrained(Run):
-    """Requests with a grammar each."""
-
-    def __init__(self, engine, grammars, prompts, params):
-        self.engine = engine
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            engine.add_request(Request(str(index), tuple(prompt), param), grammars.compile(param.grammar))
-        self.tokens, self.last = [[] for _ in prompts], {}
-
-
-def generate(loaded, grammars, prompts, params, drafter=None, shape=TREE, **options):
-    if drafter is None:
-        params = [replace(param, speculation=False) for param in params]
-    engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300), drafter, **options)
-    try:
-        run = Constrained(engine, grammars, prompts, params)
-        return run.finish(), run
-    finally:
-        engine.model.remove_taps()
-
-
-def wrong_chain(upcoming, vocab_size, chance):
-    return [((token_id + 1) % vocab_size, index) for index, token_id in enumerate(upcoming)]
-
-
-def params_of(spec, seed=0, temperature=1.0, max_tokens=LENGTH, **fields):
-    return SamplingParams(max_tokens, temperature, seed=seed, grammar=spec, **fields)
-
-
-FIXED = {"type": "const_string", "value": "fixed text"}
-SPECS = [
-    GrammarSpec(
-        "json",
-        '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, '
-        '"n": {"type": "integer"}, "kind": {"enum": ["left", "right"]}}, "required": ["name", "n", "kind"]}',
-    ),
-    GrammarSpec("regex", r"[a-f]{4,9}(-[0-9]{2,3}){1,2}"),
-    GrammarSpec("choice", '["yes", "no", "perhaps \\"so\\""]'),
-    GrammarSpec("grammar", 'root ::= "(" root ")" | [xyz]'),
-    GrammarSpec("json_object", ""),
-    GrammarSpec(
-        "structural_tag",
-        json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "fixed text"}}),
-    ),
-]
-
-
-def text_of(tokens):
-    return TOKENIZER.decode([token for token in tokens])
-
-
-def matches(spec, text):
-    match spec.kind:
-        case "json":
-            jsonschema.validate(json.loads(text), json.loads(spec.text))
-        case "json_object":
-            assert isinstance(json.loads(text), dict)
-        case "regex":
-            assert re.fullmatch(spec.text, text)
-        case "choice":
-            assert text in json.loads(spec.text)
-        case "grammar":
-            assert re.fullmatch(r"\(*[xyz]\)*", text)
-            assert text.count("(") == text.count(")")
-        case "structural_tag":
-            assert text == "fixed text"
+from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
+from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
+from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 
 
 @pytest.mark.few(1)
@@ -146,18 +59,6 @@ def test_fixed_shapes_and_rounds_in_flight_change_no_token(loaded, grammars, ove
             engine.model.remove_taps()
 
 
-def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, grammars):
-    """The drafter here never proposes anything right; what the grammar forces is accepted all the same."""
-    spec = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
-    prompt, params = TOKENIZER.encode("#"), params_of(spec, temperature=0.0)
-    plain, _ = generate(loaded, grammars, [prompt], [params])
-    for plan, shape in ((wrong_chain, CHAIN), (wrong_tree, TREE)):
-        wrong = ScriptedDrafter([prompt + plain[0] + [1] * 8], plan, loaded.vocab_size)
-        tokens, run = generate(loaded, grammars, [prompt], [params], wrong, shape)
-        assert tokens == plain
-        assert run.last[0].metrics.acceptance_length > 1.5
-
-
 BEHIND_THOUGHTS = {
     "type": "structural_tag",
     "format": {
@@ -189,103 +90,6 @@ def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
         engine.model.remove_taps()
     assert run.tokens == plain
     assert any("\n" in text_of(tokens[:-1]) for tokens in rounds)
-
-
-SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_certain_tokens_are_drafted_without_a_drafter(loaded, grammars, temperature):
-    """In one batch with requests that are not to be drafted for, or have nothing certain."""
-    prompts = [TOKENIZER.encode("#")] * 3
-    params = [params_of(SENTENCE, 1, temperature), params_of(SENTENCE, 2, temperature, speculation=False)]
-    params.append(params_of(SPECS[1], 3, temperature))
-    plain, _ = generate(loaded, grammars, prompts, params)
-    for shape in (CHAIN, TREE):
-        engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300))
-        try:
-            run = Constrained(engine, grammars, prompts, params)
-            assert run.finish() == plain
-        finally:
-            engine.model.remove_taps()
-        assert run.last[0].metrics.acceptance_length > 1.5
-        assert run.last[1].metrics.num_drafts == 0
-        engine.check_integrity()
-
-
-def test_certain_tokens_of_an_answer_that_may_have_few_more_are_not_drafted(loaded, grammars):
-    prompt = TOKENIZER.encode("#")
-    for most in (1, 2, 3):
-        params = params_of(SENTENCE, temperature=0.0, max_tokens=most)
-        plain, _ = generate(loaded, grammars, [prompt], [params])
-        engine = new_engine(loaded, engine_config(TREE, max_model_len=512, num_kv_blocks=300))
-        try:
-            run = Constrained(engine, grammars, [prompt], [params])
-            assert run.finish() == plain
-        finally:
-            engine.model.remove_taps()
-        assert run.last[0].metrics.num_draft_tokens <= most - 1
-
-
-class Plain(SpeculationPolicy):
-    """Never asks for a tree."""
-
-    reason = Reason.PLAIN
-
-    def _plan(self, num_reqs, num_drafting, mean_context):
-        self._token_s = 1e-3
-        return DraftPlan(0, self.reason)
-
-
-class ProbesPlain(Plain):
-    reason = Reason.PROBE_PLAIN
-
-
-@pytest.mark.parametrize(
-    ("policy", "row_s", "is_drafted"),
-    [(Plain, 1e-5, True), (Plain, 2e-3, False), (ProbesPlain, 1e-5, False)],
-    ids=["cheap", "dear", "probed"],
-)
-def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, monkeypatch, policy, row_s, is_drafted):
-    """A token is worth a millisecond here, and a row takes more or less than that."""
-    verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1e-3 + 8 * row_s),) * 2, (0.0, 0.0))
-    drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
-    decisions = "wingbeat.runtime.engine.measured_speculation"
-    monkeypatch.setattr(f"{decisions}.verifier_times", lambda *args: verifier)
-    monkeypatch.setattr(f"{decisions}.drafter_times", lambda *args: drafter)
-    monkeypatch.setattr(f"{decisions}.SpeculationPolicy", policy)
-    monkeypatch.setattr(Scale, "observe", lambda *args: None)
-    prompt, params = TOKENIZER.encode("import json"), params_of(SENTENCE)
-    plain, _ = generate(loaded, grammars, [prompt], [params])
-    shape = replace(TREE, adaptive=True)
-    tokens, run = generate(loaded, grammars, [prompt], [params], demo_drafter(shape), shape)
-    assert tokens == plain
-    assert (run.last[0].metrics.num_accepted_tokens > 5) == is_drafted
-    assert bool(run.last[0].metrics.num_drafts) == is_drafted
-    assert run.engine.stats().plain_rounds.get(str(policy.reason), 0) > 0 or is_drafted
-    # What a grammar brings about says nothing of the drafter.
-    assert run.engine.stats().policy.num_accepted == 0
-
-
-@pytest.mark.parametrize("answers_as_told", [True, False])
-def test_a_long_constant_is_read_once_and_drafted_to_its_end(grammars, answers_as_told):
-    """Its end is certain only once it is there, and the model may write the same text in other tokens."""
-    constant = " ".join(f"word{number}" for number in range(600))
-    tokens = TOKENIZER.encode(constant, add_special_tokens=False)
-    seen = []
-    grammar = grammars.compile(GrammarSpec("json", json.dumps({"const": constant})))
-    masker = GrammarMasker(grammar._replace(encode=lambda text: seen.append(len(text)) or grammar.encode(text)))
-    if not answers_as_told:
-        for character in '"word0':
-            masker.accept(*TOKENIZER.encode(character, add_special_tokens=False))
-    num_drafted = 0
-    while certain := masker.forced(6):
-        assert len(certain) <= 6
-        masker.accept(certain[0])
-        num_drafted += 1
-    assert num_drafted > 0.9 * len(tokens)
-    assert max(seen) <= 2048
-    assert len(seen) < num_drafted / 100
 
 
 def test_masks_that_come_too_late_cost_speed_alone(loaded, grammars, monkeypatch):

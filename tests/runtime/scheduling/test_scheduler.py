@@ -1,13 +1,14 @@
 """Scheduling without a model: budgets, order, blocks, preemption and the prefix cache, on scripted tokens."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.scheduling import suspects
-from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 
 
@@ -55,6 +56,25 @@ def test_prompts_share_the_budget_in_order_of_arrival():
         ("c", 0, 3),
     ]
     assert plan.budget_left == 9
+
+
+def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_after():
+    scheduler = make(max_num_batched_tokens=64)
+    for name in "ab":
+        scheduler.add(request(name, 3, max_tokens=40))
+    play(scheduler, scheduler.schedule())
+    for name in "cd":
+        scheduler.add(replace(request(name, 3, max_tokens=40), on_trial=True))
+    rounds = []
+    while len(rounds) < 80:
+        plan = scheduler.schedule()
+        rounds.append("".join(sorted(seq.request.request_id for seq in scheduler.running)))
+        play(scheduler, plan)
+    alone = TRIAL_TOKENS + 1
+    assert rounds[: 2 * alone] == ["c"] * alone + ["d"] * alone
+    assert rounds[2 * alone] == "abcd"
+    assert not scheduler.running
+    assert scheduler.suspects.num_unexplained == 0
 
 
 def test_no_more_sequences_than_slots():

@@ -1,0 +1,79 @@
+"""What an operator can set about LoRA adapters."""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.lora.adapter_config import read_config
+
+MOST_NAME_CHARS = 256
+
+
+class LoraOptions(ModelOptions):
+    """The part of `AppConfig` that says which adapters are served."""
+
+    lora_modules: dict[str, Path] | None = Field(
+        None,
+        description="LoRA adapters by the name that requests give as their model: name=folder, several separated by "
+        "commas, or a JSON object.",
+    )
+    lora_update_dir: Path | None = Field(
+        None,
+        description="Folder below which operators may load adapters while the server runs "
+        "(/v1/load_lora_adapter); none serves no such path.",
+    )
+    max_loras: int = Field(8, ge=1, description="Adapters an engine holds at once; others are read again when needed.")
+    max_lora_rank: int = Field(EngineConfig.max_lora_rank, ge=1, description="Highest rank of an adapter.")
+
+    @field_validator("lora_modules", "lora_update_dir", mode="before")
+    @classmethod
+    def _no_adapters_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @field_validator("lora_modules", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("{"):
+            try:
+                return json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"is not JSON: {error}") from None
+        pairs = [part.strip().partition("=") for part in value.split(",")]
+        bad = [name for name, sign, folder in pairs if not (name and sign and folder)]
+        if bad:
+            raise ValueError(f"{bad[0]!r} must read name=folder")
+        names = [name for name, _, _ in pairs]
+        if len(set(names)) < len(names):
+            raise ValueError("two adapters have the same name")
+        return {name: folder for name, _, folder in pairs}
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        for name, folder in (self.lora_modules or {}).items():
+            if (problem := name_problem(name)) is not None:
+                raise ValueError(f"lora_modules: the name {name!r} {problem}")
+            read_config(folder)
+        if self.lora_update_dir is not None and not self.lora_update_dir.is_dir():
+            raise ValueError(f"lora_update_dir is {str(self.lora_update_dir)!r}: must be a directory")
+        setting = "lora_modules" if self.lora_modules else "lora_update_dir"
+        for name in ("backend", "compile"):
+            if self.serves_adapters() and getattr(self, name) not in ("torch", False):
+                raise ValueError(f"{name} is {getattr(self, name)}: it serves no LoRA adapters; leave out {setting}")
+        return self
+
+    def serves_adapters(self) -> bool:
+        """Whether linear layers have room for adapters."""
+        return bool(self.lora_modules) or self.lora_update_dir is not None
+
+
+def name_problem(name: str) -> str | None:
+    """Why an adapter cannot have a name; None where it can."""
+    if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable() or name != name.strip():
+        return f"must have 1 to {MOST_NAME_CHARS} printable characters, no space at its ends"
+    return None

@@ -1,0 +1,46 @@
+// Low-rank adapters (LoRA, arXiv 2106.09685) on top of a product: out += (x * a) * b, each row by its own adapter.
+#pragma once
+
+#include "products.h"
+
+constexpr int MOST_PARTS = 3;
+
+// What all adapters do to one product, or to a few of the same inputs that lie side by side: its parts. Weights lie
+// input by input; adapter `id`, from 1 on, is at id - 1.
+struct Adapters {
+    const float* a;        // by adapter [inputs, all parts' `rank` columns], its rows `a_row` apart
+    const float* b;        // by adapter [rank, all parts' columns], its rows `b_row` apart
+    const int64_t* ranks;  // by id; 0 where an adapter leaves the product as it is
+    int64_t a_stride, a_row, b_stride, b_row, inputs, rank, num_parts;
+    int64_t columns[MOST_PARTS];
+};
+
+// Rows [begin, end) of a batch that have the same adapter.
+struct AdapterRun {
+    int64_t id, begin, end;
+};
+
+static void adapt(const Adapters& adapters, const AdapterRun* runs, int64_t num_runs, const float* x, int64_t x_stride,
+                  float* out, int64_t out_stride) {
+    static thread_local std::vector<float> scratch;
+    for (int64_t index = 0; index < num_runs; index++) {
+        const AdapterRun& run = runs[index];
+        int64_t rank = adapters.ranks[run.id], num_rows = run.end - run.begin, width = rank * adapters.num_parts;
+        if (!rank) continue;
+        if ((int64_t)scratch.size() < num_rows * width) scratch.resize(num_rows * width);
+        float* low = scratch.data();
+        const float* a = adapters.a + (run.id - 1) * adapters.a_stride;
+        const float* b = adapters.b + (run.id - 1) * adapters.b_stride;
+        Matrix down[MOST_PARTS];
+        for (int64_t part = 0; part < adapters.num_parts; part++)
+            down[part] = {a + part * adapters.rank, nullptr, rank, adapters.a_row};
+        products(x + run.begin * x_stride, x_stride, num_rows, adapters.inputs, down, (int)adapters.num_parts, nullptr,
+                 nullptr, 0, low, width);
+        float* into = out + run.begin * out_stride;
+        for (int64_t part = 0; part < adapters.num_parts; part++) {
+            Matrix up = {b, nullptr, adapters.columns[part], adapters.b_row};
+            products(low + part * rank, width, num_rows, rank, &up, 1, nullptr, into, out_stride, into, out_stride);
+            b += adapters.columns[part], into += adapters.columns[part];
+        }
+    }
+}

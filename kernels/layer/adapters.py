@@ -1,0 +1,46 @@
+"""out += (x a) b, each row by its own adapter (LoRA, arXiv 2106.09685): the torch reference, grouped by adapter.
+
+On CUDA `adapters_triton` does the same by ids that it reads on the device; on CPUs `wingbeat.kernels.cpu` has it too.
+"""
+
+import torch
+from torch import Tensor
+
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+
+
+def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> Tensor:
+    """Add what each row's adapter makes of it to its product, in place.
+
+    Args:
+        out: [num_rows, outputs], in the dtype of the adapters.
+        x: [num_rows, inputs] likewise.
+
+    Raises:
+        ValueError: there are other rows than `rows` tells of; on CUDA, a tensor is not contiguous.
+    """
+    if len(out) != len(rows.ids) or len(x) != len(rows.ids):
+        raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
+    if x.is_cuda:
+        from wingbeat.kernels.layer import adapters_triton
+
+        return adapters_triton.add_adapters(out, x, adapters, rows.tiles)
+    if rows.runs is None:
+        for adapter_id in range(1, len(adapters.a) + 1):
+            # Rows of others add zeros: nobody looks at whose they are.
+            own = torch.where((rows.ids == adapter_id)[:, None], x, 0)
+            _add(out, own, adapters, adapter_id, adapters.rank)
+        return out
+    for adapter_id, begin, end in rows.runs:
+        if rank := int(adapters.ranks[adapter_id]):
+            _add(out[begin:end], x[begin:end], adapters, adapter_id, rank)
+    return out
+
+
+def _add(out: Tensor, x: Tensor, adapters: StackedAdapters, adapter_id: int, rank: int) -> None:
+    low, first = x @ adapters.a[adapter_id - 1], 0
+    for part, columns in enumerate(adapters.parts):
+        own = low[:, part * adapters.rank : part * adapters.rank + rank]
+        into = slice(first, first + columns)
+        out[:, into].addmm_(own, adapters.b[adapter_id - 1, :rank, into])
+        first += columns

@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, and which of them an engine holds."""

@@ -1,0 +1,132 @@
+"""The tensors of a LoRA adapter: read from safetensors, each checked against the linear layer that it is for."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from wingbeat.runtime.lora.adapter_config import CONFIG_FILE, AdapterConfig, AdapterError, read_config
+
+WEIGHTS_FILE, PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_PIECE_BYTES = 1 << 20
+
+
+class LinearShape(NamedTuple):
+    """Of a linear layer that adapters may act on."""
+
+    inputs: int
+    outputs: int
+
+
+class LinearAdapter(NamedTuple):
+    """What an adapter does to one linear layer: x -> x a^T b^T."""
+
+    a: Tensor
+    """float32 [rank, inputs]"""
+    b: Tensor
+    """float32 [outputs, rank], scaled."""
+
+
+def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int) -> dict[str, LinearAdapter]:
+    """What an adapter does, by the path of the linear layer in the model.
+
+    Args:
+        linears: of the base model, those that adapters may act on.
+
+    Raises:
+        AdapterError: a file is not there or damaged, or the adapter asks for something that is not served, or is one
+            of another base model; one line.
+    """
+    config = read_config(folder)
+    try:
+        with safe_open(_weights(folder), framework="pt") as file:
+            names = _by_module(folder, list(file.keys()))
+            for module, sides in names.items():
+                _check(folder, module, [file.get_slice(sides[side]) for side in "AB"], config, linears, max_rank)
+            return {
+                module: _linear(folder, module, file, sides, config.scale(module)) for module, sides in names.items()
+            }
+    except SafetensorError as error:
+        raise AdapterError(f"{folder / WEIGHTS_FILE} is truncated or damaged: {error}") from None
+    except OSError as error:
+        raise AdapterError(f"{folder / WEIGHTS_FILE} cannot be read: {error.strerror or error}") from None
+
+
+def adapter_digest(folder: Path) -> str:
+    """32 hex digits over an adapter's files: equal where two adapters do the same.
+
+    Raises:
+        AdapterError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in (folder / CONFIG_FILE, _weights(folder)):
+            with path.open("rb") as file:
+                digest.update(path.stat().st_size.to_bytes(8, "big"))
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+    except OSError as error:
+        raise AdapterError(f"{error.filename} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:32]
+
+
+def _weights(folder: Path) -> Path:
+    path = folder / WEIGHTS_FILE
+    if not path.is_file() and (folder / PICKLE_FILE).is_file():
+        raise AdapterError(f"{folder / PICKLE_FILE} is a pickle, which is not read: save it as {WEIGHTS_FILE}")
+    return path
+
+
+def _by_module(folder: Path, names: list[str]) -> dict[str, dict[str, str]]:
+    """Module -> side, A or B -> name of the tensor."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise AdapterError(f"{folder}: tensor {name} is not one of a linear layer's lora_A and lora_B")
+        found.setdefault(match["module"], {})[match["side"]] = name
+    for module, sides in found.items():
+        if len(sides) != 2:
+            raise AdapterError(f"{folder}: {module} has lora_{next(iter(sides))} alone, two matrices are needed")
+    if not found:
+        raise AdapterError(f"{folder}: it has no tensors")
+    return found
+
+
+def _check(
+    folder: Path,
+    module: str,
+    slices: list,
+    config: AdapterConfig,
+    linears: Mapping[str, LinearShape],
+    max_rank: int,
+) -> None:
+    """Look at the headers, so that nothing of a wrong size is read."""
+    shape = linears.get(module)
+    if shape is None:
+        raise AdapterError(f"{folder}: {module} is no linear layer of the model's decoder layers that adapters act on")
+    for part, side in zip(slices, "AB", strict=True):
+        if part.get_dtype() not in _DTYPES:
+            raise AdapterError(f"{folder}: lora_{side} of {module} is {part.get_dtype()}, it must be of floats")
+    rank = config.rank(module)
+    if rank > max_rank:
+        raise AdapterError(f"{folder}: {module} has rank {rank}, max_lora_rank is {max_rank}")
+    for part, side, needed in zip(slices, "AB", ([rank, shape.inputs], [shape.outputs, rank]), strict=True):
+        if list(part.get_shape()) != needed:
+            raise AdapterError(f"{folder}: lora_{side} of {module} is {list(part.get_shape())}, not {needed}")
+
+
+def _linear(folder: Path, module: str, file: safe_open, sides: dict[str, str], scale: float) -> LinearAdapter:
+    a, b = (file.get_tensor(sides[side]).to(torch.float32) for side in "AB")
+    b *= scale
+    for tensor, side in ((a, "A"), (b, "B")):
+        if not bool(tensor.isfinite().all()):
+            raise AdapterError(f"{folder}: lora_{side} of {module} holds a number that is not finite")
+    return LinearAdapter(a, b)

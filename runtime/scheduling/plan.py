@@ -1,0 +1,64 @@
+"""One round's work as the scheduler decides it: which sequences decode, and which pieces of prompts are computed."""
+
+from typing import NamedTuple
+
+from wingbeat.runtime.scheduling.sequence import Sequence
+
+
+class Chunk(NamedTuple):
+    """Consecutive positions of one sequence computed in one round."""
+
+    seq: Sequence
+    start: int
+    length: int
+    samples: bool = False
+    """Whether it reaches the end of the sequence, so that its last row yields a token."""
+    replay: bool = False
+    """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
+
+    @classmethod
+    def next_of(cls, seq: Sequence, budget: int) -> "Chunk":
+        """The next positions of a sequence, at most `budget` of them."""
+        length = min(seq.num_uncomputed, budget)
+        return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
+
+    def prompt_targets(self) -> list[int]:
+        """Prompt tokens that its first rows predict and whose log-probabilities are asked for."""
+        if self.replay or not self.seq.wants_prompt_logprobs:
+            return []
+        end = min(self.start + self.length + 1, self.seq.num_prompt_tokens)
+        return self.seq.token_ids[self.start + 1 : end]
+
+
+class SchedulerOutput(NamedTuple):
+    """One round's work."""
+
+    decodes: list[Sequence]
+    chunks: list[Chunk]
+    admitted: list[Sequence]
+    """Sequences that got a slot this round; each is in `decodes` or `chunks` too."""
+    budget_left: int
+    """Prompt tokens that could still be computed this round."""
+    without_room: tuple[Sequence, ...] = ()
+    """Decodes for whose trees there are no blocks."""
+
+    def with_trees(self) -> list[bool]:
+        """By decode: whether a tree was asked for and there are blocks for it."""
+        return [seq.draft.tree_requested and seq not in self.without_room for seq in self.decodes]
+
+    def with_nodes(self) -> list[bool]:
+        """By decode: whether anything may be drafted for it, by the drafter or by its grammar."""
+        return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
+
+    @property
+    def is_unadapted(self) -> bool:
+        """Whether every sequence runs with the base model alone."""
+        return not any(seq.adapter_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))
+
+    def without_dropped(self) -> "SchedulerOutput":
+        """The same without sequences that have lost their slot since."""
+        return self._replace(
+            decodes=[seq for seq in self.decodes if seq.slot >= 0],
+            chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
+            admitted=[seq for seq in self.admitted if seq.slot >= 0],
+        )

@@ -1,0 +1,30 @@
+"""Which models can be divided among ranks; read from the configuration alone."""
+
+from typing import TYPE_CHECKING
+
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
+
+
+def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> None:
+    """Refuse what would not be divided, or not evenly.
+
+    Args:
+        config: what `load_config` made of the file.
+
+    Raises:
+        ValueError: one line that names the setting, and what of the model is in its way.
+    """
+    text, setting = config.get_text_config(), f"tensor_parallel_size is {size}"
+    if file.quantization is not None:
+        raise ValueError(f"{setting}: {file.name} is quantised, and packed weights are not divided; leave it out")
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ValueError(f"{setting}: transformers has no tensor parallel plan for {file.name}; leave it out")
+    for name in _DIVIDED:
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value % size:
+            raise ValueError(f"{setting}: it must divide {name} of {file.name}, which is {value}")

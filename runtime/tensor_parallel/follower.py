@@ -1,0 +1,65 @@
+"""The other ranks: no scheduler, no requests and no drafter, just the passes that rank 0 tells of."""
+
+from pathlib import Path
+
+import torch
+
+from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.tensor_parallel.ranks import Ranks
+from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
+from wingbeat.runtime.tensor_parallel.shards import load_shard
+from wingbeat.runtime.verifier.attention import pack_segments
+from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
+
+
+def follow(group: RankGroup, rank: int, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Load a rank's part of a model and run what rank 0 runs, until it ends.
+
+    Raises:
+        ValueError: as `load_shard`.
+        BackendLost: rank 0 or another one is gone.
+    """
+    ranks = Ranks(group, rank, device)
+    try:
+        follower = Follower(load_shard(path, dtype, ranks))
+        while True:
+            form, numbers = ranks.hear()
+            if not form:
+                return
+            follower.run(unpack(form, numbers))
+    finally:
+        ranks.close()
+
+
+class Follower:
+    """One rank's part of the model, and of the keys and values."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+        self._model = VerifierModel(loaded)
+        self._pool: PoolShape | None = None
+        self._cache: KVCache | None = None
+
+    @torch.inference_mode()
+    def run(self, message: RoundMessage) -> None:
+        """One pass: what it is for is rank 0's matter."""
+        for from_slots, to_slots in message.moves:
+            self._cache.move(from_slots, to_slots)
+        attention = message.attention
+        if attention is None:
+            self._model.observe(message.token_ids)
+            return
+        if message.pool != self._pool:
+            self._use(message.pool)
+        packed = pack_segments(attention.segments) if message.is_packed else None
+        attention = attention._replace(caches=self._cache.layers, packed=packed)
+        rows = message.logits_rows if isinstance(message.logits_rows, torch.Tensor) else None
+        self._model(ForwardBatch(message.token_ids, message.positions, rows, attention))
+
+    def _use(self, pool: PoolShape) -> None:
+        self._cache = None  # before the next one needs the room
+        limits = EngineConfig(num_kv_blocks=pool.num_blocks, block_size=pool.block_size, lower_max_model_len=True)
+        self._cache = KVCache(self._loaded.layers, limits, self._loaded.dtype, self._loaded.device)
+        self._pool = pool

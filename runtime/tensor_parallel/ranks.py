@@ -1,0 +1,119 @@
+"""The ranks of one verifier: how they find each other, and what they do together."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.verifier.backend_lost import BackendLost
+
+JOIN_S = 600.0
+"""For all ranks to be there: each is a process that starts on its own."""
+COLLECTIVE_S = 60.0
+"""Within a pass, for a rank that is alive and does not come. One that has died is known at once."""
+IDLE = timedelta(days=365)
+"""Between two messages of rank 0, which may have nothing to do; its death ends the wait."""
+FRAME_BYTES = 16 << 10
+"""Of a message's first part, whose size everybody knows; what is longer has a second part."""
+_LENGTHS_BYTES = 16
+
+
+class Ranks:
+    """This process as one of them. They are on one node: nothing of theirs is heard outside of it.
+
+    Args:
+        rank: 0 leads.
+
+    Raises:
+        BackendLost: the others do not come.
+    """
+
+    def __init__(self, group: RankGroup, rank: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, group.size, device
+        on_gpu = device.type == "cuda"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        store = dist.FileStore(str(group.store), group.size)
+        with self._with_others():
+            store.set(f"rank {rank}", "")
+            store.wait([f"rank {other}" for other in range(group.size)], timedelta(seconds=JOIN_S))
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                rank=rank,
+                world_size=group.size,
+                timeout=timedelta(seconds=COLLECTIVE_S),
+                device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+            )
+            self._messages = dist.new_group(backend="gloo", timeout=IDLE)
+
+    def wait_for_all(self) -> None:
+        """Return once every rank is here, however long that takes one of them."""
+        with self._with_others():
+            dist.barrier(group=self._messages)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Add up what the ranks have, in place."""
+        with self._with_others():
+            dist.all_reduce(part)
+        return part
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The ranks' parts [..., n] side by side: [..., size * n]."""
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        with self._with_others():
+            dist.all_gather(parts, part)
+        return torch.cat(parts, dim=-1)
+
+    def tell(self, form: bytes, numbers: Tensor) -> None:
+        """Rank 0: send the others a message; an empty form ends them.
+
+        Args:
+            numbers: uint8 [n] of this rank's device. Nobody waits for a GPU that computes them.
+        """
+        lengths = torch.tensor([len(form), len(numbers)])
+        told = torch.frombuffer(bytearray(lengths.numpy().tobytes() + form), dtype=torch.uint8)
+        body = told if numbers.is_cuda else torch.cat([told, numbers])
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
+        frame[: len(body)] = body[:FRAME_BYTES]
+        with self._with_others():
+            dist.broadcast(frame, 0, group=self._messages)
+            if len(body) > FRAME_BYTES:
+                dist.broadcast(body[FRAME_BYTES:].contiguous(), 0, group=self._messages)
+            if numbers.is_cuda:
+                dist.broadcast(numbers, 0)
+
+    def hear(self) -> tuple[bytes, Tensor]:
+        """The others: wait for rank 0's next message."""
+        body, on_gpu = torch.empty(FRAME_BYTES, dtype=torch.uint8), self.device.type == "cuda"
+        with self._with_others():
+            dist.broadcast(body, 0, group=self._messages)
+            form_length, num_numbers = body[:_LENGTHS_BYTES].view(torch.int64).tolist()
+            begin = _LENGTHS_BYTES + form_length
+            end = begin + (0 if on_gpu else num_numbers)
+            if end > FRAME_BYTES:
+                rest = torch.empty(end - FRAME_BYTES, dtype=torch.uint8)
+                dist.broadcast(rest, 0, group=self._messages)
+                body = torch.cat([body, rest])
+            numbers = body[begin:end].clone()  # at the alignment that tensors ask for
+            if on_gpu and form_length:
+                numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
+                dist.broadcast(numbers, 0)
+        return body[_LENGTHS_BYTES:begin].numpy().tobytes(), numbers
+
+    def close(self) -> None:
+        """Leave the others."""
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _with_others(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise BackendLost(f"rank {self.rank} of {self.size} has lost another one: {lines[0]}") from error

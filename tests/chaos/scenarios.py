@@ -1,0 +1,70 @@
+"""The applications that things go wrong in, and what goes wrong in each."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SMALL = {
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 128,
+    "num_kv_blocks": 56,
+    "adaptive": False,
+    "drafter_timeout_s": 2.0,
+    "drafter_back_off_s": 0.0,
+}
+"""Little KV, so that prefixes are evicted all the time. Trees are fixed: whether they pay is not the question here."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """Of a cluster; the first one holds Serve's controller, the proxy and the routers."""
+
+    num_cpus: float
+    resources: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An application, and the acts that are played in it one after the other."""
+
+    acts: tuple[str, ...]
+    settings: dict[str, Any]
+    num_engines: int = 1
+    nodes: dict[str, Node] = field(default_factory=dict)
+    """Beside the first one."""
+
+
+OF_DRAFTERS = ("kill drafter", "stop drafter", "delay drafter")
+SCENARIOS = {
+    "one pair": Scenario((*OF_DRAFTERS, "exhaust KV", "kill engine", "pause engine"), {}),
+    "two pairs": Scenario(
+        (
+            "kill engine",
+            "kill verifier",
+            "pause verifier",
+            "kill router",
+            "pause router",
+            "kill proxy",
+            "kill controller",
+            "pause controller",
+            "fill shared memory",
+        ),
+        {"num_replicas": 2, "num_router_replicas": 2},
+        num_engines=2,
+    ),
+    "shared drafters": Scenario(
+        (*OF_DRAFTERS, "kill pool", "kill engine"), {"num_replicas": 2, "drafters": {"num": 2}}, num_engines=2
+    ),
+    "drafter on another node": Scenario(
+        (*OF_DRAFTERS, "cut channel", "kill engine", "remove drafter's node"),
+        {"drafter_resources": {"drafters": 1}, "num_cpus_per_drafter": 0},
+        nodes={"drafters": Node(0, {"drafters": 1})},
+    ),
+    "verifiers on two nodes": Scenario(
+        ("remove verifier's node",),
+        {"num_replicas": 2, "num_cpus_per_verifier": 3, "drafter": "ngram"},
+        num_engines=2,
+        nodes={"verifiers": Node(4)},
+    ),
+}
+CELLS = [(scenario, act) for scenario, played in SCENARIOS.items() for act in played.acts]

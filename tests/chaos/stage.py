@@ -1,0 +1,51 @@
+"""A process that starts a scenario's cluster and application, and plays the acts that it reads, one a line.
+
+    python -m tests.chaos.stage 'two pairs'
+
+Answers each line by a line of JSON. It is to be the first process of a PID namespace with a /dev/shm of its own
+(`tests.chaos.conftest`): whatever it starts ends with it, and it meets nothing else.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+# Read when Ray is first imported: a proxy's death is to be noticed soon, and a busy machine takes its time to start.
+os.environ |= {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5", "RAY_raylet_start_wait_time_s": "180"}
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from tests.chaos.processes import APP
+from tests.chaos.scenarios import SCENARIOS, SMALL
+from tests.chaos.world import World, add_node
+from tests.conftest import ROOT, _free_port, running
+
+
+def say(answer: Any) -> None:
+    """One line; Ray may write others."""
+    print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Play until there is nothing more to read."""
+    scenario = SCENARIOS[sys.argv[1]]
+    cluster = Cluster()
+    cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20, include_dashboard=False)
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ROOT}})
+    nodes = {name: add_node(cluster, scenario, name) for name in scenario.nodes}
+    port = _free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    url = f"http://127.0.0.1:{port}"
+    with running(APP, url, **SMALL | scenario.settings) as app:
+        world = World(scenario, app, f"{url}/{APP}", cluster, nodes)
+        say({"started": True})
+        for line in sys.stdin:
+            say(world.play(line.strip()))
+        say(world.shut_down())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Every router and every replica has the same list of adapters, whoever changed it and whoever comes later."""
+
+import asyncio
+
+from tests.deployments.pool_world import LocalEngines, collect, make_request, run
+from wingbeat.cluster.prefix_index import PromptBlocks
+from wingbeat.deployments.fleet.adapters import AdapterCatalog
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.runtime.lora.resident import AdapterName
+
+SQL = AdapterName("sql", "/adapters/sql", "d1")
+
+
+async def routers(source: LocalEngines, count: int) -> list[EnginePool]:
+    pools = [EnginePool(source, max_num_seqs=16, max_queued_requests=16) for _ in range(count)]
+    for pool in pools:
+        await pool.start()
+        await until(lambda pool=pool: bool(pool.loads()))
+    return pools
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def knows(pool: EnginePool, *names: str) -> bool:
+    return [adapter.name for adapter in pool.adapters.catalog.adapters] == list(names)
+
+
+def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
+    first, second, late = AdapterCatalog([SQL]), AdapterCatalog([SQL]), AdapterCatalog()
+    first.put("sql", None)
+    second.merge(first.changes())
+    second.put("sql", SQL._replace(digest="d2"))
+    late.merge(second.changes())
+    assert not late.merge(first.changes())
+    assert late.find("sql").digest == "d2"
+    assert first.merge(second.changes())
+    assert first.adapters == late.adapters
+
+
+def test_a_change_reaches_every_router_and_those_that_come_later():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        (other,) = await routers(source, 1)
+        await pool.adapters.load("sql", "/adapters/sql")
+        await until(lambda: knows(other, "sql"))
+        (later,) = await routers(source, 1)
+        await until(lambda: knows(later, "sql"))
+        await later.adapters.unload("sql")
+        await until(lambda: knows(pool) and knows(other))
+        for one in (other, later):
+            await one.close()
+
+    run(scenario, "a", "b")
+
+
+def test_a_replica_that_comes_is_told_by_the_routers():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.announce("a")
+        await until(lambda: len(pool.loads()) == 1)
+        await pool.adapters.load("sql", "/adapters/sql")
+        assert source.catalogs["b"].find("sql") is None
+        source.announce("a", "b")
+        await until(lambda: source.catalogs["b"].find("sql") is not None)
+
+    run(scenario, "a", "b")
+
+
+def test_requests_travel_with_their_adapter():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        from dataclasses import replace
+
+        await collect(pool, replace(make_request("one"), adapter=SQL))
+        assert [request.adapter for request in source.engines["a"].taken] == [SQL]
+
+    run(scenario, "a")
+
+
+def test_without_an_engine_nothing_is_loaded():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.announce()
+        await until(lambda: not pool.loads())
+        try:
+            await pool.adapters.load("sql", "/adapters/sql")
+        except EngineUnavailable:
+            assert knows(pool)
+        else:
+            raise AssertionError("an adapter was loaded into no engine")
+
+    run(scenario, "a")
+
+
+def test_a_prefix_is_known_under_its_adapter_alone():
+    prompt = list(range(9))
+    hashes = {PromptBlocks(prompt, 4, salt, adapter).hash(1) for salt in ("", "s") for adapter in ("", "d1", "d2")}
+    assert len(hashes) == 6

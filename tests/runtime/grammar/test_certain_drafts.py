@@ -1,0 +1,132 @@
+"""Tokens that a grammar makes certain are drafted, whatever the drafter knows and wherever that pays."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.runtime.grammar_world import (
+    SPECS,
+    TOKENIZER,
+    Constrained,
+    demo_drafter,
+    generate,
+    params_of,
+    wrong_chain,
+)
+from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
+from tests.runtime.scripted import ScriptedDrafter, wrong_tree
+from wingbeat.runtime.engine import calibration
+from wingbeat.runtime.grammar.maskers import GrammarMasker
+from wingbeat.runtime.scheduling.request import GrammarSpec
+from wingbeat.runtime.speculation.costs import Scale
+from wingbeat.runtime.speculation.policy import DraftPlan, Reason, SpeculationPolicy
+
+
+def test_forced_tokens_are_drafted_without_the_drafter_knowing_them(loaded, grammars):
+    """The drafter here never proposes anything right; what the grammar forces is accepted all the same."""
+    spec = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
+    prompt, params = TOKENIZER.encode("#"), params_of(spec, temperature=0.0)
+    plain, _ = generate(loaded, grammars, [prompt], [params])
+    for plan, shape in ((wrong_chain, CHAIN), (wrong_tree, TREE)):
+        wrong = ScriptedDrafter([prompt + plain[0] + [1] * 8], plan, loaded.vocab_size)
+        tokens, run = generate(loaded, grammars, [prompt], [params], wrong, shape)
+        assert tokens == plain
+        assert run.last[0].metrics.acceptance_length > 1.5
+
+
+SENTENCE = GrammarSpec("choice", '["a long sentence that has only one way to go on once it has begun"]')
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_certain_tokens_are_drafted_without_a_drafter(loaded, grammars, temperature):
+    """In one batch with requests that are not to be drafted for, or have nothing certain."""
+    prompts = [TOKENIZER.encode("#")] * 3
+    params = [params_of(SENTENCE, 1, temperature), params_of(SENTENCE, 2, temperature, speculation=False)]
+    params.append(params_of(SPECS[1], 3, temperature))
+    plain, _ = generate(loaded, grammars, prompts, params)
+    for shape in (CHAIN, TREE):
+        engine = new_engine(loaded, engine_config(shape, max_model_len=512, num_kv_blocks=300))
+        try:
+            run = Constrained(engine, grammars, prompts, params)
+            assert run.finish() == plain
+        finally:
+            engine.model.remove_taps()
+        assert run.last[0].metrics.acceptance_length > 1.5
+        assert run.last[1].metrics.num_drafts == 0
+        engine.check_integrity()
+
+
+def test_certain_tokens_of_an_answer_that_may_have_few_more_are_not_drafted(loaded, grammars):
+    prompt = TOKENIZER.encode("#")
+    for most in (1, 2, 3):
+        params = params_of(SENTENCE, temperature=0.0, max_tokens=most)
+        plain, _ = generate(loaded, grammars, [prompt], [params])
+        engine = new_engine(loaded, engine_config(TREE, max_model_len=512, num_kv_blocks=300))
+        try:
+            run = Constrained(engine, grammars, [prompt], [params])
+            assert run.finish() == plain
+        finally:
+            engine.model.remove_taps()
+        assert run.last[0].metrics.num_draft_tokens <= most - 1
+
+
+class Plain(SpeculationPolicy):
+    """Never asks for a tree."""
+
+    reason = Reason.PLAIN
+
+    def _plan(self, num_reqs, num_drafting, mean_context):
+        self._token_s = 1e-3
+        return DraftPlan(0, self.reason)
+
+
+class ProbesPlain(Plain):
+    reason = Reason.PROBE_PLAIN
+
+
+@pytest.mark.parametrize(
+    ("policy", "row_s", "is_drafted"),
+    [(Plain, 1e-5, True), (Plain, 2e-3, False), (ProbesPlain, 1e-5, False)],
+    ids=["cheap", "dear", "probed"],
+)
+def test_plain_rounds_draft_what_is_certain_where_that_pays(loaded, grammars, monkeypatch, policy, row_s, is_drafted):
+    """A token is worth a millisecond here, and a row takes more or less than that."""
+    verifier = calibration.VerifierTimes((1, 8), (0, 8), ((1e-3, 1e-3 + 8 * row_s),) * 2, (0.0, 0.0))
+    drafter = calibration.DrafterTimes((2e-4, 2e-4), (1e-4, 1e-4))
+    decisions = "wingbeat.runtime.engine.measured_speculation"
+    monkeypatch.setattr(f"{decisions}.verifier_times", lambda *args: verifier)
+    monkeypatch.setattr(f"{decisions}.drafter_times", lambda *args: drafter)
+    monkeypatch.setattr(f"{decisions}.SpeculationPolicy", policy)
+    monkeypatch.setattr(Scale, "observe", lambda *args: None)
+    prompt, params = TOKENIZER.encode("import json"), params_of(SENTENCE)
+    plain, _ = generate(loaded, grammars, [prompt], [params])
+    shape = replace(TREE, adaptive=True)
+    tokens, run = generate(loaded, grammars, [prompt], [params], demo_drafter(shape), shape)
+    assert tokens == plain
+    assert (run.last[0].metrics.num_accepted_tokens > 5) == is_drafted
+    assert bool(run.last[0].metrics.num_drafts) == is_drafted
+    assert run.engine.stats().plain_rounds.get(str(policy.reason), 0) > 0 or is_drafted
+    # What a grammar brings about says nothing of the drafter.
+    assert run.engine.stats().policy.num_accepted == 0
+
+
+@pytest.mark.parametrize("answers_as_told", [True, False])
+def test_a_long_constant_is_read_once_and_drafted_to_its_end(grammars, answers_as_told):
+    """Its end is certain only once it is there, and the model may write the same text in other tokens."""
+    constant = " ".join(f"word{number}" for number in range(600))
+    tokens = TOKENIZER.encode(constant, add_special_tokens=False)
+    seen = []
+    grammar = grammars.compile(GrammarSpec("json", json.dumps({"const": constant})))
+    masker = GrammarMasker(grammar._replace(encode=lambda text: seen.append(len(text)) or grammar.encode(text)))
+    if not answers_as_told:
+        for character in '"word0':
+            masker.accept(*TOKENIZER.encode(character, add_special_tokens=False))
+    num_drafted = 0
+    while certain := masker.forced(6):
+        assert len(certain) <= 6
+        masker.accept(certain[0])
+        num_drafted += 1
+    assert num_drafted > 0.9 * len(tokens)
+    assert max(seen) <= 2048
+    assert len(seen) < num_drafted / 100

@@ -1,0 +1,106 @@
+"""A verifier over two processes writes what it writes in one."""
+
+import signal
+
+import pytest
+import torch
+
+from tests.runtime.models import (
+    CHAIN,
+    PROMPT_LENS,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    generate,
+    greedy,
+    greedy_params,
+    random_model,
+    random_prompts,
+)
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
+from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.tensor_parallel import ranks
+from wingbeat.runtime.tensor_parallel.follower import follow
+from wingbeat.runtime.verifier.backend_lost import BackendLost
+from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.model import VerifierModel
+
+LENGTH = 32
+EVEN = {"vocab_size": 96}
+PROMPTS = random_prompts(PROMPT_LENS, 96)
+
+
+@pytest.fixture(scope="module")
+def second():
+    rank = SecondRank()
+    yield rank
+    rank.kill()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "mistral"])
+def test_greedy_text_is_that_of_generate(name, second, tmp_path):
+    model = random_model(name, **EVEN)
+    expected, gap = greedy(model, PROMPTS, LENGTH)
+    assert gap > 1e-4
+    with led_model(second, model, tmp_path, engine_config()) as led:
+        assert led.loaded.layers[0].num_kv_heads == 1
+        assert Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH)).finish() == expected
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("speculation", [TREE, CHAIN])
+def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temperature, second, tmp_path):
+    model = random_model("llama", **EVEN)
+    params = [SamplingParams(LENGTH, temperature, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))]
+    alone = prepare_model(random_model("llama", **EVEN), "llama")
+    expected, _ = generate(alone, engine_config(), None, PROMPTS, params)
+    told = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
+    config = engine_config(speculation, max_model_len=128, num_kv_blocks=12)
+    with led_model(second, model, tmp_path, config) as led:
+        for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, right_tree, 96)):
+            engine = led_engine(led, led.limits, drafter)
+            assert Run(engine, PROMPTS, params).finish() == expected
+            assert engine.stats().num_preemptions > 0
+            again = Run(engine, PROMPTS[4:5], params[4:5])
+            assert again.finish() == expected[4:5]
+            assert again.last[0].num_cached_tokens > 0
+            assert engine.speculation.num_drafts > 0
+            engine.model.remove_taps()
+    assert engine.speculation.acceptance_length > 3  # by the second drafter: accepted paths have moved in the pool
+
+
+def test_whole_sequences_are_observed_on_all_ranks(second, tmp_path):
+    model, token_ids = random_model("llama", **EVEN), torch.tensor(PROMPTS[2])[None]
+    alone = VerifierModel(prepare_model(random_model("llama", **EVEN), "llama"), (1, 3))
+    with led_model(second, model, tmp_path, engine_config()) as led:
+        taps = VerifierModel(led.loaded, (1, 3)).observe(token_ids)
+    torch.testing.assert_close(taps, alone.observe(token_ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rank_ends_with_rank_0(second, tmp_path):
+    group = RankGroup(tmp_path / "ranks", 2)
+    random_model("llama", **EVEN).save_pretrained(tmp_path)
+    second.join(group, tmp_path, rank=0)
+    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
+        follow(group, 1, tmp_path, torch.float32, DEVICE)
+    second.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "COLLECTIVE_S", 2.0)
+    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(), ends=False) as led:
+        run = Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH))
+        run.step()
+        second.kill(how)
+        with pytest.raises(RoundFailed, match="rank 0 of 2 has lost another one") as failure:
+            run.finish()
+        assert failure.value.suspects == ()
+        second.kill()
+        led.backend.ranks.close()

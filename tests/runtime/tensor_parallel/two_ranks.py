@@ -1,0 +1,99 @@
+"""A second process that follows one model after the other, beside rank 0 in the test's own."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import EngineConfig, RankGroup
+from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.llm import connect
+from wingbeat.runtime.tensor_parallel.follower import follow
+from wingbeat.runtime.tensor_parallel.leader import Led, lead
+
+DEVICE = torch.device("cpu")
+ANSWER_S = 120.0
+
+
+class SecondRank:
+    """Starts where there is none; what it raises is told as a line of text."""
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def join(self, group: RankGroup, folder: Path, rank: int = 1) -> None:
+        """Be a rank of a group: rank 1 until rank 0 ends it, rank 0 until it has loaded, when it is killed."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, other = context.Pipe()
+            self._process = context.Process(target=_serve, args=(other,), daemon=True)
+            self._process.start()
+            other.close()
+        self._pipe.send((group, folder, rank))
+
+    def last_words(self) -> str | None:
+        """What ended it: None where rank 0 did."""
+        assert self._pipe.poll(ANSWER_S), "rank 1 goes on"
+        return self._pipe.recv()
+
+    def kill(self, how: int = signal.SIGKILL) -> None:
+        """Send it a signal, and wait for its end by SIGKILL; harmless once it has ended."""
+        if self._process is None:
+            return
+        os.kill(self._process.pid, how)
+        if how == signal.SIGKILL:
+            self._process.join()
+            self._process = None
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        group, folder, rank = pipe.recv()
+        try:
+            if rank == 0:
+                lead(group, folder, torch.float32, DEVICE, EngineConfig())
+                os.kill(os.getpid(), signal.SIGKILL)
+            follow(group, rank, folder, torch.float32, DEVICE)
+            pipe.send(None)
+        except Exception as error:
+            traceback.print_exc()
+            pipe.send(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def led_model(
+    second: SecondRank, model: PreTrainedModel, folder: Path, limits: EngineConfig, ends: bool = True
+) -> Iterator[Led]:
+    """Rank 0 of a model over two ranks, which this ends."""
+    model.save_pretrained(folder)
+    group = RankGroup(folder / "ranks", 2)
+    second.join(group, folder)
+    try:
+        led = lead(group, folder, torch.float32, DEVICE, limits)
+        yield led
+    except BaseException:
+        second.kill()
+        raise
+    if ends:
+        led.backend.close()
+        assert second.last_words() is None
+
+
+def led_engine(led: Led, config: EngineConfig, drafter: Drafter | None = None) -> Engine:
+    """An engine of rank 0, and its drafter in this thread."""
+    engine = Engine(led.loaded, config, DrafterNeeds() if drafter is None else drafter.needs, backend=led.backend)
+    if drafter is not None:
+        connect(engine, drafter, InProcessChannel)
+    return engine
