@@ -16,7 +16,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
-from wingbeat.runtime.verifier.state_limits import state_budget
+from wingbeat.runtime.verifier.state_limits import state_budget, with_states
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
@@ -35,6 +35,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
+    config = with_states(loaded, config)
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0

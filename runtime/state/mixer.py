@@ -96,6 +96,8 @@ class Mixer:
             return mixed if isinstance(mixed, tuple) else (mixed,)
         finally:
             self._given = self._view = None
+            if self._chunk_size is not None:
+                self.module.chunk_size = self._chunk_size
 
     def _sizes(self, inputs: Tensor) -> dict[str, int]:
         """Chunks no longer than the tokens: torch's own code pads to whole ones."""

@@ -19,7 +19,7 @@ from transformers import (
 from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
 from wingbeat.runtime.verifier.loader import prepare_model
 
-PROMPT_LENS = (5, 27, 18)
+PROMPT_LENS = (5, 27, 1)
 NUM_TOKENS = 40
 _KINDS = ["linear_attention", "full_attention"] * 2
 _SHAPE = {
