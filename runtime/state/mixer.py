@@ -45,7 +45,7 @@ class Mixer:
         self._chunk_size = getattr(module, "chunk_size", None)
         module.forward = self._call
 
-    def _call(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def _call(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         if self.states is None:
             return self._forward(hidden_states, *args, **kwargs)
         return self._mix(hidden_states, self.states)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.state.mixer import Mixer
+from wingbeat.runtime.state.pool import LayerState
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
@@ -50,6 +51,11 @@ class LoadedModel:
     def description(self) -> str:
         """Everything that its forward pass depends on but the weights."""
         return self.model.config.to_json_string(use_diff=False)
+
+    @property
+    def states(self) -> list[LayerState]:
+        """What its mixers remember of a sequence, by layer; a layer may have several mixers."""
+        return list({mixer.state.layer: mixer.state for mixer in self.mixers}.values())
 
     @property
     def resident_adapters(self) -> "ResidentAdapters | None":

@@ -60,8 +60,7 @@ class StateKeeper(RoundObserver):
         self.saved = block_manager.states
         self.device = loaded.device
         self._first_saved = config.max_num_seqs
-        layers = [mixer.state for mixer in loaded.mixers]
-        self.pool = StatePool(layers, self._first_saved + self.saved.num_rows, loaded.device)
+        self.pool = StatePool(loaded.states, self._first_saved + self.saved.num_rows, loaded.device)
         self._lengths = [0] * config.max_num_seqs
         self._replays: dict[int, _Replay] = {}
         self._round: RoundStates | None = None

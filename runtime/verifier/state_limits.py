@@ -57,7 +57,7 @@ def state_budget(loaded: LoadedModel, config: EngineConfig, budget: int) -> tupl
     """
     if not loaded.mixers:
         return budget, config
-    size = row_bytes([mixer.state for mixer in loaded.mixers])
+    size = row_bytes(loaded.states)
     left = budget - config.max_num_seqs * size
     saved = config.num_saved_states
     if saved is None and config.num_kv_blocks is None:

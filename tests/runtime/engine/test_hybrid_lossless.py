@@ -28,25 +28,16 @@ ROOMS = {
 }
 AXES = {
     "model": list(CONFIGS),
-    "drafter": ["right", "none", "random", "eagle", "ngram"],
+    "kind": ["right", "none", "random", "eagle", "ngram"],
     "shape": ["chain", "tree"],
     "room": list(ROOMS),
     "device": ["host", "accelerator"],
 }
-
-
-def table():
-    """Rows in which all pairs of values meet; the first of each model is in every run."""
-    seen, params = set(), []
-    for row in pairwise(AXES, lambda row: row["shape"] == "tree" or row["drafter"] != "random"):
-        values = {("model", row["model"]), ("drafter", row["drafter"]), ("room", row["room"])}
-        params.append(pytest.param(row, id="-".join(row.values()), marks=() if values - seen else pytest.mark.slow))
-        seen |= values
-    return params
+ROWS = pairwise(AXES, lambda row: row["shape"] == "tree" or row["kind"] != "random")
 
 
 def config_of(speculation=TREE, **limits):
-    """States are kept at the end of every other block."""
+    """Limits under which states are kept at the end of every other block."""
     return engine_config(speculation, **({"block_size": 4, "state_interval": 8, "num_kv_blocks": 400} | limits))
 
 
@@ -61,6 +52,7 @@ def drafter_of(name, ref, speculation):
     return ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_references_are_decisive_and_varied(name):
     ref = hybrid(name)
@@ -69,22 +61,22 @@ def test_references_are_decisive_and_varied(name):
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
-@pytest.mark.parametrize("row", table())
-def test_the_text_is_that_of_generate(row):
-    ref, speculation = hybrid(row["model"]), {"tree": TREE, "chain": CHAIN}[row["shape"]]
-    drafter = drafter_of(row["drafter"], ref, speculation)
-    on_host = None if row["device"] == "host" else False
-    engine = new_engine(ref.loaded, config_of(speculation, **ROOMS[row["room"]]), drafter, on_host)
+@pytest.mark.few(6)
+@pytest.mark.parametrize(list(AXES), [tuple(row.values()) for row in ROWS])
+def test_the_text_is_that_of_generate(model, kind, shape, room, device):
+    ref, speculation = hybrid(model), {"tree": TREE, "chain": CHAIN}[shape]
+    drafter, on_host = drafter_of(kind, ref, speculation), None if device == "host" else False
+    engine = new_engine(ref.loaded, config_of(speculation, **ROOMS[room]), drafter, on_host)
     try:
         assert Run(engine, ref.prompts, greedy_params(NUM_TOKENS)).finish() == ref.continuations
     finally:
         engine.model.remove_taps()
-    assert (engine.stats().num_preemptions > 0) == (row["room"] == "tight")
-    if row["drafter"] == "right":
+    assert (engine.stats().num_preemptions > 0) == (room == "tight")
+    if kind == "right":
         assert engine.speculation.acceptance_length > 4
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_sampled_text_is_that_of_plain_decoding(name):
     ref = hybrid(name)
