@@ -54,6 +54,11 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         fixed_shapes: bool = False,
     ) -> None:
+        if loaded.mixers:
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
+                "drafts would change for good: give one without, or another kind of drafter"
+            )
         self.model = VerifierModel(loaded)
         self.speculation = speculation
         self.device = loaded.device
@@ -239,9 +244,4 @@ def build_draft_model(
         return build_shared_kv(source, target, speculation, options)
     check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
     loaded = load_model(folder, options.dtype, torch.device(options.device))
-    if loaded.mixers:
-        raise UnsupportedModelError(
-            f"{type(loaded.model).__name__}: draft model {source} has layers with recurrent state, which drafts would "
-            "change for good: give one without, or another kind of drafter"
-        )
     return ModelDrafter(loaded, speculation, target.vocab_size)

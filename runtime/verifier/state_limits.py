@@ -69,6 +69,8 @@ def state_budget(loaded: LoadedModel, config: EngineConfig, budget: int) -> tupl
 
 def _most(config: EngineConfig, num_blocks: int | None) -> int:
     """States worth having: one for every interval of the blocks, or of four times what all slots hold."""
+    if not config.enable_prefix_caching:
+        return 1  # for a drafter's replay
     per_seq = -(-config.max_model_len // config.state_interval)
     most = 1 + 4 * config.max_num_seqs * per_seq
     held = most if num_blocks is None else num_blocks * config.block_size // config.state_interval
