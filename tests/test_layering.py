@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "deployments.lora_options",
         "deployments.model_options",
         "deployments.pool_options",
+        "deployments.rank_options",
         "deployments.surface_options",
         "runtime.config",
         "runtime.hub",
@@ -118,6 +119,7 @@ MAY_IMPORT = {
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},
     "deployments.pool_options": set(),
+    "deployments.rank_options": {"deployments.model_options"},
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",

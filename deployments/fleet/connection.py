@@ -8,7 +8,7 @@ from typing import Protocol
 
 from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.cluster.routing import AnswerLength
-from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed, RouterGone
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
 from wingbeat.deployments.fleet.trials import Trials
 from wingbeat.deployments.fleet.wire import (
@@ -188,15 +188,16 @@ class EngineConnection:
             await asyncio.wait([sender, receiver])
             if reason is not None:
                 logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
-            self._lose_all()
+            self._lose_all(is_dead=not isinstance(reason, RouterGone))
             self._on_end(self)
 
-    def _lose_all(self) -> None:
+    def _lose_all(self, is_dead: bool) -> None:
+        """Have every request go on elsewhere, or at the same engine where that is not dead and has no blame to give."""
         unsent, alone = {packed[0] for packed in self._submits}, self._trials.running
         for number, stream in list(self._streams.items()):
             if not stream.ended:
                 stream.ended = True
-                ran = number not in unsent and (alone in unsent or alone in (None, number))
+                ran = is_dead and number not in unsent and (alone in unsent or alone in (None, number))
                 stream.fail(EngineLost(f"engine {self.engine_id} is gone", taken_up=ran))
 
     async def _receive_loop(self) -> None:

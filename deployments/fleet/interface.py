@@ -22,6 +22,10 @@ class EngineUnavailable(TryLater):
     """No engine is there to take the request, or the one that had it is gone."""
 
 
+class RouterGone(Exception):
+    """An engine has closed the connection of a router that showed no sign of life, and aborted its requests."""
+
+
 class RequestRefused(ValueError):
     """No engine can ever run this request; the message says why, and begins with the field that is to blame."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.prefix_index import PrefixIndex
+from wingbeat.deployments.fleet.interface import RouterGone
 from wingbeat.deployments.fleet.trials import Trials
 from wingbeat.deployments.fleet.wire import (
     FINISH_REASON,
@@ -21,7 +22,7 @@ from wingbeat.deployments.fleet.wire import (
 )
 from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
 from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
-from wingbeat.deployments.replica.router_stream import RouterGone, RouterStream
+from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.kv.cache_log import CacheChanges
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,6 @@ from wingbeat.runtime.kv.cache_log import CacheChanges, CacheLog
 logger = logging.getLogger(__name__)
 
 
-class RouterGone(Exception):
-    """The client is not connected, or its connection was closed."""
-
-
 class RouterStream:
     """Filled with what the engine sent, taken by one consumer on the same event loop.
 

@@ -93,8 +93,7 @@ class Engine:
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
-        self._plan: SchedulerOutput | None = None
-        """Of the round that is being launched."""
+        self._plan: SchedulerOutput | None = None  # of the round that is being launched
         self._num_attached = 0
 
     @property

@@ -241,6 +241,21 @@ def test_a_request_that_goes_on_well_after_each_death_is_moved_as_often_as_it_ta
     run(scenario, "a", "b", "c", "d", "e")
 
 
+def test_a_router_that_is_taken_for_dead_again_and_again_loses_no_request():
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        source.engines["a"].round_s = 0.05
+        task = bystander(pool)
+        for num_taken in range(1, 6):
+            while len(source.engines["a"].taken) < num_taken:
+                await asyncio.sleep(0.001)
+            (connection,) = pool._connections.values()
+            source.loops["a"].client.disconnect(connection.client_id)
+        source.engines["a"].round_s = 0.002
+        assert tokens(await task) == EXPECTED
+
+    run(scenario, "a", engine_wait_s=10.0)
+
+
 def test_of_several_that_may_have_broken_an_engine_only_the_one_that_breaks_another_alone_fails():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         source.announce("a")
