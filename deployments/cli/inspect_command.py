@@ -228,7 +228,6 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Find
         "max_model_len": loaded.max_position_embeddings,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "layers": groups,
-        "layers_with_state": sorted({mixer.state.layer for mixer in loaded.mixers}),
     }, sum(layer.kv_size for layer in loaded.layers)
 
 

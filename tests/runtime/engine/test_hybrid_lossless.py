@@ -1,9 +1,11 @@
 """Models with recurrent state write what generate() writes, whatever is drafted, cached, preempted or replayed."""
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.covering import pairwise
-from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid
+from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid, random_hybrid
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -17,7 +19,12 @@ from tests.runtime.models import (
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.verifier.loader import load_model
+
+MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 ROOMS = {
     "roomy": {},
@@ -170,6 +177,32 @@ def test_prefixes_the_drafter_never_saw_are_replayed_from_a_kept_state(rig, name
     assert one.finish(run) == ref.continuations
     assert drafter.num_checked > 0
     assert one.engine.stats().num_replayed_tokens > 0
+
+
+def with_mtp_module(name, folder):
+    """A hybrid's checkpoint with an MTP module in Qwen's layout: a copy of its last layer behind a random fusion."""
+    random_hybrid(name).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    last = "model.layers.3."
+    tensors |= {
+        "mtp.layers.0." + key.removeprefix(last): value.clone() for key, value in tensors.items() if last in key
+    }
+    generator = torch.Generator().manual_seed(2)
+    tensors |= {f"mtp.{key}.weight": torch.rand(64, generator=generator) for key in MTP_NORMS}
+    tensors["mtp.fc.weight"] = 0.2 * torch.randn(64, 128, generator=generator)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
+def test_a_hybrids_own_mtp_module_drafts_for_it(name, tmp_path):
+    with_mtp_module(name, tmp_path)
+    ref, loaded = hybrid(name), load_model(tmp_path, torch.float32, torch.device("cpu"))
+    drafter = load_drafter("mtp", TargetDescription.from_checkpoint(tmp_path), CHAIN)
+    tokens, engine = generate(loaded, config_of(CHAIN), drafter, ref.prompts, greedy_params(NUM_TOKENS))
+    assert tokens == ref.continuations
+    assert engine.speculation.num_drafts > 0
+    assert engine.speculation.num_draft_tokens > 3 * engine.speculation.num_drafts
 
 
 @pytest.mark.parametrize("field", ["compile", "cuda_graphs", "overlap"])
