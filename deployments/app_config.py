@@ -93,6 +93,11 @@ class AppConfig(RankOptions, LoraOptions, SurfaceOptions):
         description="On CPUs, the share of the RAM that is free beside the weights which goes to KV, per replica.",
     )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
+    state_interval: int = Field(
+        _ENGINE.state_interval,
+        ge=1,
+        description="Tokens between two prefixes whose recurrent states are kept for reuse, where a model has such.",
+    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     drafter_back_off_s: float = Field(
         1.0,

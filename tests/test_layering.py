@@ -258,6 +258,7 @@ MAY_IMPORT = {
     },
     "runtime.scheduling": {"runtime.config", "runtime.kv", "runtime.lora"},
     "runtime.speculation": {"runtime.config"},
+    "runtime.state": set(),
     "runtime.tensor_files": set(),
     "runtime.tensor_parallel": {"runtime.config", "runtime.kv", "runtime.verifier"},
     "runtime.tensorrt": {
@@ -305,6 +306,7 @@ MAY_IMPORT = {
         "runtime.protocol",
         "runtime.scheduling",
         "runtime.speculation",
+        "runtime.state",
         "runtime.tensor_files",
     },
 }

@@ -114,7 +114,7 @@ def remove_drafters_node(world: "World") -> Callable[[], bool]:
 
 
 def remove_verifiers_node(world: "World") -> Callable[[], bool]:
-    """The raylet of a node with a verifier ends, and everything on it; another node comes."""
+    """The raylet of a node with a verifier ends, and everything on it, which may be a router; another node comes."""
     node_pids = world.replace_node("verifiers")
     return lambda: not any(map(processes.exists, node_pids))
 
@@ -130,7 +130,7 @@ ACTS: dict[str, Act] = {
     "remove drafter's node": Act(remove_drafters_node),
     "remove verifier's node": Act(remove_verifiers_node),
 }
-for name in ("kill router", "stop router", "kill proxy", "stop proxy"):
+for name in ("kill router", "stop router", "kill proxy", "stop proxy", "remove verifier's node"):
     ACTS[name] = ACTS[name]._replace(breaks_connections=True)
 
 

@@ -55,9 +55,14 @@ def send(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
 
 
+def counts(there: list[Found]) -> Counter:
+    """Processes of each kind."""
+    return Counter(one.kind for one in there)
+
+
 def leaks(before: list[Found], now: list[Found]) -> list[str]:
     """What is there more than before, in words; what has been replaced is none."""
-    were, are = (Counter(one.kind for one in side) for side in (before, now))
+    were, are = counts(before), counts(now)
     problems = [f"{are[kind]} of {kind}, not {were[kind]}" for kind in (*KINDS, "engine") if are[kind] != were[kind]]
     problems += [f"{one.kind} {one.pid} is stopped" for one in now if one.stopped]
     earlier = {one.pid: one for one in before}

@@ -7,7 +7,7 @@ SMALL = {
     "max_model_len": 512,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 128,
-    "num_kv_blocks": 56,
+    "num_kv_blocks": 40,
     "adaptive": False,
     "drafter_timeout_s": 2.0,
     "drafter_back_off_s": 0.0,

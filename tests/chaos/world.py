@@ -68,7 +68,7 @@ class World:
         self._until(lambda: all(engine["num_running"] for engine in self._app.engines().values()), RECOVERY_S)
         began, under_way = time.perf_counter(), load.num_under_way
         noticed = act.do(self)
-        back = self._until(lambda: noticed() and self._is_whole(len(_of("proxy", before))), RECOVERY_S)
+        back = self._until(lambda: noticed() and self._is_whole(before), RECOVERY_S)
         seconds = time.perf_counter() - began
         outcomes = [load.end() for load in self._loads]
         self._loads.clear()
@@ -131,8 +131,8 @@ class World:
     def _engines(self) -> dict[str, dict[str, Any]]:
         return self._app.engines()
 
-    def _is_whole(self, num_proxies: int = 1) -> bool:
-        """Whether everything there shall be is there and serves."""
+    def _is_whole(self, before: list[processes.Found] | None = None) -> bool:
+        """Whether everything there shall be is there and serves, with as many processes as before."""
         engines = self._engines()
         deployments = serve.status().applications[self._app.name].deployments
         return (
@@ -140,7 +140,7 @@ class World:
             and all(engine["drafter_state"] == "attached" for engine in engines.values())
             and all(processes.exists(engine["drafter_pid"]) for engine in engines.values())
             and all(set(one.replica_states) == {"RUNNING"} for one in deployments.values())
-            and len(processes.pids("proxy")) == num_proxies
+            and (before is None or processes.counts(before) == processes.counts(processes.found()))
             and self._app.http.get("/health").status_code == 200
         )
 
@@ -215,7 +215,3 @@ def add_node(cluster: Cluster, scenario: Scenario, name: str) -> Any:
 
 def _segments() -> list[str]:
     return sorted(path.name for path in Path(SHM_DIR).glob(f"{PREFIX}*"))
-
-
-def _of(kind: str, there: list[processes.Found]) -> list[processes.Found]:
-    return [one for one in there if one.kind == kind]

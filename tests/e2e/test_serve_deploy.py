@@ -40,7 +40,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.port, dashboard_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "120"}
+        self.environ = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_raylet_start_wait_time_s": "240"}
         token = secrets.token_hex(32)
         self.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -53,7 +53,9 @@ class Cluster:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address, dashboard = json.loads(next(line for line in self._holder.stdout if line.startswith("[")))
+        line = next((line for line in self._holder.stdout if line.startswith("[")), None)
+        assert line is not None, "Ray has not started; its error is above"
+        self.address, dashboard = json.loads(line)
         self._dashboard = f"http://{dashboard}"
 
     def serve(self, *words: str) -> str:

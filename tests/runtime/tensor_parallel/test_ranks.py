@@ -1,6 +1,7 @@
 """A verifier over two processes writes what it writes in one."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.runtime.models import (
     random_model,
     random_prompts,
 )
-from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.engine.round_failed import RoundFailed
@@ -41,7 +42,7 @@ def second():
     rank.kill()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "mistral"])
 def test_greedy_text_is_that_of_generate(name, second, tmp_path):
     model = random_model(name, **EVEN)
@@ -54,8 +55,8 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("speculation", [TREE, CHAIN])
-def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temperature, second, tmp_path):
+@pytest.mark.parametrize(("speculation", "plan"), [(TREE, right_tree), (CHAIN, right_chain)], ids=["tree", "chain"])
+def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, plan, temperature, second, tmp_path):
     model = random_model("llama", **EVEN)
     params = [SamplingParams(LENGTH, temperature, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))]
     alone = prepare_model(random_model("llama", **EVEN), "llama")
@@ -63,7 +64,7 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temp
     told = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     config = engine_config(speculation, max_model_len=128, num_kv_blocks=12)
     with led_model(second, model, tmp_path, config) as led:
-        for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, right_tree, 96)):
+        for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, plan, 96)):
             engine = led_engine(led, led.limits, drafter)
             assert Run(engine, PROMPTS, params).finish() == expected
             assert engine.stats().num_preemptions > 0
@@ -73,6 +74,17 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temp
             assert engine.speculation.num_drafts > 0
             engine.model.remove_taps()
     assert engine.speculation.acceptance_length > 3  # by the second drafter: accepted paths have moved in the pool
+
+
+@pytest.mark.slow
+def test_costs_are_measured_on_all_ranks_and_change_no_token(second, tmp_path):
+    shape = replace(TREE, adaptive=True)
+    alone = prepare_model(random_model("llama", **EVEN), "llama")
+    expected, _ = generate(alone, engine_config(), None, PROMPTS, greedy_params(LENGTH))
+    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(shape)) as led:
+        engine = led_engine(led, led.limits, eagle_drafter(alone, shape))
+        assert Run(engine, PROMPTS, greedy_params(LENGTH)).finish() == expected
+        assert sum(engine.stats().policy.decisions.values()) > 0
 
 
 def test_whole_sequences_are_observed_on_all_ranks(second, tmp_path):
