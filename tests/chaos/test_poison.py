@@ -17,10 +17,11 @@ NUM_TOKENS = 900
 def test_what_kills_three_engines_is_answered_by_500_and_others_on_them_are_answered(start_app, until):
     settings = {"engine_factory": "tests.fakes:build_deadly_engine", "drafter": "none", "max_model_len": 1000}
     with start_app("deadly", num_replicas=NUM_REPLICAS, **settings) as app:
+        fields = {"max_tokens": NUM_TOKENS, "seed": 7}
         prompts = [[1, 2, 3, index] for index in range(NUM_BYSTANDERS)]
         with ThreadPoolExecutor(NUM_BYSTANDERS) as threads:
-            expected = list(threads.map(lambda prompt: app.text(prompt, max_tokens=NUM_TOKENS), prompts))
-            running = [threads.submit(app.text, prompt, max_tokens=NUM_TOKENS) for prompt in prompts]
+            expected = list(threads.map(lambda prompt: app.text(prompt, **fields), prompts))
+            running = [threads.submit(app.text, prompt, **fields) for prompt in prompts]
             until(lambda: all(engine["num_requests"] for engine in app.engines().values()))
             with pytest.raises(openai.InternalServerError) as failed:
                 app.complete([DEADLY, 1, 2], max_tokens=10)
@@ -29,4 +30,4 @@ def test_what_kills_three_engines_is_answered_by_500_and_others_on_them_are_answ
             assert [one.result() for one in running] == expected
         until(lambda: app.http.get("/health").status_code == 200)
         assert sum(engine["num_engine_restarts"] for engine in app.engines().values()) == 3
-        assert app.text(prompts[0], max_tokens=NUM_TOKENS) == expected[0]
+        assert app.text(prompts[0], **fields) == expected[0]
