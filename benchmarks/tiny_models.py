@@ -40,8 +40,8 @@ _SIZES = {
     **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads"), 2),
     **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "v_head_dim", "swa_head_dim"), _HEAD_DIM),
     **dict.fromkeys(("global_head_dim", "swa_v_head_dim", "d_kv", "dim_head", "attention_head_size"), _HEAD_DIM),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "index_head_dim"), _HEAD_DIM),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "index_n_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "index_head_dim"), _HEAD_DIM),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads", "index_n_heads"), 2),
     **dict.fromkeys(("qk_nope_head_dim",), 16),
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 24),
@@ -95,6 +95,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "gemma3n_text": {
         "num_kv_shared_layers": 0,

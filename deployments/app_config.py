@@ -11,6 +11,7 @@ from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_a
 from wingbeat.deployments.lora_options import LoraOptions
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
+from wingbeat.deployments.rank_options import RankOptions
 from wingbeat.deployments.surface_options import SurfaceOptions
 from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
@@ -20,7 +21,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(LoraOptions, SurfaceOptions):
+class AppConfig(RankOptions, LoraOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -92,6 +93,11 @@ class AppConfig(LoraOptions, SurfaceOptions):
         description="On CPUs, the share of the RAM that is free beside the weights which goes to KV, per replica.",
     )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
+    state_interval: int = Field(
+        _ENGINE.state_interval,
+        ge=1,
+        description="Tokens between two prefixes whose recurrent states are kept for reuse, where a model has such.",
+    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     drafter_back_off_s: float = Field(
         1.0,
@@ -123,12 +129,6 @@ class AppConfig(LoraOptions, SurfaceOptions):
         True,
         description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
         "pair uses, where the machine has one to spare.",
-    )
-    tensor_parallel_size: int = Field(
-        1,
-        ge=1,
-        description="Ranks that each verifier's weights and KV heads are divided among: processes of one node, each "
-        "with num_gpus_per_verifier and num_cpus_per_verifier.",
     )
     num_gpus_per_verifier: float = Field(
         0.0, ge=0, description="A GPU, or a share of one, per verifier; of each of its ranks, where it has several."
@@ -217,7 +217,9 @@ class AppConfig(LoraOptions, SurfaceOptions):
             raise ValueError(
                 f"num_gpus_per_drafter is {self.num_gpus_per_drafter}: beside a verifier on the CPU only 0 is allowed"
             )
-        self._check_ranks()
+        self.check_ranks(
+            self.num_gpus_per_verifier, bool(self.cuda_graphs), self.serves_adapters(), self.may_span_nodes()
+        )
         if self.has_drafter():
             self.channel_kind()
         if self.standby_drafter and not self.has_own_drafter():
@@ -232,34 +234,9 @@ class AppConfig(LoraOptions, SurfaceOptions):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        if self.model_name() in (self.lora_modules or {}):
-            raise ValueError(f"lora_modules: the name {self.model_name()!r} is that of the base model")
+        self.check_adapters(self.model_name(), self.tensor_parallel_size)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
-
-    def _check_ranks(self) -> None:
-        size, gpus = self.tensor_parallel_size, self.num_gpus_per_verifier
-        if gpus > 1:
-            raise ValueError(
-                f"num_gpus_per_verifier is {gpus:g}: one process runs on one GPU; use 1 and "
-                f"tensor_parallel_size {int(gpus)}"
-            )
-        if size == 1:
-            return
-        alone = f"tensor_parallel_size is {size}"
-        if 0 < gpus < 1:
-            raise ValueError(f"num_gpus_per_verifier is {gpus:g}: {alone}, and each rank needs a whole GPU; use 1")
-        if self.backend == "tensorrt":
-            raise ValueError(f"{alone}: backend 'tensorrt' runs engines that are not divided; use 'torch'")
-        for name in ("compile", "cuda_graphs"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is True: {alone}, whose rounds run eagerly; leave {name} out")
-        if self.threads == 0:
-            raise ValueError(f"threads is 0: {alone}, whose ranks would try them all at once; give a number")
-        if self.may_span_nodes():
-            raise ValueError(
-                f"{alone}: its ranks and its drafter are on one node; leave drafter_resources out, and channel as it is"
-            )
 
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""
@@ -291,8 +268,9 @@ class AppConfig(LoraOptions, SurfaceOptions):
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
         engine = self.backend if self.engine_dir is None else f"{self.backend} {self.engine_dir}"
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
-        ranks = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
-        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{ranks}"
+        more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
+        more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
+        return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def resolved_device(self) -> str:
         """`cpu` or `cuda`."""

@@ -29,14 +29,15 @@ class LoraOptions(ModelOptions):
     max_loras: int = Field(8, ge=1, description="Adapters an engine holds at once; others are read again when needed.")
     max_lora_rank: int = Field(EngineConfig.max_lora_rank, ge=1, description="Highest rank of an adapter.")
 
-    @field_validator("lora_modules", "lora_update_dir", mode="before")
+    @field_validator("lora_update_dir", mode="before")
     @classmethod
-    def _no_adapters_by_word(cls, value: Any) -> Any:
+    def _no_folder_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
     @field_validator("lora_modules", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
+        value = none_by_word(value)
         if not isinstance(value, str):
             return value
         if value.lstrip().startswith("{"):
@@ -66,6 +67,14 @@ class LoraOptions(ModelOptions):
             if self.serves_adapters() and getattr(self, name) not in ("torch", False):
                 raise ValueError(f"{name} is {getattr(self, name)}: it serves no LoRA adapters; leave out {setting}")
         return self
+
+    def check_adapters(self, model_name: str, num_ranks: int) -> None:
+        """Raises ValueError for a name that the base model has, and for a verifier of several ranks."""
+        if model_name in (self.lora_modules or {}):
+            raise ValueError(f"lora_modules: the name {model_name!r} is that of the base model")
+        if self.serves_adapters() and num_ranks > 1:
+            setting = "lora_modules" if self.lora_modules else "lora_update_dir"
+            raise ValueError(f"tensor_parallel_size is {num_ranks}: ranks serve no LoRA adapters; leave out {setting}")
 
     def serves_adapters(self) -> bool:
         """Whether linear layers have room for adapters."""

@@ -196,6 +196,11 @@ class EngineConfig:
     """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
     max_lora_rank: int = 16
     """Highest rank of an adapter."""
+    state_interval: int = 256
+    """Tokens between two prefixes whose recurrent states are kept for the prefix cache, where a model has such states;
+    rounded up to whole blocks."""
+    num_saved_states: int | None = None
+    """Of so many prefixes at once; None goes by the memory, and by the KV blocks."""
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
@@ -211,7 +216,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "state_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
         if self.max_loras < 0 or self.max_lora_rank < 1:

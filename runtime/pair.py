@@ -111,11 +111,12 @@ def engine_of_pair(
     from wingbeat.runtime.verifier.loader import load_model
 
     backend, limits = TORCH, settings.engine
+    if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
+        kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
+        raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
-        if limits.max_loras:
-            raise ValueError(f"max_loras is {limits.max_loras}: the tensorrt backend serves no LoRA adapters")
         loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
     elif settings.ranks is not None:
         from wingbeat.runtime.tensor_parallel.leader import lead

@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "deployments.lora_options",
         "deployments.model_options",
         "deployments.pool_options",
+        "deployments.rank_options",
         "deployments.surface_options",
         "runtime.config",
         "runtime.hub",
@@ -118,6 +119,7 @@ MAY_IMPORT = {
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},
     "deployments.pool_options": set(),
+    "deployments.rank_options": {"deployments.model_options"},
     "deployments.replica": {
         "cluster.autoscaling",
         "cluster.channels",
@@ -256,6 +258,7 @@ MAY_IMPORT = {
     },
     "runtime.scheduling": {"runtime.config", "runtime.kv", "runtime.lora"},
     "runtime.speculation": {"runtime.config"},
+    "runtime.state": set(),
     "runtime.tensor_files": set(),
     "runtime.tensor_parallel": {"runtime.config", "runtime.kv", "runtime.verifier"},
     "runtime.tensorrt": {
@@ -303,6 +306,7 @@ MAY_IMPORT = {
         "runtime.protocol",
         "runtime.scheduling",
         "runtime.speculation",
+        "runtime.state",
         "runtime.tensor_files",
     },
 }

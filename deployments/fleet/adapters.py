@@ -118,23 +118,25 @@ class FleetAdapters:
             before = self.catalog.find(name)
             if before is not None and not in_place:
                 raise AdapterExists(name)
-            answers = await self._all(lambda engine_id: self._transport.load_adapter(engine_id, name, path))
+            calls = [self._transport.load_adapter(engine_id, name, path) for engine_id in self._engine_ids()]
+            if not calls:
+                raise EngineUnavailable()
+            try:
+                answers = await asyncio.gather(*calls)
+            except Exception as error:
+                # Whatever the transport raises for an engine that is gone.
+                raise EngineUnavailable("An engine was lost before it answered.") from error
             for fields, problem in answers:
                 if fields is None:
                     raise AdapterRefused(problem)
-            found = {AdapterName(*fields) for fields, _ in answers}
-            if len(found) > 1:
+            adapter, *others = (AdapterName(*fields) for fields, _ in answers)
+            if any(other != adapter for other in others):
                 raise AdapterRefused("its files differ from engine to engine")
-            (adapter,) = found
             await self._change(name, adapter, before)
             return adapter
 
     async def unload(self, name: str) -> AdapterName | None:
-        """Let no further request name an adapter; those that do go on. None where there is none of that name.
-
-        Raises:
-            EngineUnavailable: there is no engine, or one is gone before it answered.
-        """
+        """Let no further request name an adapter; those that do go on. None where there is none of that name."""
         async with self._changing:
             before = self.catalog.find(name)
             if before is not None:
@@ -151,17 +153,9 @@ class FleetAdapters:
     async def _change(self, name: str, adapter: AdapterName | None, before: AdapterName | None) -> None:
         self.catalog.put(name, adapter)
         changes = self.catalog.changes()
-        await self._all(lambda engine_id: self._transport.tell_adapters(engine_id, changes))
         held = {one.digest for one in self.catalog.adapters}
+        calls = [self._transport.tell_adapters(engine_id, changes) for engine_id in self._engine_ids()]
         if before is not None and before.digest not in held:
-            await self._all(lambda engine_id: self._transport.unload_adapter(engine_id, before.digest))
-
-    async def _all(self, call: Callable) -> list:
-        engine_ids = self._engine_ids()
-        if not engine_ids:
-            raise EngineUnavailable()
-        try:
-            return await asyncio.gather(*map(call, engine_ids))
-        except Exception as error:
-            # Whatever the transport raises for an engine that is gone.
-            raise EngineUnavailable("An engine was lost before it answered.") from error
+            calls += [self._transport.unload_adapter(engine_id, before.digest) for engine_id in self._engine_ids()]
+        # One that is gone holds nothing, and is told when it is back.
+        await asyncio.gather(*calls, return_exceptions=True)

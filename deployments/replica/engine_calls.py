@@ -62,13 +62,12 @@ class EngineCalls:
         root = self._config.lora_update_dir
         if self._adapters is None or root is None:
             return None, "this engine loads none; lora_update_dir says whether and from where"
-        folder = (root / path).resolve()
-        if not folder.is_relative_to(root.resolve()):
-            return None, f"{path} is not below lora_update_dir"
         try:
-            adapter = self._adapters.inspect(name, folder)
+            if not (root / path).resolve().is_relative_to(root.resolve()):
+                return None, f"{path} is not below lora_update_dir"
+            adapter = self._adapters.inspect(name, root / path)
             self._adapters.resident.warm(adapter)
-        except ValueError as error:
+        except (ValueError, OSError, RuntimeError) as error:  # whatever a path can lead to, such as a circle of links
             return None, str(error)
         return tuple(adapter), ""
 

@@ -28,6 +28,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, pack_segments
 from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
@@ -53,6 +54,11 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         fixed_shapes: bool = False,
     ) -> None:
+        if loaded.mixers:
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__}: draft model {loaded.name} has layers with recurrent state, which "
+                "drafts would change for good: give one without, or another kind of drafter"
+            )
         self.model = VerifierModel(loaded)
         self.speculation = speculation
         self.device = loaded.device

@@ -17,6 +17,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
+from wingbeat.runtime.engine.replay_plan import with_replays
 from wingbeat.runtime.engine.root_masks import write_root_masks
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
@@ -25,11 +26,12 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
-from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 from wingbeat.runtime.verifier.tree_check import TreeCheck
 from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
@@ -49,6 +51,7 @@ class DrafterClient(RoundObserver):
         inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
             Looking at trees is no wait there, so they are cut to the nodes a round needs, each of which costs its share
             of the pass.
+        states: of layers that keep a state of their own, which says where a replay may begin.
     """
 
     def __init__(
@@ -59,11 +62,13 @@ class DrafterClient(RoundObserver):
         speculation: Speculation,
         clock: RoundClock,
         inbox: TreeInbox | None,
+        states: StateKeeper | None = None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.slots = slots
         self._inbox = inbox
+        self._states = states
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why the latest plan asks for no trees, where it asks for none."""
@@ -119,29 +124,10 @@ class DrafterClient(RoundObserver):
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
     def plan_replay(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Add chunks of context the drafter lacks, from what the prompts left of the budget; oldest sequence first.
-
-        The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host
-        knows where that is, so the sequence sits this round out.
-        """
+        """Add chunks of context the drafter lacks, from what the prompts left of the budget."""
         if self._end is None or self._stateless or not plan.budget_left:
             return plan
-        budget = plan.budget_left
-        chunks: list[Chunk] = []
-        held: list[Sequence] = []
-        for seq in plan.decodes:
-            if seq.draft.complete or not seq.request.params.speculation or not budget:
-                continue
-            missing = seq.num_computed - seq.draft.length
-            if missing <= budget and seq.in_flight:
-                held.append(seq)
-            else:
-                chunks.append(Chunk(seq, seq.draft.length, min(missing, budget), replay=True))
-                budget -= chunks[-1].length
-        if not chunks and not held:
-            return plan
-        decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes
-        return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)
+        return with_replays(plan, self._states)
 
     @torch.inference_mode()
     def collect(self, plan: SchedulerOutput, rows: DecodeRows) -> TokenTree | TreeInbox | None:

@@ -1,7 +1,6 @@
 """The engine: one `step` is one wingbeat - draft trees are taken, verified in one forward pass, and accepted."""
 
 import logging
-from array import array
 from collections import deque
 
 from wingbeat.runtime.config import EngineConfig
@@ -19,7 +18,6 @@ from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
@@ -31,6 +29,8 @@ from wingbeat.runtime.verifier.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
+from wingbeat.runtime.verifier.state_limits import manage_blocks, with_states
 
 logger = logging.getLogger(__name__)
 
@@ -65,21 +65,23 @@ class Engine:
             raise ValueError(
                 f"max_model_len is {config.max_model_len}: {loaded.name} has {loaded.max_position_embeddings} positions"
             )
-        self.config = config
+        self.config = config = with_states(loaded, config)
         self.loaded = loaded
         self.needs = needs
         self.grammars = grammars
         self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-        self.block_manager = BlockManager(self.cache.num_blocks, config.block_size, config.enable_prefix_caching)
+        self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
+        self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
         self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, loaded.resident_adapters)
         on_host = on_host if backend.on_host is None else backend.on_host
-        self.runner = ModelRunner(loaded, self.model, self.cache, self.slots, config, graph_device, on_host)
+        parts = (loaded, self.model, self.cache, self.slots)
+        self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
         self.clock = RoundClock()
         fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
         self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox
+            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox, self.states
         )
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
@@ -87,11 +89,11 @@ class Engine:
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
         self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
+        self._own_observers += () if self.states is None else (self.states,)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []
-        self._plan: SchedulerOutput | None = None
-        """Of the round that is being launched."""
+        self._plan: SchedulerOutput | None = None  # of the round that is being launched
         self._num_attached = 0
 
     @property
@@ -122,14 +124,7 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        try:
-            ids = array("q", (*request.prompt_token_ids, *request.output_token_ids))
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"prompt holds what is no token id: {error}") from None
-        bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < self.loaded.vocab_size]
-        if bad:
-            raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {self.loaded.vocab_size}")
-        request.params.check_token_ids(self.loaded.vocab_size)
+        request.check_token_ids(self.loaded.vocab_size)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 
@@ -257,6 +252,8 @@ class Engine:
         plan = self._plan = self.scheduler.schedule()
         self.requests.admitted(plan.admitted)
         for seq in plan.admitted:
+            if self.states is not None:
+                self.scheduler.isolated(seq, self.states.admit, seq)
             self.scheduler.isolated(seq, self.drafting.admit, seq)
         if self.scheduler.failures:
             plan = plan.without_dropped()

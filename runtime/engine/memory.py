@@ -16,6 +16,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
+from wingbeat.runtime.verifier.state_limits import state_budget, with_states
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
@@ -34,10 +35,12 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
+    config = with_states(loaded, config)
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
+    budget, config = state_budget(loaded, config, budget)
     size = block_bytes(loaded.layers, config.block_size, loaded.dtype)
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
@@ -117,6 +120,8 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     engine = Engine(loaded, small, needs)
     engine.slots.processors.allocate()  # which the first request with a penalty would
     held += engine.cache.num_blocks * engine.cache.block_bytes
+    if engine.states is not None:
+        held += engine.states.pool.num_rows * engine.states.pool.row_bytes
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     engine.add_request(Request("longest", (0,) * prompt_len, _SAMPLED))

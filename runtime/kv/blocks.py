@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from wingbeat.runtime.kv.cache_log import CacheLog
+from wingbeat.runtime.kv.saved_states import SavedStates
 
 RESERVED_BLOCK = 0
 """Never handed out: rows that only pad a batch write here."""
@@ -48,16 +49,26 @@ class BlockManager:
     A block is reserved (block 0), live (referenced), free, or free and cached: its content may still be acquired until
     allocation runs out of plainly free blocks and evicts the least recently used cached one.
 
+    Args:
+        states: of layers that have recurrent ones: a prefix is found as far as its state is kept.
+
     Raises:
         ValueError: fewer than two blocks, or an empty block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        states: SavedStates | None = None,
+    ) -> None:
         if num_blocks < 2 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks}, block_size is {block_size}: must be at least 2 and 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.states = states
         self.log = CacheLog()
         self._start()
 
@@ -111,6 +122,9 @@ class BlockManager:
             if block_id is None:
                 break
             matched.append(block_id)
+        if self.states is not None:
+            while matched and not self.states.has(self._hashes[matched[-1]]):
+                matched.pop()
         self.hit_tokens += len(matched) * size
         return matched
 
@@ -160,6 +174,8 @@ class BlockManager:
                 self._free_cached[block_id] = None
             else:
                 self._free.append(block_id)
+            if self.states is not None:
+                self.states.discard(block_id)
 
     def register(self, block_id: int, parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
         """Offer a live block that is full and computed to the prefix cache, and return its hash.
@@ -189,6 +205,8 @@ class BlockManager:
         if block_hash not in self._cached:
             self._cached[block_hash] = block_id
             self.log.cached(block_hash)
+        if self.states is not None:
+            self.states.publish(block_id, block_hash)
         return block_hash
 
     def block_hash(self, block_id: int) -> bytes | None:
@@ -215,6 +233,8 @@ class BlockManager:
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self._cached.clear()
+        if self.states is not None:
+            self.states.clear()
         self.log.cleared()
 
     def forget(self) -> None:
@@ -225,6 +245,8 @@ class BlockManager:
         """
         _require(not any(self._ref_counts), "the cache cannot be forgotten while blocks are live")
         self._start()
+        if self.states is not None:
+            self.states.clear()
         self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
@@ -261,6 +283,9 @@ class BlockManager:
             _require(self._is_cached(block_id), f"block {block_id} is in the cached free list, but not cached")
         for block_id in self._free:
             _require(not self._is_cached(block_id), f"block {block_id} is cached, but in the plain free list")
+        if self.states is not None:
+            mismatch = self.states.mismatch(self._cached)
+            _require(mismatch is None, str(mismatch))
 
     def _is_cached(self, block_id: int) -> bool:
         block_hash = self._hashes[block_id]
@@ -271,6 +296,8 @@ class BlockManager:
         block_id, _ = self._free_cached.popitem(last=False)
         block_hash = self._hashes[block_id]
         del self._cached[block_hash]
+        if self.states is not None:
+            self.states.dropped(block_hash)
         self.log.dropped(block_hash)
         return block_id
 

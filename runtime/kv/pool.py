@@ -18,7 +18,10 @@ CONTEXT_BYTES = 600 << 20
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention as the probe saw it (`wingbeat.runtime.verifier.probe.probe_attention`)."""
+    """One layer's attention as the probe saw it (`wingbeat.runtime.verifier.probe.probe_attention`).
+
+    A layer without attention has no heads, and no numbers in the pool.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -54,12 +57,13 @@ class KVCache:
             )
             for layer in layers
         ]
-        self.table = pool_table(self.layers)
+        self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
+        self.table = pool_table(self._stored)
         """For moves over all layers; its address is in the captured ones."""
 
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
-        move_kv(self.layers, from_slots, to_slots, self.table)
+        move_kv(self._stored, from_slots, to_slots, self.table)
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:

@@ -36,14 +36,14 @@ class Record(NamedTuple):
     """bool [num_tokens]: whether predicting token i is to be learnt; False for what a user wrote."""
     position: int = 0
     """Of the first token in its text: above 0 where the beginning was not captured."""
-    adapter: str = ""
-    """The LoRA adapter that the verifier had on top, `name@digest`; empty for none."""
     top_ids: Tensor | None = None
     """int32 [num_tokens, top_k]: the verifier's likeliest next tokens at row i, likeliest first; None without top_k."""
     top_logits: Tensor | None = None
     """[num_tokens, top_k]: their logits."""
     logsumexp: Tensor | None = None
     """float32 [num_tokens]: over the whole vocabulary, so that exp(top_logits - logsumexp) are the probabilities."""
+    adapter: str = ""
+    """The LoRA adapter that the verifier had on top, `name@digest`; empty for none."""
 
 
 class ShardInfo(BaseModel):

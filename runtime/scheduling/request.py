@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -204,6 +205,17 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens there are when it arrives."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises ValueError, beginning with the field's name, for a token that the model does not have."""
+        try:
+            ids = array("q", (*self.prompt_token_ids, *self.output_token_ids))
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"prompt holds what is no token id: {error}") from None
+        bad = [token_id for token_id in ids and (min(ids), max(ids)) if not 0 <= token_id < vocab_size]
+        if bad:
+            raise ValueError(f"prompt holds token id {bad[0]}: the vocabulary has {vocab_size}")
+        self.params.check_token_ids(vocab_size)
 
 
 class TokenLogprob(NamedTuple):

@@ -134,6 +134,10 @@ def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device,
     for name in ("cuda_graphs", "compile"):
         if getattr(limits, name):
             raise ValueError(f"{name} is True: with tensor_parallel_size {group.size} rounds run eagerly")
+    if limits.max_loras:
+        raise ValueError(
+            f"max_loras is {limits.max_loras}: with tensor_parallel_size {group.size} there are no adapters"
+        )
     ranks = Ranks(group, 0, device)
     loaded = load_shard(path, dtype, ranks)
     logger.info(

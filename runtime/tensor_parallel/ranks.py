@@ -36,7 +36,7 @@ class Ranks:
     def __init__(self, group: RankGroup, rank: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, group.size, device
         on_gpu = device.type == "cuda"
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(str(group.store), group.size)
         with self._with_others():
             store.set(f"rank {rank}", "")

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.mask_shape import MOST_POSITIONS
+from wingbeat.runtime.verifier.mixers import CacheKinds, cache_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ def check_keywords(model: PreTrainedModel) -> None:
 
 
 @torch.inference_mode()
-def check_cache(model: PreTrainedModel) -> None:
-    """Refuse layers that remember more of a sequence than keys and values.
+def check_cache(model: PreTrainedModel) -> CacheKinds:
+    """What layers remember of a sequence; refuses what is neither keys and values nor a mixer's state.
 
     Raises:
         UnsupportedModelError: without the model's name.
@@ -60,12 +61,6 @@ def check_cache(model: PreTrainedModel) -> None:
     output = model(input_ids=token_ids, use_cache=True)
     cache = output.get("past_key_values")
     layers = list(getattr(cache, "layers", None) or [])
-    stateful = [index for index, layer in enumerate(layers) if hasattr(layer, "recurrent_states")]
-    if stateful:
-        raise UnsupportedModelError(
-            f"{_which(stateful, layers)} keep recurrent or convolution state, which has no place in a paged cache and "
-            "cannot branch with a token tree"
-        )
     indexed = [index for index, layer in enumerate(layers) if hasattr(layer, "indexer_keys")]
     if indexed:
         raise UnsupportedModelError(
@@ -74,6 +69,7 @@ def check_cache(model: PreTrainedModel) -> None:
         )
     if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
         raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
+    return cache_kinds(layers)
 
 
 def _which(indices: list[int], layers: list[object]) -> str:

@@ -20,6 +20,7 @@ from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import pack_mask
+from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels, reads_in_place
 from wingbeat.runtime.verifier.packing import Tiles
 
@@ -84,6 +85,8 @@ class AttentionMetadata(NamedTuple):
     """The segments as the CPU's kernels read them (`pack_segments`); None where masks are dense."""
     adapters: AdapterRows | None = None
     """Which adapter each row has; None where none has one."""
+    states: RoundStates | None = None
+    """Of layers that keep a state of their own; None for models without such."""
 
 
 def pack_segments(segments: list[AttentionSegment]) -> Segments | None:

@@ -25,6 +25,7 @@ from wingbeat.runtime.verifier.model import ForwardBatch
 from wingbeat.runtime.verifier.packing import Group, Packing, pack, pack_rows, packed, rows_of
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
 
 class Decodes(NamedTuple):
@@ -68,6 +69,7 @@ class BatchBuilder:
         slots: device state by slot, shared with the model runner.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait.
         pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
+        states: of layers that keep a state of their own.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class BatchBuilder:
         config: EngineConfig,
         on_host: bool,
         pieces: bool = False,
+        states: StateKeeper | None = None,
     ) -> None:
         self.cache = cache
         self.slots = slots
@@ -87,6 +90,7 @@ class BatchBuilder:
         self.windows = loaded.windows
         self.adapters = loaded.adapters
         self.on_host = on_host
+        self.states = states
         self._pieces = pieces
         # A captured or compiled graph holds torch's own attention.
         self._may_be_in_place = on_host and not config.compile
@@ -147,10 +151,12 @@ class BatchBuilder:
         if plan.chunks:
             logits_rows = upload([*range(num_rows), *wanted] or [0], self.device)
         packed_segments = pack_segments(segments) if self.in_place else None
-        adapters = None
+        metadata = AttentionMetadata(self.cache.layers, mapping, segments, packed=packed_segments)
         if self.adapters is not None and not (self.on_host and plan.is_unadapted):
-            adapters = self._adapter_rows(decodes, chunk_slots)
-        metadata = AttentionMetadata(self.cache.layers, mapping, segments, packed=packed_segments, adapters=adapters)
+            metadata = metadata._replace(adapters=self._adapter_rows(decodes, chunk_slots))
+        if self.states is not None:
+            tree, packing = (None, None) if decodes is None else (decodes.tree, decodes.packing)
+            metadata = metadata._replace(states=self.states.round(plan, tree, num_rows, packing))
         return ForwardBatch(token_ids[None], positions[None], logits_rows, metadata, real)
 
     def _chunks_apart(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":

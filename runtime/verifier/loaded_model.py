@@ -8,6 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.state.mixer import Mixer
+from wingbeat.runtime.state.pool import LayerState
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
@@ -32,6 +34,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     adapters: "ModelAdapters | None" = None
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
+    mixers: tuple[Mixer, ...] = ()
+    """Of layers that keep a recurrent or convolution state."""
 
     @property
     def device(self) -> torch.device:
@@ -49,14 +53,19 @@ class LoadedModel:
         return self.model.config.to_json_string(use_diff=False)
 
     @property
+    def states(self) -> list[LayerState]:
+        """What its mixers remember of a sequence, by layer; a layer may have several mixers."""
+        return list({mixer.state.layer: mixer.state for mixer in self.mixers}.values())
+
+    @property
     def resident_adapters(self) -> "ResidentAdapters | None":
         """Which adapters are there; None where it serves none."""
         return None if self.adapters is None else self.adapters.resident
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Distinct sliding windows over the layers; 0 stands for none."""
-        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers}))
+        """Distinct sliding windows over the layers that attend; 0 stands for none."""
+        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
 
 
 def num_words(table: nn.Module) -> int:

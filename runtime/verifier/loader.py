@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.verifier.architecture_checks import (
     check_architecture,
     check_cache,
@@ -17,6 +18,7 @@ from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.fused import fuse
 from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
+from wingbeat.runtime.verifier.mixers import install_mixers
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.speed_up import speed_up
 from wingbeat.runtime.verifier.taps import decoder_layers
@@ -52,13 +54,13 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
     try:
         model.eval().requires_grad_(False)
         check_architecture(model)
-        check_cache(model)
+        kinds = check_cache(model)
         check_keywords(model)
-        probed = probe_attention(model, position_limit(model))
+        probed = probe_attention(model, position_limit(model), kinds.without_attention)
         stage = "transformers' own generate() fails on it"
         references = reference_logits(model, probed)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, whole)
+        loaded = _switch(model, name, probed, kinds.states, whole)
         try_model(loaded, references)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
@@ -70,8 +72,12 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
     return loaded
 
 
-def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention, whole: bool) -> LoadedModel:
-    """Let a model attend by our function, and run faster (`speed_up`, `fuse`)."""
+def _switch(
+    model: PreTrainedModel, name: str, probed: ProbedAttention, states: list[LayerState], whole: bool
+) -> LoadedModel:
+    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`)."""
+    if states and not whole:
+        raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
     speed_up(model)
@@ -87,6 +93,7 @@ def _switch(model: PreTrainedModel, name: str, probed: ProbedAttention, whole: b
         vocab_size=num_words(model.get_output_embeddings()),
         max_position_embeddings=probed.max_positions,
         eos_token_ids=end_of_text_ids(model),
+        mixers=install_mixers(model, states),
     )
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.taps import LayerTaps
@@ -53,6 +54,7 @@ class VerifierModel(nn.Module):
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
         self.adapters = loaded.adapters
+        self.mixers = loaded.mixers
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
@@ -80,10 +82,11 @@ class VerifierModel(nn.Module):
         return torch.cat(parts, dim=-1) if parts else None
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """Run the batch; KV is written into the caches of `batch.attention`."""
+        """Run the batch; KV is written into the caches of `batch.attention`, and its states go on."""
         self.taps.clear()
         if self.adapters is not None:
             self.adapters.rows = batch.attention.adapters
+        self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
         output = self.model(
             input_ids=batch.token_ids,
@@ -92,6 +95,12 @@ class VerifierModel(nn.Module):
             logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
             **{METADATA_KEYWORD: batch.attention._replace(captured=captured) if captured else batch.attention},
         )
+        self._tell_mixers(None)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)
+
+    def _tell_mixers(self, states: RoundStates | None) -> None:
+        """Of the pass to come; None lets each run on its own."""
+        for mixer in self.mixers:
+            mixer.states = states

@@ -115,11 +115,14 @@ AttentionMaskInterface.register(MASKED_PROBE_NAME, _mask_maker)
 
 
 @torch.inference_mode()
-def probe_attention(model: PreTrainedModel, num_positions: int) -> ProbedAttention:
+def probe_attention(
+    model: PreTrainedModel, num_positions: int, without: frozenset[int] = frozenset()
+) -> ProbedAttention:
     """Run a few tokens through a recording attention function; layers whose window is in their mask only are told it.
 
     Args:
         num_positions: of the longest sequence there can be; windows of at least that hide nothing.
+        without: layers of which transformers' cache holds no keys and values.
 
     Raises:
         UnsupportedModelError: our attention function cannot do what a layer asks; without the model's name.
@@ -132,30 +135,33 @@ def probe_attention(model: PreTrainedModel, num_positions: int) -> ProbedAttenti
         model.set_attn_implementation(MASKED_PROBE_NAME)
         model(input_ids=positions + 1, position_ids=positions, use_cache=False, **{PROBE_KEYWORD: recorder})
         num_layers = model.config.get_text_config().num_hidden_layers
-        _check_calls(recorder, num_layers)
+        # Layers that attend to the keys and values of others have none in transformers' cache, and do in ours.
+        attending = [layer for layer in range(num_layers) if layer not in without or layer in recorder.layers]
+        _check_calls(recorder, num_layers, attending)
         # Layers share their masks, and a long one takes a while to look at.
         shape_of = cache(lambda made_by: mask_shape(for_text(made_by, _NUM_TOKENS, device), num_positions, device))
-        shapes = [_shape(recorder.masks[layer], layer, shape_of) for layer in range(num_layers)]
+        shapes = {layer: _shape(recorder.masks[layer], layer, shape_of) for layer in attending}
     finally:
         _mask_maker.made.clear()
-    layers, limits = [], [num_positions]
-    for index, shape in enumerate(shapes):
+    layers, limits = [_NO_ATTENTION] * num_layers, [num_positions]
+    for index, shape in shapes.items():
         seen = recorder.layers[index]
         setattr(recorder.modules[index], WINDOW_ATTRIBUTE, shape.window)
-        layers.append(LayerAttention(*[getattr(seen, n) for n in _WIDTHS], shape.window))
+        layers[index] = LayerAttention(*[getattr(seen, n) for n in _WIDTHS], shape.window)
         limits += [] if shape.causal_until is None else [shape.causal_until]
     return ProbedAttention(layers, min(limits))
 
 
+_NO_ATTENTION = LayerAttention(0, 0, 0, 0, None)
 _WIDTHS = ("num_heads", "num_kv_heads", "key_dim", "value_dim")
 
 
-def _check_calls(recorder: Recorder, num_layers: int) -> None:
+def _check_calls(recorder: Recorder, num_layers: int, attending: list[int]) -> None:
     if recorder.num_unnumbered:
         raise UnsupportedModelError(
             "its attention modules have no layer_idx, so that their keys and values cannot be told apart"
         )
-    missing = sorted(set(range(num_layers)) - recorder.layers.keys())
+    missing = sorted(set(attending) - recorder.layers.keys())
     if missing:
         raise UnsupportedModelError(
             f"{_named(missing, num_layers)} never call transformers' attention interface: text skips them, or they "

@@ -33,6 +33,7 @@ from wingbeat.runtime.verifier.path_acceptance import PathAcceptance
 from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 from wingbeat.runtime.verifier.token_masks import TokenMasks
 from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
@@ -46,6 +47,7 @@ class ModelRunner:
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
             is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
+        states: of layers that keep a state of their own.
 
     Raises:
         ValueError: `cuda_graphs` or `compile` is not to be had on this device.
@@ -60,6 +62,7 @@ class ModelRunner:
         config: EngineConfig,
         graph_device: GraphDevice | None = None,
         on_host: bool | None = None,
+        states: StateKeeper | None = None,
     ) -> None:
         self.loaded = loaded
         self.model = model
@@ -69,7 +72,8 @@ class ModelRunner:
         self.device = slots.device
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
-        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces=graph_device is not None)
+        pieces = graph_device is not None
+        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces, states)
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self._ahead = torch.arange(1, config.speculation.max_path + 1, device=self.device)

@@ -16,7 +16,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
@@ -26,11 +28,14 @@ from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.probe import ProbedAttention
 from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
 PARENTS = (-1, 0, 0, 1, 1, 2)
 """Of the tree's nodes: two children of the root; two of the first of them, one of the second."""
 _DEPTHS = (0, 1, 1, 2, 2, 2)
 _PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
+_ACCEPTED, _BEHIND = (0, 1), 3
+"""Where layers keep states: the path that is accepted, and its node behind it, whose logits the next step must have."""
 _NUM_STEPS = 3
 """Tokens behind the prompt: plain steps, and the root of the tree."""
 _LONGEST, _SHORTER_BY = 29, 12
@@ -172,8 +177,10 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
         noise = max(reference.noise for reference in references)
         tolerance = min(max(_LOW_PRECISION_TOLERANCE, 4 * noise), _LARGEST_TOLERANCE)
     for reference, rows in zip(references, ours, strict=True):
-        for index, (row, expected) in enumerate(zip(rows, reference.rows, strict=True)):
-            _check(row.float(), expected, tolerance, _place(index, len(reference.rows)))
+        count = len(reference.rows)
+        behind = reference.rows[count - len(PARENTS) + _BEHIND :][: len(rows) - count]
+        for index, (row, expected) in enumerate(zip(rows, [*reference.rows, *behind], strict=True)):
+            _check(row.float(), expected, tolerance, _place(index, count))
 
 
 def _check(row: Tensor, expected: Tensor, tolerance: float, place: str) -> None:
@@ -191,6 +198,8 @@ def _check(row: Tensor, expected: Tensor, tolerance: float, place: str) -> None:
 
 def _place(index: int, num_rows: int) -> str:
     first_node = num_rows - len(PARENTS)
+    if index == num_rows:
+        return "behind an accepted path"
     if index == 0:
         return "after a prompt in chunks"
     return "in plain decoding" if index < first_node else f"at depth {_DEPTHS[index - first_node]} of a token tree"
@@ -221,7 +230,12 @@ class _Trial:
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
-        self.builder = BatchBuilder(loaded, cache, self.slots, config, loaded.device.type == "cpu")
+        self.states: StateKeeper | None = None
+        if loaded.mixers:
+            saved = SavedStates(1, config.block_size, config.block_size, enabled=False)
+            blocks = BlockManager(cache.num_blocks, config.block_size, states=saved)
+            self.states = StateKeeper(loaded, config, blocks)
+        self.builder = BatchBuilder(loaded, cache, self.slots, config, loaded.device.type == "cpu", states=self.states)
         self.model = VerifierModel(loaded)
 
     def run(self) -> list[Tensor]:
@@ -244,7 +258,11 @@ class _Trial:
             rows[1].append(both[1:])
         rows[0].append(self._step([long]))
         trees = self._trees()
-        return [torch.cat([*own, tree]) for own, tree in zip(rows, trees, strict=True)]
+        behind = [] if self.states is None else [row[None] for row in self._step_behind_path()]
+        return [
+            torch.cat([*own, tree, *behind[seq : seq + 1]])
+            for seq, (own, tree) in enumerate(zip(rows, trees, strict=True))
+        ]
 
     def _step(self, seqs: list[Sequence], chunks: list[Chunk] | None = None) -> Tensor:
         """Plain steps, each of its sequence's next token, beside chunks."""
@@ -264,9 +282,18 @@ class _Trial:
         logits = self._round(self.seqs, [], tree)
         return list(logits.unflatten(0, tuple(token_ids.shape)))
 
-    def _take(self, seq: Sequence) -> None:
-        """Let a sequence grow by the next token of its steps, as a round that emitted it does."""
-        seq.token_ids.append(self.texts[seq.slot].steps[seq.num_output_tokens])
+    def _step_behind_path(self) -> Tensor:
+        """A plain step of both, whose root is the tree's `_BEHIND` once the path to it is accepted."""
+        for seq in self.seqs:
+            for node in _ACCEPTED[1:]:
+                self._take(seq, self.texts[seq.slot].tree[node])
+            self._take(seq, self.texts[seq.slot].tree[_BEHIND])
+        return self._round(self.seqs, [])
+
+    def _take(self, seq: Sequence, token_id: int | None = None) -> None:
+        """Let a sequence grow by a token, else by the next one of its steps, as a round that emitted it does."""
+        own = self.texts[seq.slot].steps[seq.num_output_tokens] if token_id is None else token_id
+        seq.token_ids.append(own)
         self.slots.committed_lens[seq.slot] = len(seq.token_ids)
         self.slots.last_token_ids[seq.slot] = seq.token_ids[-1]
 
@@ -275,4 +302,7 @@ class _Trial:
         plan = SchedulerOutput(decodes, chunks, [], 0)
         slots = self.slots.load(plan).slots
         batch = self.builder.flatten(plan, self.builder.decodes(slots, tree) if decodes else None)
-        return self.model(batch).logits
+        logits = self.model(batch).logits
+        if self.states is not None:
+            self.states.accept(decodes, [[0] if tree is None else list(_ACCEPTED) for _ in decodes])
+        return logits

@@ -47,6 +47,13 @@ def test_fractions_share_a_gpu_where_they_fit(verifier: float, drafter: float | 
     assert gpus_of_pair(Share(1, verifier), None if drafter is None else Share(1, drafter)) == expected
 
 
+def test_every_rank_of_a_verifier_takes_a_gpu_of_its_node():
+    assert gpus_of_pair(Share(1, 1), Share(1, 0.3), num_ranks=4) == 5
+    check_node_gpus(Share(1, 1), None, [4.0], num_ranks=4)
+    with pytest.raises(ValueError, match=r"num_gpus_per_verifier is 1 for each of 4 ranks .*needs 5 GPU"):
+        check_node_gpus(Share(1, 1), Share(1, 1), [4.0, 4.0], num_ranks=4)
+
+
 @pytest.mark.parametrize("amount", [0, 0.3, 1, 2.0])
 def test_shares_that_ray_can_assign_pass(amount: float):
     check_gpu_amount("num_gpus_per_verifier", amount)

@@ -24,7 +24,9 @@ class ThreadedEngine:
         link = Link.create(ring_bytes)
         # Of its own, so that the two sides can be closed one after the other.
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
-        calls = EngineCalls(EngineSetup(engine, ModelInfo("fake", 200, 50), None), AppConfig(), "fake")
+        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, adapters=getattr(engine, "adapters", None))
+        config = AppConfig(lora_update_dir=getattr(engine, "adapters_dir", None))
+        calls = EngineCalls(setup, config, "fake")
         self.client = EngineClient(link)
         self.loop = EngineLoop(
             engine, self._engine_link, calls, stream_interval_s, cache_log=getattr(engine, "cache_log", None)

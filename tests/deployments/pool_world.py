@@ -69,10 +69,13 @@ class LocalEngines:
 
     async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
         self._require_alive(engine_id)
-        return (name, path, f"digest of {path}"), ""
+        if not hasattr(self.engines[engine_id], "adapters"):
+            return (name, path, f"digest of {path}"), ""
+        return await self.loops[engine_id].client.call("load_adapter", name, path)
 
     async def unload_adapter(self, engine_id: str, digest: str) -> None:
         self._require_alive(engine_id)
+        await self.loops[engine_id].client.call("unload_adapter", digest)
 
     async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
         self._require_alive(engine_id)

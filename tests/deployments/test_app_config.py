@@ -136,6 +136,19 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
         ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3: beside a verifier on the CPU only 0"),
         ({"num_gpus_per_verifier": 1.5}, "num_gpus_per_verifier is 1.5: must be 0, a fraction up to 1, or a whole"),
+        ({"num_gpus_per_verifier": 2}, "num_gpus_per_verifier is 2: .* use 1 and tensor_parallel_size 2"),
+        (
+            {"num_gpus_per_verifier": 0.5, "tensor_parallel_size": 2},
+            "num_gpus_per_verifier is 0.5: tensor_parallel_size is 2, and each rank needs a whole GPU",
+        ),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 2, "compile": True}, "compile is True: tensor_parallel_size is 2"),
+        (
+            {"tensor_parallel_size": 2, "lora_update_dir": "/"},
+            "tensor_parallel_size is 2: ranks serve no LoRA adapters",
+        ),
+        ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0: tensor_parallel_size is 2"),
+        ({"tensor_parallel_size": 2, "channel": "remote"}, "tensor_parallel_size is 2: they and their drafter"),
         ({"channel": "cuda_ipc"}, "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu"),
         ({"channel": "cuda_ipc", "num_gpus_per_verifier": 1, "drafter": "ngram"}, "need a GPU, the drafter is on cpu"),
         ({"channel": "nccl"}, "channel"),
@@ -331,6 +344,11 @@ def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
     verifier, drafter = Share(0.5, 0.7), Share(0.3)
     assert pair_bundles(verifier, drafter) == [{"CPU": 0.5, "GPU": 0.7}, {"CPU": 0.3}]
     assert pair_bundles(verifier, None) == [{"CPU": 0.5, "GPU": 0.7}]
+    assert pair_bundles(drafter, verifier, num_ranks=3) == [
+        drafter.bundle(),
+        verifier.bundle(),
+        *[drafter.bundle()] * 2,
+    ]
     assert Share(0.0).bundle() == {"CPU": 0.001}
     assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}
 

@@ -225,6 +225,11 @@ BAD_STARTS = {
         {"max_num_batched_tokens": str(2**48)},
     ),
     "no such engine": Bad(nothing, "nowhere:build", {"engine_factory": "nowhere:build"}),
+    "ranks beyond the KV heads": Bad(
+        nothing,
+        "tensor_parallel_size is 2: it must divide num_key_value_heads of LlamaForCausalLM, which is 1",
+        {"tensor_parallel_size": "2"},
+    ),
     "no GPU": Bad(
         nothing,
         "device is 'cuda'",

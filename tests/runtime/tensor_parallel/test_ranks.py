@@ -1,6 +1,7 @@
 """A verifier over two processes writes what it writes in one."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.runtime.models import (
     random_model,
     random_prompts,
 )
-from tests.runtime.scripted import ScriptedDrafter, right_tree
+from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.tensor_parallel.two_ranks import DEVICE, SecondRank, led_engine, led_model
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.engine.round_failed import RoundFailed
@@ -41,7 +42,7 @@ def second():
     rank.kill()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "mistral"])
 def test_greedy_text_is_that_of_generate(name, second, tmp_path):
     model = random_model(name, **EVEN)
@@ -54,8 +55,8 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-@pytest.mark.parametrize("speculation", [TREE, CHAIN])
-def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temperature, second, tmp_path):
+@pytest.mark.parametrize(("speculation", "plan"), [(TREE, right_tree), (CHAIN, right_chain)], ids=["tree", "chain"])
+def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, plan, temperature, second, tmp_path):
     model = random_model("llama", **EVEN)
     params = [SamplingParams(LENGTH, temperature, seed=seed, ignore_eos=True) for seed in range(len(PROMPTS))]
     alone = prepare_model(random_model("llama", **EVEN), "llama")
@@ -63,7 +64,7 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temp
     told = [prompt + more for prompt, more in zip(PROMPTS, expected, strict=True)]
     config = engine_config(speculation, max_model_len=128, num_kv_blocks=12)
     with led_model(second, model, tmp_path, config) as led:
-        for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, right_tree, 96)):
+        for drafter in (eagle_drafter(alone, speculation), ScriptedDrafter(told, plan, 96)):
             engine = led_engine(led, led.limits, drafter)
             assert Run(engine, PROMPTS, params).finish() == expected
             assert engine.stats().num_preemptions > 0
@@ -75,21 +76,23 @@ def test_drafts_cached_prefixes_and_preemption_change_no_token(speculation, temp
     assert engine.speculation.acceptance_length > 3  # by the second drafter: accepted paths have moved in the pool
 
 
+@pytest.mark.slow
+def test_costs_are_measured_on_all_ranks_and_change_no_token(second, tmp_path):
+    shape = replace(TREE, adaptive=True)
+    alone = prepare_model(random_model("llama", **EVEN), "llama")
+    expected, _ = generate(alone, engine_config(), None, PROMPTS, greedy_params(LENGTH))
+    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(shape)) as led:
+        engine = led_engine(led, led.limits, eagle_drafter(alone, shape))
+        assert Run(engine, PROMPTS, greedy_params(LENGTH)).finish() == expected
+        assert sum(engine.stats().policy.decisions.values()) > 0
+
+
 def test_whole_sequences_are_observed_on_all_ranks(second, tmp_path):
     model, token_ids = random_model("llama", **EVEN), torch.tensor(PROMPTS[2])[None]
     alone = VerifierModel(prepare_model(random_model("llama", **EVEN), "llama"), (1, 3))
     with led_model(second, model, tmp_path, engine_config()) as led:
         taps = VerifierModel(led.loaded, (1, 3)).observe(token_ids)
     torch.testing.assert_close(taps, alone.observe(token_ids), rtol=1e-4, atol=1e-4)
-
-
-def test_a_rank_ends_with_rank_0(second, tmp_path):
-    group = RankGroup(tmp_path / "ranks", 2)
-    random_model("llama", **EVEN).save_pretrained(tmp_path)
-    second.join(group, tmp_path, rank=0)
-    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
-        follow(group, 1, tmp_path, torch.float32, DEVICE)
-    second.kill()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
@@ -104,3 +107,13 @@ def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_p
         assert failure.value.suspects == ()
         second.kill()
         led.backend.ranks.close()
+
+
+@pytest.mark.slow
+def test_a_rank_ends_with_rank_0(second, tmp_path):
+    group = RankGroup(tmp_path / "ranks", 2)
+    random_model("llama", **EVEN).save_pretrained(tmp_path)
+    second.join(group, tmp_path, rank=0)
+    with pytest.raises(BackendLost, match="rank 1 of 2 has lost another one"):
+        follow(group, 1, tmp_path, torch.float32, DEVICE)
+    second.kill()

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -85,6 +86,8 @@ def led_model(
         yield led
     except BaseException:
         second.kill()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         raise
     if ends:
         led.backend.close()

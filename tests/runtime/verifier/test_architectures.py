@@ -15,12 +15,13 @@ SERVED = (
     *("afmoe", "jetmoe"),
     # whose windows are in their masks only
     *("phimoe", "qwen2_moe"),
+    # whose layers keep recurrent or convolution state
+    *("falcon_h1", "jamba", "lfm2_moe", "qwen3_5_moe_text"),
     # whose configuration names no end of text
     "roc_bert",
 )
 REFUSED = {
-    "falcon_h1": "recurrent or convolution state",
-    "zaya": "recurrent or convolution state",
+    "zamba": "attention modules have no layer_idx",
     "mamba": "recurrent state",
     "diffllama": "layer 0 calls attention 2 times",
     "bart": "takes no position_ids",

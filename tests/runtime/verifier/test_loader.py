@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconConfig, Lfm2Config, Qwen3NextConfig, T5Config
+from transformers import AutoModelForCausalLM, FalconConfig, T5Config
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from tests.runtime.models import (
@@ -23,33 +23,6 @@ from wingbeat.runtime.verifier.loader import UnsupportedModelError, load_model, 
 
 REFUSED = {
     "Falcon": FalconConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
-    "Lfm2": Lfm2Config(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention"],
-    ),
-    "Qwen3Next": Qwen3NextConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        layer_types=["linear_attention", "full_attention"],
-    ),
 }
 
 

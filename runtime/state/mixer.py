@@ -1,0 +1,154 @@
+"""A mixer of transformers over the rows of a round: taken apart by sequence around its own code, and put back together.
+
+The mixer's forward is transformers' own. What it multiplies its input and its result by is done for all rows at once,
+and only what lies between, where a sequence's tokens meet, sees one sequence after the other.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.state.pool import LayerState, StateView
+from wingbeat.runtime.state.round_states import RoundStates
+
+_SCAN, _STEP = "mamba_selective_scan", "mamba_selective_state_update"
+_DELTA_RULE = "torch_chunk_gated_delta_rule"
+CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+"""Names under which mixers' forwards take their cache."""
+
+
+class Mixer:
+    """Stands in for the forward of one mixer module while `states` tells it of a round; else it runs as it is.
+
+    Args:
+        state: what it remembers.
+        entries: linear layers that multiply its very input.
+        exit: the one whose result it returns.
+    """
+
+    def __init__(self, module: nn.Module, state: LayerState, entries: list[nn.Linear], exit: nn.Linear | None) -> None:
+        self.module, self.state = module, state
+        self.states: RoundStates | None = None
+        """Of the pass that runs; decoder layers do not all pass on what they are told beside their input."""
+        self._given: list[Tensor] | None = None
+        self._view: StateView | None = None
+        self._entries = [self._stand_in(linear, index) for index, linear in enumerate(entries)]
+        self._exit = None if exit is None else self._stand_in(exit, None)
+        arguments = inspect.signature(type(module).forward).parameters
+        self._cache_name = next(name for name in CACHE_ARGUMENTS if name in arguments)
+        self._forward = self._with_initial_state(module.forward)
+        self._names = inspect.unwrap(type(module).forward).__code__.co_names
+        self._chunk_size = getattr(module, "chunk_size", None)
+        module.forward = self._call
+
+    def _call(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
+        if self.states is None:
+            return self._forward(hidden_states, *args, **kwargs)
+        return self._mix(hidden_states, self.states)
+
+    def _mix(self, hidden_states: Tensor, states: RoundStates) -> Tensor | tuple[Tensor, ...]:
+        """A round's rows [1, num_tokens, hidden_size]; states go on as `states` says."""
+        layer = self.state.layer
+        rows = [hidden_states[0], *(entry(hidden_states)[0] for entry in self._entries)]
+        parts: list[list[Tensor]] = []
+        decodes = states.decodes
+        if decodes is not None:
+            view = states.pool.gather(layer, decodes.live)
+            mixed = self._run([decodes.paths_of(part) for part in rows], view)
+            parts.append([decodes.flatten(part) for part in mixed])
+            if decodes.stores:
+                states.pool.store(layer, decodes.live, view, decodes.saves)
+            else:
+                states.keep(self, [part[: decodes.num_rows] for part in rows])
+        for piece in states.pieces:
+            view = states.pool.gather(layer, piece.live)
+            span = slice(piece.start, piece.start + piece.length)
+            parts.append([part[0] for part in self._run([part[None, span] for part in rows], view)])
+            states.pool.store(layer, piece.live, view, piece.saves)
+        results = [torch.cat(same) for same in zip(*parts, strict=True)]
+        if self._exit is not None:
+            return self._exit(results[0])[None]
+        return results[0][None] if len(results) == 1 else tuple(part[None] for part in results)
+
+    def advance(self, states: RoundStates) -> None:
+        """Let the states of a round that kept its rows go on along the accepted paths."""
+        layer, rows = self.state.layer, states.kept(self)
+        for step in states.accepted:
+            view = states.pool.gather(layer, step.live)
+            self._run([part[step.rows] for part in rows], view)
+            states.pool.store(layer, step.live, view, step.saves)
+
+    def _run(self, parts: list[Tensor], view: StateView) -> tuple[Tensor, ...]:
+        """The mixer between its outer products: what it returns, one tensor for most.
+
+        Args:
+            parts: [num_seqs, length, ...]: its input, and that by each entry.
+            view: goes on by the tokens.
+        """
+        inputs, *self._given = parts
+        self._view = view
+        try:
+            mixed = self._forward(inputs, **{self._cache_name: view}, **self._sizes(inputs))
+            return mixed if isinstance(mixed, tuple) else (mixed,)
+        finally:
+            self._given = self._view = None
+            if self._chunk_size is not None:
+                self.module.chunk_size = self._chunk_size
+
+    def _sizes(self, inputs: Tensor) -> dict[str, int]:
+        """Chunks no longer than the tokens: torch's own code pads to whole ones."""
+        if inputs.device.type != "cpu":
+            return {}
+        if isinstance(self._chunk_size, int):
+            self.module.chunk_size = min(self._chunk_size, inputs.shape[1])
+        return {"chunk_size": min(64, inputs.shape[1])} if _DELTA_RULE in self._names else {}
+
+    def _stand_in(self, linear: nn.Linear, index: int | None) -> Callable[[Tensor], Tensor]:
+        """Let a linear layer say what it is given while the mixer runs; returns what it does otherwise."""
+        original = linear.forward
+
+        def forward(inputs: Tensor) -> Tensor:
+            if self._given is None:
+                return original(inputs)
+            return inputs if index is None else self._given[index]
+
+        linear.forward = forward
+        return original
+
+    def _with_initial_state(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A forward whose scan goes on from the state before it: transformers' for Mamba-1 begins at zero."""
+        plain = inspect.unwrap(type(self.module).forward)
+        if _SCAN not in plain.__code__.co_names:
+            return forward
+        # transformers' own code: it only finds another function under the name.
+        names = {**plain.__globals__, _SCAN: self._scan}
+        copy = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+        copy.__kwdefaults__ = plain.__kwdefaults__
+        return copy.__get__(self.module)
+
+    def _scan(self, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Any:
+        """Mamba-1 token by token, as transformers decodes; [num_seqs, channels, length] as its scan has them."""
+        names = inspect.unwrap(type(self.module).forward).__globals__
+        if self._view is None:
+            return names[_SCAN](hidden_states, dt, A, B, C, **kwargs)
+        state, gate = self._view.get_recurrent_state(self.state.layer), kwargs.get("z")
+        outputs = [
+            names[_STEP](
+                state,
+                hidden_states[..., token],
+                dt[..., token],
+                A,
+                B[..., token],
+                C[..., token],
+                kwargs["D"],
+                z=None if gate is None else gate[..., token],
+                dt_bias=kwargs["delta_bias"],
+                dt_softplus=kwargs["delta_softplus"],
+            )
+            for token in range(hidden_states.shape[-1])
+        ]
+        return torch.stack(outputs, dim=-1), state

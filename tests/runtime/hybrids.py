@@ -1,0 +1,100 @@
+"""Tiny random verifiers whose layers keep recurrent or convolution state, and what transformers says they write."""
+
+from functools import cache
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    FalconH1Config,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Lfm2Config,
+    NemotronHConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
+from wingbeat.runtime.verifier.loader import prepare_model
+
+PROMPT_LENS = (5, 27, 1)
+NUM_TOKENS = 40
+_KINDS = ["linear_attention", "full_attention"] * 2
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_DELTA = {
+    "head_dim": 16,
+    "layer_types": _KINDS,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+CONFIGS = {
+    "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"] * 2),
+    "qwen3_next": lambda: Qwen3NextConfig(**_SHAPE, **_DELTA, **_EXPERTS, shared_expert_intermediate_size=32),
+    "qwen3_5": lambda: Qwen3_5TextConfig(**_SHAPE, **_DELTA),
+    "bamba": lambda: BambaConfig(**_SHAPE, **_MAMBA2, attn_layer_indices=[1, 3]),
+    "granite": lambda: GraniteMoeHybridConfig(
+        **_SHAPE, **_MAMBA2, layer_types=_KINDS, num_local_experts=4, shared_intermediate_size=32
+    ),
+    "falcon_h1": lambda: FalconH1Config(**_SHAPE, **_MAMBA2, mamba_d_ssm=128, head_dim=16),
+    "nemotron_h": lambda: NemotronHConfig(
+        **{name: value for name, value in _SHAPE.items() if name != "num_hidden_layers"},
+        layers_block_type=["mamba", "moe", "attention", "mamba"],
+        mamba_num_heads=4,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=1,
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=32,
+    ),
+    "jamba": lambda: JambaConfig(
+        **_SHAPE, attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=8, num_experts=2, num_experts_per_tok=1
+    ),
+}
+"""Short convolutions, gated delta nets, Mamba-2 alone and beside attention, Mamba-1."""
+
+
+def random_hybrid(name: str) -> PreTrainedModel:
+    """A verifier with random weights, none of which is next to nothing."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * noise)
+            elif float(parameter.std()) < 0.1:
+                parameter.copy_(0.2 * noise)
+    return model
+
+
+@cache
+def hybrid(name: str) -> Reference:
+    """A model of CONFIGS with random prompts, each continued alone: padding is no part of the question."""
+    loaded = prepare_model(random_hybrid(name), name)
+    prompts = random_prompts(PROMPT_LENS)
+    alone = [greedy(loaded.model, [prompt], NUM_TOKENS) for prompt in prompts]
+    return Reference(name, loaded, prompts, [texts[0] for texts, _ in alone], min(gap for _, gap in alone))
