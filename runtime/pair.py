@@ -129,6 +129,8 @@ def engine_of_pair(
         if limits.max_loras:
             from wingbeat.runtime.verifier.adapted import ModelAdapters
 
+            if loaded.mixers:
+                raise ValueError(f"max_loras is {limits.max_loras}: {loaded.name} keeps states, and serves no adapters")
             parts = loaded.model, loaded.decoder_layers
             loaded.adapters = ModelAdapters(*parts, limits.max_loras, limits.max_lora_rank)
         if settings.most_threads is not None and loaded.device.type == "cpu":

@@ -17,6 +17,7 @@ from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.lora.adapter_config import AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.fused import FusedLayer
@@ -28,8 +29,7 @@ JOINED = (
     ("mlp.down_proj",),
 )
 """Of a layer that is swapped: linear layers whose products it joins, in the order of `StackedAdapters`' parts."""
-_ROUTED = ("experts",)
-"""Modules below which linear layers see some of a batch's rows."""
+_NUM_ROWS = 7
 
 
 class _Place(NamedTuple):
@@ -59,8 +59,9 @@ class ModelAdapters:
         self.resident = ResidentAdapters(max_loras, self._load, self._clear)
         self._places: dict[str, _Place] = {}
         names = {id(module): name for name, module in model.named_modules()}
+        whole = _linears_of_all_rows(model, layers)
         for layer in layers:
-            self._adapt_layer(layer, names[id(layer)])
+            self._adapt_layer(layer, names[id(layer)], whole)
         if not self._places:
             raise AdapterError(f"{type(model).__name__} has no linear layers that adapters could act on")
         self.linears = {
@@ -89,13 +90,9 @@ class ModelAdapters:
         for place in self._places.values():
             place.stack.clear(adapter_id)
 
-    def _adapt_layer(self, layer: nn.Module, name: str) -> None:
+    def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
         joins = isinstance(layer, FusedLayer | CpuLayer)
-        linears = {
-            path: module
-            for path, module in layer.named_modules()
-            if isinstance(module, nn.Linear) and not any(part in _ROUTED for part in path.split("."))
-        }
+        linears = {path: module for path, module in layer.named_modules() if module in whole}
         groups = list(JOINED) if joins else []
         groups += [(path,) for path in linears if not any(path in group for group in groups)]
         stacks = [self._stack([linears[path] for path in group]) for group in groups]
@@ -112,6 +109,28 @@ class ModelAdapters:
         parts, weight = tuple(linear.out_features for linear in linears), linears[0].weight
         inputs = linears[0].in_features
         return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
+
+
+@torch.inference_mode()
+def _linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
+    """The linear layers that see every row of a batch, in order, once: not those of experts, or of heads one by one."""
+    calls: dict[nn.Module, list[torch.Size]] = {}
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        calls.setdefault(module, []).append(args[0].shape)
+
+    linears = {module for module in layers.modules() if isinstance(module, nn.Linear)}
+    hooks = [linear.register_forward_pre_hook(note) for linear in linears]
+    model.set_attn_implementation("eager")
+    try:
+        token_ids = torch.arange(_NUM_ROWS, device=next(model.parameters()).device)
+        model(input_ids=token_ids[None], use_cache=False, logits_to_keep=1)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+        for hook in hooks:
+            hook.remove()
+    shapes = (1, _NUM_ROWS), (_NUM_ROWS,)
+    return {linear for linear, seen in calls.items() if len(seen) == 1 and seen[0][:-1] in shapes}
 
 
 class AdaptedLinear(nn.Module):
