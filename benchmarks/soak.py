@@ -138,7 +138,7 @@ async def soak(app: App, bodies: list[dict[str, Any]], args: argparse.Namespace)
         if trace.answer is not None:
             answers.setdefault(trace.number, trace.answer)
     compared = compare(load.traces, answers)
-    stats = app.stats()
+    stats = await asyncio.to_thread(app.stats)
     return {
         "num_requests": compared.num_requests,
         "failures": compared.failures,
