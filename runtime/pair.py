@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.checks.self_test import SelfTest
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.tokenizer import Tokenizer
+    from wingbeat.runtime.verifier.backend import Backend
     from wingbeat.runtime.verifier.loaded_model import LoadedModel
 
 
@@ -105,36 +106,8 @@ def engine_of_pair(
     from wingbeat.runtime.engine.memory import fit_to_memory
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
-    from wingbeat.runtime.verifier.backend import TORCH
-    from wingbeat.runtime.verifier.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
-    from wingbeat.runtime.verifier.cpu_threads import choose_threads
-    from wingbeat.runtime.verifier.loader import load_model
 
-    backend, limits = TORCH, settings.engine
-    if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
-        kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
-        raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
-    if settings.engine_dir is not None:
-        from wingbeat.runtime.tensorrt.backend import open_backend
-
-        loaded, limits, backend = open_backend(settings.engine_dir, settings.model, limits, torch.device(device))
-    elif settings.ranks is not None:
-        from wingbeat.runtime.tensor_parallel.leader import lead
-
-        loaded, limits, backend = lead(settings.ranks, settings.model, settings.dtype, torch.device(device), limits)
-    else:
-        may_round = settings.tries_bfloat16 and has_bfloat16_units()
-        load = load_in_faster_dtype if may_round else partial(load_model, dtype=settings.dtype)
-        loaded = load(settings.model, device=torch.device(device))
-        if limits.max_loras:
-            from wingbeat.runtime.verifier.adapted import ModelAdapters
-
-            if loaded.mixers:
-                raise ValueError(f"max_loras is {limits.max_loras}: {loaded.name} keeps states, and serves no adapters")
-            parts = loaded.model, loaded.decoder_layers
-            loaded.adapters = ModelAdapters(*parts, limits.max_loras, limits.max_lora_rank)
-        if settings.most_threads is not None and loaded.device.type == "cpu":
-            choose_threads(loaded, settings.most_threads)
+    loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
     if drafter.has_weights and settings.tests_drafter:
@@ -149,3 +122,44 @@ def engine_of_pair(
     limits = fit_to_memory(loaded, limits, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
     return PairEngine(Engine(loaded, limits, needs, grammars=grammars, backend=backend), tokenizer, choice, check)
+
+
+def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
+    """The verifier, the limits of an engine over it, and what runs it."""
+    from wingbeat.runtime.verifier.backend import TORCH
+
+    limits = settings.engine
+    if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
+        kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
+        raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
+    if settings.engine_dir is not None:
+        from wingbeat.runtime.tensorrt.backend import open_backend
+
+        return open_backend(settings.engine_dir, settings.model, limits, device)
+    if settings.ranks is not None:
+        from wingbeat.runtime.tensor_parallel.leader import lead
+
+        return lead(settings.ranks, settings.model, settings.dtype, device, limits)
+    return _load(settings, device), limits, TORCH
+
+
+def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
+    """By torch, in this process alone."""
+    from wingbeat.runtime.verifier.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
+    from wingbeat.runtime.verifier.cpu_threads import choose_threads
+    from wingbeat.runtime.verifier.loader import load_model
+
+    if settings.tries_bfloat16 and has_bfloat16_units():
+        loaded = load_in_faster_dtype(settings.model, device)
+    else:
+        loaded = load_model(settings.model, settings.dtype, device)
+    max_loras, max_rank = settings.engine.max_loras, settings.engine.max_lora_rank
+    if max_loras:
+        from wingbeat.runtime.verifier.adapted import ModelAdapters
+
+        if loaded.mixers:
+            raise ValueError(f"max_loras is {max_loras}: {loaded.name} keeps states, and serves no adapters")
+        loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank)
+    if settings.most_threads is not None and loaded.device.type == "cpu":
+        choose_threads(loaded, settings.most_threads)
+    return loaded
