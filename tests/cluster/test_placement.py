@@ -10,6 +10,7 @@ from wingbeat.cluster.placement import (
     choose_channel,
     gpus_of_pair,
     own_devices_first,
+    pair_bundles,
 )
 
 
@@ -101,3 +102,16 @@ def test_a_pair_that_may_span_nodes_needs_one_with_each_share():
         check_node_gpus(Share(1, 2), Share(1, 1), [2.0, 1.0])
     with pytest.raises(ValueError, match="num_gpus_per_drafter is 4: Ray sees 2 GPUs on the largest node"):
         check_node_gpus(Share(1, 2), Share(1, 4), [2.0, 1.0], one_node=False)
+
+
+def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
+    verifier, drafter = Share(0.5, 0.7), Share(0.3)
+    assert pair_bundles(verifier, drafter) == [{"CPU": 0.5, "GPU": 0.7}, {"CPU": 0.3}]
+    assert pair_bundles(verifier, None) == [{"CPU": 0.5, "GPU": 0.7}]
+    assert pair_bundles(drafter, verifier, num_ranks=3) == [
+        drafter.bundle(),
+        verifier.bundle(),
+        *[drafter.bundle()] * 2,
+    ]
+    assert Share(0.0).bundle() == {"CPU": 0.001}
+    assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}

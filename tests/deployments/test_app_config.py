@@ -9,7 +9,6 @@ import yaml
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from wingbeat.cluster.placement import Share, pair_bundles
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
@@ -338,19 +337,6 @@ def test_what_decides_the_text_is_told_apart_and_nothing_else(tmp_path: Path):
     )
     others = [AppConfig(model=str(tmp_path), drafter="ngram"), AppConfig(dtype="bfloat16")]
     assert len({own, *(other.text_identity() for other in others)}) == 3
-
-
-def test_a_pair_takes_two_bundles_and_a_verifier_alone_takes_one():
-    verifier, drafter = Share(0.5, 0.7), Share(0.3)
-    assert pair_bundles(verifier, drafter) == [{"CPU": 0.5, "GPU": 0.7}, {"CPU": 0.3}]
-    assert pair_bundles(verifier, None) == [{"CPU": 0.5, "GPU": 0.7}]
-    assert pair_bundles(drafter, verifier, num_ranks=3) == [
-        drafter.bundle(),
-        verifier.bundle(),
-        *[drafter.bundle()] * 2,
-    ]
-    assert Share(0.0).bundle() == {"CPU": 0.001}
-    assert Share(0.0).actor_options() == {"num_cpus": 0.001, "num_gpus": 0.0}
 
 
 def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():

@@ -1,6 +1,6 @@
 """Which waiting request is admitted, by simulation of the scheduler: nobody waits for ever, whatever the others are."""
 
-from tests.runtime.scheduling.test_scheduler import make, names, play, request
+from tests.runtime.scheduling_world import make, names, play, request
 from wingbeat.runtime.scheduling.scheduler import Scheduler
 
 LONG = 50

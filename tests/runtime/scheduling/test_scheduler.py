@@ -1,41 +1,13 @@
 """Scheduling without a model: budgets, order, blocks, preemption and the prefix cache, on scripted tokens."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
-from wingbeat.runtime.scheduling import suspects
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, SamplingParams
-from wingbeat.runtime.scheduling.scheduler import Scheduler
-
-
-def make(eos=(), **fields):
-    defaults = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 16, "block_size": 4}
-    config = EngineConfig(**(defaults | {"num_kv_blocks": 100} | fields))
-    manager = BlockManager(config.num_kv_blocks, config.block_size, config.enable_prefix_caching)
-    return Scheduler(config, manager, frozenset(eos))
-
-
-def request(name, prompt_len, max_tokens=8, **fields):
-    prompt = tuple(100 * (ord(name[0]) - 96) + index for index in range(prompt_len))
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, **fields))
-
-
-def names(sequences):
-    return [seq.request.request_id for seq in sequences]
-
-
-def play(scheduler, plan, token=7, held=()):
-    """Launch and answer a round: decodes and finished prompts get a token each. `held` blocks are the test's own."""
-    scheduler.advance(plan, with_trees=False)
-    decodes = [(seq, [token]) for seq in plan.decodes]
-    chunks = [(chunk, [token] if chunk.samples else []) for chunk in plan.chunks]
-    outputs = scheduler.update(decodes, chunks)
-    scheduler.block_manager.check_integrity([held, *(seq.blocks for seq in scheduler.running)])
-    return outputs
+from tests.runtime.scheduling_world import make, names, play, request
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.kv.blocks import IntegrityError
+from wingbeat.runtime.scheduling.request import FinishReason
 
 
 def test_prompts_share_the_budget_in_order_of_arrival():
@@ -56,25 +28,6 @@ def test_prompts_share_the_budget_in_order_of_arrival():
         ("c", 0, 3),
     ]
     assert plan.budget_left == 9
-
-
-def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_after():
-    scheduler = make(max_num_batched_tokens=64)
-    for name in "ab":
-        scheduler.add(request(name, 3, max_tokens=40))
-    play(scheduler, scheduler.schedule())
-    for name in "cd":
-        scheduler.add(replace(request(name, 3, max_tokens=40), on_trial=True))
-    rounds = []
-    while len(rounds) < 80:
-        plan = scheduler.schedule()
-        rounds.append("".join(sorted(seq.request.request_id for seq in scheduler.running)))
-        play(scheduler, plan)
-    alone = TRIAL_TOKENS + 1
-    assert rounds[: 2 * alone] == ["c"] * alone + ["d"] * alone
-    assert rounds[2 * alone] == "abcd"
-    assert not scheduler.running
-    assert scheduler.suspects.num_unexplained == 0
 
 
 def test_no_more_sequences_than_slots():
@@ -335,28 +288,3 @@ def test_a_slot_held_twice_is_noticed():
     scheduler.running[0].slot += 1
     with pytest.raises(IntegrityError, match="slots free or held are"):
         scheduler.check_integrity()
-
-
-def raises_unexplained(scheduler):
-    """A round raises, and what ran in it passes alone."""
-    scheduler.restart()
-    while scheduler.suspects:
-        play(scheduler, scheduler.schedule())
-
-
-def test_rounds_that_raised_long_ago_are_forgotten(monkeypatch):
-    """Failures far apart end nobody's engine; as many in a row are the engine's own."""
-    monkeypatch.setattr(suspects, "FORGOTTEN_AFTER", 20)
-    scheduler = make(max_model_len=512, num_kv_blocks=140)
-    scheduler.add(request("a", 2, max_tokens=400))
-    play(scheduler, scheduler.schedule())
-    for _ in range(suspects.MAX_UNEXPLAINED + 2):
-        raises_unexplained(scheduler)
-        assert scheduler.suspects.num_unexplained == 1
-        for _ in range(20):
-            play(scheduler, scheduler.schedule())
-        assert scheduler.suspects.num_unexplained == 0
-    for _ in range(suspects.MAX_UNEXPLAINED):
-        raises_unexplained(scheduler)
-    with pytest.raises(RuntimeError, match="passed alone"):
-        scheduler.restart()
