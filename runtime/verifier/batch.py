@@ -197,7 +197,7 @@ class BatchBuilder:
             self.dtype,
         )
         fields = (token_ids, positions, mapping.flatten())
-        row_slots = slots.repeat_interleave(PIECE_ROWS)
+        row_slots = slots if self.adapters is None else slots.repeat_interleave(PIECE_ROWS)
         return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment], row_slots)
 
     def fixed(self, decodes: Decodes) -> ForwardBatch:

@@ -50,6 +50,7 @@ class SlotState:
         self.last_token_ids = column(torch.int64)
         self.epochs = column(torch.int64)
         self.adapter_ids = column(torch.int64)
+        self._any_adapted = False
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
@@ -128,7 +129,9 @@ class SlotState:
         self.committed_lens[slots] = lens
         self.last_token_ids[slots] = last_token_ids
         self.epochs[slots] = epochs
-        self.adapter_ids[slots] = adapter_ids
+        self._any_adapted = self._any_adapted or any(seq.adapter_id for seq in seqs)
+        if self._any_adapted:
+            self.adapter_ids[slots] = adapter_ids
         for name in ("epochs", "temperatures", "seeds"):
             self._num_changes[name] += 1
         self.seeds[slots] = seeds

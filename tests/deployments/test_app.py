@@ -201,11 +201,16 @@ def test_speculation_changes_no_token_and_saves_rounds(real_app: httpx.Client):
 
 def test_a_scrape_shows_the_engine_and_what_its_client_saw(demo_app: Any):
     demo_app.complete(PROMPT)
-    text = demo_app.http.get("/metrics").text
     (engine_id,) = demo_app.engines()
     labels = f'{{engine="{engine_id}",model_name="wingbeat-demo"}}'
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values[f"vllm:generation_tokens_total{labels}"]) >= 40
+
+    def scraped() -> dict[str, str]:
+        lines = demo_app.http.get("/metrics").text.splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+    # What an engine says of itself may be of the second before.
+    until(lambda: float(scraped()[f"vllm:generation_tokens_total{labels}"]) >= 40)
+    values = scraped()
     assert float(values[f"vllm:e2e_request_latency_seconds_count{labels}"]) >= 1
     assert float(values[f"vllm:spec_decode_num_drafts_total{labels}"]) >= 1
     assert values[f"wingbeat_engine_up{labels}"] == "1.0"
