@@ -157,8 +157,6 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     if max_loras:
         from wingbeat.runtime.verifier.adapted import ModelAdapters
 
-        if loaded.mixers:
-            raise ValueError(f"max_loras is {max_loras}: {loaded.name} keeps states, and serves no adapters")
         loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank)
     if settings.most_threads is not None and loaded.device.type == "cpu":
         choose_threads(loaded, settings.most_threads)

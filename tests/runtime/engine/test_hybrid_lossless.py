@@ -215,5 +215,5 @@ def test_what_needs_rounds_in_flight_or_captured_is_refused(field):
 
 def test_adapters_are_refused_by_the_setting(tmp_path):
     random_hybrid("lfm2").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"max_loras is 1: .* keeps states, and serves no adapters"):
+    with pytest.raises(ValueError, match=r"max_loras is 1: .* has layers with recurrent state"):
         LLM(tmp_path, "ngram", engine_config(CHAIN, max_loras=1), InProcessChannel, device="cpu")
