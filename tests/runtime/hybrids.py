@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -15,10 +16,15 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
 from wingbeat.runtime.verifier.loader import prepare_model
 
+needs_states = pytest.mark.skipif(
+    not hasattr(LinearAttentionCacheLayerMixin, "get_conv_state"),
+    reason="transformers before 5.21: hybrids are refused",
+)
 PROMPT_LENS = (5, 27, 1)
 NUM_TOKENS = 40
 _KINDS = ["linear_attention", "full_attention"] * 2

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.covering import pairwise
-from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid, random_hybrid
+from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid, needs_states, random_hybrid
 from tests.runtime.models import (
     CHAIN,
     TREE,
@@ -25,6 +25,8 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loader import load_model
+
+pytestmark = needs_states
 
 MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from tests.runtime.hybrids import hybrid, random_hybrid
+from tests.runtime.hybrids import hybrid, needs_states, random_hybrid
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import StatePool
 from wingbeat.runtime.verifier.loader import UnsupportedModelError, prepare_model
+
+pytestmark = needs_states
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runtime.hybrids import hybrid
+from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import CHAIN, engine_config
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
@@ -11,6 +11,8 @@ from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.state.pool import row_bytes
 from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.state_limits import SHARE_OF_SAVED
+
+pytestmark = needs_states
 
 
 @pytest.fixture(scope="module")
