@@ -16,13 +16,13 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import Cache
 
 from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
 from wingbeat.runtime.verifier.loader import prepare_model
 
 needs_states = pytest.mark.skipif(
-    not hasattr(LinearAttentionCacheLayerMixin, "get_conv_state"),
+    not hasattr(Cache, "get_conv_state"),
     reason="transformers before 5.21: hybrids are refused",
 )
 PROMPT_LENS = (5, 27, 1)
