@@ -70,8 +70,6 @@ def export_directory(plan: BuildPlan, progress: Progress = logger.info) -> layou
     layout.clear(plan.out)
     progress("loading the verifier")
     loaded = load_model(plan.model, plan.dtype, torch.device("cpu"))
-    if loaded.mixers:
-        raise ValueError(f"model {plan.model} has layers with recurrent state: engines are built of attention alone")
     head = None if plan.drafter is None else _load_head(plan, loaded)
     ops = GraphOps(plan.opset, plan.dtype)
     tap_layers = () if head is None else head.tap_layers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, one_line, quiet
-from wingbeat.runtime.verifier.quantised import load_dequantised
+from wingbeat.runtime.verifier.quantised import check_quantiser, load_dequantised
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +40,10 @@ def check_files(config: ConfigFile) -> None:
     """Read the headers of the weight files; no torch, no values.
 
     Raises:
-        ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed with no quantisation named.
+        ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed in a way that is not named,
+            or not read.
     """
+    check_quantiser(config)
     headers = read_headers(weight_files(config.folder))
     if headers:
         _check_layers(config, headers)

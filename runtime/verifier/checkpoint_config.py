@@ -6,7 +6,6 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-QUANTISERS = {
-    "awq": None,
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "fp8": "accelerate",
-    "gptq": None,
-    "mxfp4": None,
-    "torchao": "torchao",
-}
-"""The quantisations that are read, and the package without which each is not."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class ConfigFile:
 
     @property
     def quantiser(self) -> str | None:
-        """What the weights are quantised by, of `QUANTISERS` or not; None where they are not."""
+        """What the weights are quantised by, None where they are not."""
         fields = self.quantization
         if fields is None:
             return None
@@ -106,7 +95,7 @@ class ConfigFile:
 
 
 def load_config(file: ConfigFile) -> "PretrainedConfig":
-    """The configuration as transformers reads it, of an architecture and a quantisation that it knows.
+    """The configuration as transformers reads it, of an architecture that it knows.
 
     Raises:
         ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
@@ -124,21 +113,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
         raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ModelCheckpointError(f"{file.name} (model_type {kind!r}) is no causal LM that transformers knows")
-    if file.quantization is not None:
-        _check_quantization(file)
     return config
-
-
-def _check_quantization(file: ConfigFile) -> None:
-    """Unknown ones are refused: transformers would skip them and take packed numbers for weights."""
-    method = file.quantiser
-    if method not in QUANTISERS:
-        raise ModelCheckpointError(
-            f"{file.name} is quantised by {method!r}, which is not served: {', '.join(QUANTISERS)} are"
-        )
-    package = QUANTISERS[method]
-    if package is not None and find_spec(package.replace("-", "_")) is None:
-        raise ModelCheckpointError(f"{file.name} is quantised by {method}: install {package}")
 
 
 @contextlib.contextmanager

@@ -47,8 +47,26 @@ def unpack_linears(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         else:
             plain[name] = tensor
     for layer, parts in packed.items():
+        _check(layer, parts, num_bits, by_input=method == "awq")
         plain[f"{layer}.weight"] = _awq(parts) if method == "awq" else _gptq(parts, num_bits, layout == "gptq")
     return plain
+
+
+def _check(layer: str, parts: Mapping[str, Tensor], num_bits: int, by_input: bool) -> None:
+    """Hold the parts of one layer against each other."""
+    absent = [part for part in _PARTS[:3] if part not in parts]
+    if absent:
+        raise ModelCheckpointError(f"tensor {layer}.{absent[0]} is missing beside {layer}.{next(iter(parts))}")
+    packed, (num_groups, outputs) = parts["qweight"], parts["scales"].shape
+    each = 32 // num_bits
+    rows, columns = packed.shape
+    inputs, wanted = (rows, outputs // each) if by_input else (rows * each, outputs)
+    if columns != wanted or parts["qzeros"].shape != (num_groups, outputs // each) or inputs % num_groups:
+        shapes = ", ".join(f"{name} {list(parts[name].shape)}" for name in _PARTS[:3])
+        raise ModelCheckpointError(f"the tensors of {layer} do not fit together: {shapes}")
+    groups = parts.get("g_idx")
+    if groups is not None and (groups.shape != (inputs,) or groups.min() < 0 or groups.max() >= num_groups):
+        raise ModelCheckpointError(f"tensor {layer}.g_idx does not name one of {num_groups} groups for {inputs} inputs")
 
 
 def _gptq(parts: Mapping[str, Tensor], num_bits: int, one_less: bool) -> Tensor:

@@ -7,7 +7,8 @@ the outliers of a whole batch), and a model needs no kernel of its device. It ta
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
@@ -21,17 +22,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def check_quantiser(config: ConfigFile) -> None:
+    """Refuse a quantisation that is not read here: transformers would skip an unknown one and take packed numbers.
+
+    Raises:
+        ModelCheckpointError: names those that are read, or the package that is missing.
+    """
+    method = config.quantiser
+    if method is None:
+        return
+    if method not in _QUANTISERS:
+        raise ModelCheckpointError(
+            f"{config.name} is quantised by {method!r}, which is not served: {', '.join(_QUANTISERS)} are"
+        )
+    package = _QUANTISERS[method].package
+    if package is not None and find_spec(package.replace("-", "_")) is None:
+        raise ModelCheckpointError(f"{config.name} is quantised by {method}: install {package}")
+
+
 def load_dequantised(config: ConfigFile, load: "Load") -> "Loaded":
     """A quantised checkpoint as a plain model, with transformers' report of what was loaded.
 
     Args:
-        config: quantised by one of `checkpoint_config.QUANTISERS`.
+        config: quantised in a way that `check_quantiser` has passed.
         load: `from_pretrained` of the folder, which takes more options.
 
     Raises:
         ModelCheckpointError: the numbers are packed in a way that is not read here.
     """
-    model, info = _LOADERS[config.quantiser](config, load)
+    model, info = _QUANTISERS[config.quantiser].load(config, load)
     _make_plain(model)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -104,12 +123,20 @@ def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     return model, info
 
 
-_LOADERS = {
-    "awq": _packed_integers,
-    "bitsandbytes": _bitsandbytes,
-    "compressed-tensors": _by_option("CompressedTensorsConfig", run_compressed=False),
-    "fp8": _by_option("FineGrainedFP8Config", dequantize=True),
-    "gptq": _packed_integers,
-    "mxfp4": _by_option("Mxfp4Config", dequantize=True),
-    "torchao": _as_they_are,
+class _Quantiser(NamedTuple):
+    """How one kind of checkpoint is read."""
+
+    load: "Callable[[ConfigFile, Load], Loaded]"
+    package: str | None = None
+    """What has to be installed for it."""
+
+
+_QUANTISERS = {
+    "awq": _Quantiser(_packed_integers),
+    "bitsandbytes": _Quantiser(_bitsandbytes, "bitsandbytes"),
+    "compressed-tensors": _Quantiser(_by_option("CompressedTensorsConfig", run_compressed=False), "compressed-tensors"),
+    "fp8": _Quantiser(_by_option("FineGrainedFP8Config", dequantize=True), "accelerate"),
+    "gptq": _Quantiser(_packed_integers),
+    "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),
+    "torchao": _Quantiser(_as_they_are, "torchao"),
 }

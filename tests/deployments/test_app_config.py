@@ -64,22 +64,6 @@ def test_a_pair_on_one_gpu_has_the_shares_of_both(shares, of_gpu, beside):
     assert (limits.gpu_share, limits.drafter_beside) == (of_gpu, beside)
 
 
-@pytest.mark.parametrize(
-    ("fields", "on_gpu"),
-    [
-        ({"dtype": "float16"}, "float16"),
-        ({"torch_dtype": "float32"}, "float32"),
-        ({"text_config": {"dtype": "float16"}}, "float16"),
-        ({"dtype": "float64"}, "bfloat16"),
-        ({}, "bfloat16"),
-    ],
-)
-def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert AppConfig(model=tmp_path, drafter="ngram", num_gpus_per_verifier=1).resolved_dtype() == on_gpu
-    assert AppConfig(model=tmp_path, drafter="ngram").resolved_dtype() == "float32"
-
-
 @pytest.mark.parametrize(("positions", "longest"), [(131072, 131072), (64, 64), (None, 2048)])
 def test_sequences_are_as_long_as_the_model_has_positions_unless_memory_says_otherwise(tmp_path, positions, longest):
     fields = {} if positions is None else {"max_position_embeddings": positions}
@@ -88,20 +72,6 @@ def test_sequences_are_as_long_as_the_model_has_positions_unless_memory_says_oth
     assert (limits.max_model_len, limits.lower_max_model_len) == (longest, True)
     limits = AppConfig(model=tmp_path, drafter="ngram", max_model_len=50).engine_config()
     assert (limits.max_model_len, limits.lower_max_model_len) == (50, False)
-
-
-def test_a_dtype_that_is_given_is_kept():
-    assert AppConfig(num_gpus_per_verifier=1, dtype="float16").resolved_dtype() == "float16"
-    assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
-
-
-@pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
-def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
-    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
-    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
-    assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
-    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
-    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
 
 
 def test_strings_of_the_command_line_become_typed_values():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import (
     CHAIN,
     PROMPT_LENS,
@@ -190,6 +191,12 @@ def test_a_mixture_of_experts_is_refused_by_name():
     loaded = prepare_model(random_model("qwen3_moe", num_hidden_layers=1), "qwen3_moe")
     with pytest.raises(UnsupportedModelError, match="qwen3_moe is a mixture of experts"):
         check_exportable(loaded)
+
+
+@needs_states
+def test_layers_with_states_are_refused_by_name():
+    with pytest.raises(UnsupportedModelError, match="lfm2 keeps recurrent states"):
+        check_exportable(hybrid("lfm2").loaded)
 
 
 def test_attention_sinks_are_refused():

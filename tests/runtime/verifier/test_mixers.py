@@ -58,3 +58,8 @@ def test_state_that_mixers_of_another_kind_keep_is_refused(monkeypatch):
     monkeypatch.setattr("wingbeat.runtime.verifier.mixers.CACHE_ARGUMENTS", ())
     with pytest.raises(UnsupportedModelError, match=r"Lfm2.*layers \[0, 2\] keep recurrent or convolution state"):
         prepare_model(random_hybrid("lfm2"), "x")
+
+
+def test_ranks_divide_no_model_with_states():
+    with pytest.raises(UnsupportedModelError, match="recurrent states, which ranks do not divide"):
+        prepare_model(random_hybrid("lfm2"), "x", whole=False)

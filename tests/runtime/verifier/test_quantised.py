@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.runtime.models import TREE, eagle_drafter, engine_config, generate, greedy_params, random_model
 from wingbeat.runtime.tensor_files import ModelCheckpointError
-from wingbeat.runtime.verifier import checkpoint_config
+from wingbeat.runtime.verifier import quantised
 from wingbeat.runtime.verifier.loader import load_model
 
 CPU, GROUP = torch.device("cpu"), 16
@@ -140,9 +140,30 @@ def test_other_ways_to_pack_are_refused_by_field(tmp_path, config, says):
         load_model(tmp_path, torch.float32, CPU)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda parts: parts.pop("scales"), r"q_proj\.scales is missing"),
+        (lambda parts: parts.update(qzeros=parts["qzeros"][:-1]), "q_proj do not fit together: qweight"),
+        (lambda parts: parts["g_idx"].fill_(-1), r"q_proj\.g_idx does not name one of 4 groups for 64 inputs"),
+        (lambda parts: parts["g_idx"].fill_(4), r"q_proj\.g_idx does not name one of 4 groups for 64 inputs"),
+    ],
+    ids=["missing", "mis-shaped", "group below", "group above"],
+)
+def test_parts_that_do_not_fit_together_are_named(tmp_path, change, says):
+    save_quantised(tmp_path, gptq, GPTQ)
+    file, layer = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj."
+    tensors = load_file(file)
+    parts = {name.removeprefix(layer): tensors.pop(name) for name in list(tensors) if name.startswith(layer)}
+    change(parts)
+    save_file(tensors | {layer + part: tensor.contiguous() for part, tensor in parts.items()}, file)
+    with pytest.raises(ModelCheckpointError, match=says):
+        load_model(tmp_path, torch.float32, CPU)
+
+
 def test_a_quantiser_that_is_not_installed_is_named(tmp_path, monkeypatch):
     save_quantised(tmp_path, gptq, {"quant_method": "compressed-tensors"})
-    monkeypatch.setattr(checkpoint_config, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None)
     with pytest.raises(ModelCheckpointError, match="quantised by compressed-tensors: install compressed-tensors"):
         load_model(tmp_path, torch.float32, CPU)
 

@@ -1,0 +1,38 @@
+"""Which dtype a model is held in, by device, by what is stored and by what is asked for."""
+
+import json
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+
+
+@pytest.mark.parametrize(
+    ("fields", "on_gpu"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"text_config": {"dtype": "float16"}}, "float16"),
+        ({"dtype": "float64"}, "bfloat16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tmp_path, fields, on_gpu):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert AppConfig(model=tmp_path, drafter="ngram", num_gpus_per_verifier=1).resolved_dtype() == on_gpu
+    assert AppConfig(model=tmp_path, drafter="ngram").resolved_dtype() == "float32"
+
+
+def test_a_dtype_that_is_given_is_kept():
+    assert AppConfig(num_gpus_per_verifier=1, dtype="float16").resolved_dtype() == "float16"
+    assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
+
+
+@pytest.mark.parametrize(("stored", "tries"), [("bfloat16", True), ("float16", False), ("float32", False)])
+def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, tries):
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+    config = AppConfig(model=tmp_path, drafter="ngram", dtype="auto")
+    assert (config.tries_bfloat16(), config.resolved_dtype()) == (tries, "float32")
+    assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
+    assert not AppConfig(model=tmp_path, drafter="ngram", dtype="auto", tensor_parallel_size=2).tries_bfloat16()
+    assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
