@@ -231,6 +231,14 @@ MAY_IMPORT = {
         "runtime.tokenizer",
         "runtime.verifier",
     },
+    "runtime.prefixes": {
+        "runtime.disk_cache",
+        "runtime.engine",
+        "runtime.kv",
+        "runtime.lora",
+        "runtime.scheduling",
+        "runtime.verifier",
+    },
     "runtime.protocol": {"runtime.config"},
     "runtime.recordings": {
         "kernels.sampling",
