@@ -14,6 +14,7 @@ from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.merged_streams import merged
+from wingbeat.deployments.api.named_prefix import behind, prefix_of, too_long
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
@@ -26,6 +27,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id
 from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
@@ -73,7 +75,7 @@ class CompletionService:
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
-        self.check_model(body.model)
+        body = behind(self._prefix_of(body), body)
         self._check_choices(1, body.num_choices)
         prompt = await self.chat_prompt(body)
         generation = self._plan(body, [prompt], "chatcmpl", None)
@@ -121,6 +123,10 @@ class CompletionService:
             raise unknown_model(model, self.pool.info.model_name)
         return adapter
 
+    def _prefix_of(self, body: GenerationBody) -> SavedPrefix | None:
+        """The saved prefix that comes before a request's prompt; raises ApiError as `check_model`, and for its name."""
+        return prefix_of(self.pool.prefixes, body, self._adapter_of(body.model), self.pool.info.model_name)
+
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
         limit = self.pool.max_requests
         if num_prompts * num_choices > limit:
@@ -132,13 +138,16 @@ class CompletionService:
         return [self._completion_prompt(prompt, body) for prompt in body.prompt]
 
     def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
-        echo = prompt if isinstance(prompt, str) else None
-        token_ids, is_cut = self._tokens(prompt, body, "prompt", body.add_special_tokens is not False)
+        echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
+        adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
+        token_ids, is_cut = self._tokens(prompt, body, "prompt", adds)
         vocab_size = self.pool.info.vocab_size
         outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
         if outside is not None:
             problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
             raise invalid("prompt", problem)
+        if prefix is not None:
+            token_ids, echo = (*prefix.token_ids, *token_ids), None
         if not body.echo:
             return Prompt(token_ids)
         return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
@@ -167,22 +176,12 @@ class CompletionService:
                 most = limit if kept is None else None
                 prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
             except TextTooLong as error:
-                raise self._too_long(param, error.num_tokens) from None
+                raise too_long(param, error.num_tokens, limit) from None
         if kept is None:
             if len(prompt) > limit:
-                raise self._too_long(param, len(prompt))
+                raise too_long(param, len(prompt), limit)
             return tuple(prompt), False
         return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
-
-    def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
-        """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
-        limit = self.pool.info.max_model_len
-        found = f"more than {limit}" if num_tokens is None else num_tokens
-        message = (
-            f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
-            "Shorten the prompt."
-        )
-        return ApiError(message, param=param, code="context_length_exceeded")
 
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None

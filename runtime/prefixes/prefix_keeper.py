@@ -145,6 +145,9 @@ class PrefixKeeper:
         """Let go of a prefix that was pinned and is not to be kept; harmless where it is not here."""
         if (name, version) in self._pinned:
             self._unpin((name, version))
+        for request_id, computing in list(self._computing.items()):
+            if self._key(computing.prefix) == (name, version):
+                self._forget(request_id, RuntimeError(f"prefix {name} is not to be kept"))
 
     def stored(self, name: str) -> SavedPrefix | None:
         """The prefix of a name on disk."""
@@ -205,8 +208,9 @@ class PrefixKeeper:
         if self._store is None or pinned.is_kept:
             return
         pinned.is_kept = True
-        contents = self._contents.read(pinned.blocks) if pinned.path is None else None
-        if is_new or contents is not None:
+        reads = pinned.path is None and self._store.has_contents
+        contents = self._contents.read(pinned.blocks) if reads else None
+        if is_new or reads:
             self._writer.submit(self._write, pinned, contents)
 
     def _write(self, pinned: _Pinned, contents: Contents | None) -> None:

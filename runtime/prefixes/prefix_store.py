@@ -24,10 +24,12 @@ class PrefixStore:
     Args:
         identity: of what computes prefixes here: another one's keys and values are not read.
         tokenizer: digest of the tokenizer: another one's prefixes are not read at all.
+        has_contents: False keeps what prefixes are, and nothing that was computed of them.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str], tokenizer: str) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, str], tokenizer: str, has_contents: bool = True) -> None:
         self.folder = folder
+        self.has_contents = has_contents
         self._identity = identity
         self._tokenizer = tokenizer
 
@@ -54,7 +56,7 @@ class PrefixStore:
             mismatch: why tensors are not those of such a prefix.
         """
         path = self.path(prefix)
-        if not path.exists():
+        if not (self.has_contents and path.exists()):
             return None
         try:
             contents = read_contents(path, prefix, self._identity)
@@ -76,7 +78,7 @@ class PrefixStore:
             write_record(self.folder / f"{prefix.name}{RECORD}", prefix, self._tokenizer)
             if contents is not None:
                 write_contents(self.path(prefix), prefix, self._identity, contents)
-            return self.path(prefix)
+            return self.path(prefix) if self.has_contents else self.folder / f"{prefix.name}{RECORD}"
         except OSError as error:
             logger.warning("Prefix %s cannot be kept in %s: %s", prefix.name, self.folder, error)
             return None

@@ -27,6 +27,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_running": 2,
         "num_waiting": 1,
         "num_free_blocks": 75,
+        "num_pinned_blocks": 5,
         "num_blocks": 101,
         "num_preemptions": 3,
         "drafter_state": "attached",
