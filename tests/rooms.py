@@ -238,6 +238,7 @@ MAY_IMPORT = {
     },
     "runtime.prefixes": {
         "runtime.disk_cache",
+        "runtime.drafters",
         "runtime.engine",
         "runtime.kv",
         "runtime.lora",

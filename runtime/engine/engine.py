@@ -9,6 +9,7 @@ from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
+from wingbeat.runtime.engine.recorded_context import RecordedContexts
 from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
@@ -80,16 +81,16 @@ class Engine:
         self.clock = RoundClock()
         fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
-        self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox, self.states
-        )
+        self.contexts = RecordedContexts(self.block_manager, self.model.taps_size, loaded.dtype)
+        parts = (self.slots, self.policy, self.clock, self.runner.inbox, self.states, self.contexts)
+        self.drafting = DrafterClient(config, self.block_manager, *parts)
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
-        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
-        self._own_observers += () if self.states is None else (self.states,)
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer, self.contexts)
+        self._own_observers = own if self.states is None else (*own, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []

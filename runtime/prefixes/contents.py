@@ -1,7 +1,7 @@
 """What an engine holds of a prefix, as tensors by name: keys and values of whole blocks, and the state behind them.
 
 `layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim]; `states.L.KIND.I` is a part of the state that
-layer L has of one sequence.
+layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what a drafter that needs these layers is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.engine.recorded_context import RecordedContexts
     from wingbeat.runtime.kv.pool import KVCache
     from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
 Contents = dict[str, Tensor]
+TAPS = "taps."
 
 
 class PrefixContents:
@@ -22,15 +25,22 @@ class PrefixContents:
 
     Args:
         states: of a model with recurrent layers; None where it has none.
+        contexts: what is recorded for drafters.
+        needs: of the engine's drafter.
     """
 
-    def __init__(self, cache: "KVCache", states: "StateKeeper | None") -> None:
+    def __init__(
+        self, cache: "KVCache", states: "StateKeeper | None", contexts: "RecordedContexts", needs: "DrafterNeeds"
+    ) -> None:
         self._cache = cache
         self._states = states
+        self._contexts = contexts
+        taps, keys = ("-".join(map(str, layers)) for layers in (needs.tap_layers, needs.kv_layers))
+        self._taps_name = f"{TAPS}{taps}+{keys}"
 
     @torch.no_grad()
-    def read(self, blocks: Sequence[int]) -> Contents:
-        """Copies on the host, of blocks that are cached."""
+    def read(self, blocks: Sequence[int], taps: Tensor | None) -> Contents:
+        """Copies on the host, of blocks that are cached, and what was recorded with them."""
         rows = torch.tensor(blocks)
         found = {
             name: part.index_select(0, rows.to(part.device)).flatten(0, 1).cpu() for name, part in self._pool_parts()
@@ -38,7 +48,11 @@ class PrefixContents:
         if self._states is not None:
             kept = self._states.kept(blocks[-1])
             found |= {f"states.{name}": part.to("cpu", copy=True) for name, part in kept.items()}
-        return found
+        return found if taps is None else found | {self._taps_name: taps}
+
+    def taps_in(self, contents: Contents) -> Tensor | None:
+        """What the engine's own drafter is given; None where another one's was recorded, or none's."""
+        return contents.get(self._taps_name)
 
     @torch.no_grad()
     def write(self, blocks: Sequence[int], contents: Contents) -> bool:
@@ -59,6 +73,8 @@ class PrefixContents:
     def mismatch(self, num_blocks: int, contents: Contents) -> str | None:
         """Why tensors cannot be those of so many blocks of this engine; None where they can."""
         expected = self._expected(num_blocks)
+        contents = {name: part for name, part in contents.items() if not name.startswith(TAPS) or name in expected}
+        expected = {name: what for name, what in expected.items() if not name.startswith(TAPS) or name in contents}
         if odd := sorted(expected.keys() ^ contents.keys()):
             return f"it {'lacks' if odd[0] in expected else 'has'} tensor {odd[0]}"
         for name, (shape, dtype) in expected.items():
@@ -84,4 +100,5 @@ class PrefixContents:
         if self._states is not None:
             rows = self._states.pool.row(0).items()
             expected |= {f"states.{name}": (tuple(part.shape), part.dtype) for name, part in rows}
+        expected[self._taps_name] = ((num_tokens, self._contexts.taps_size), self._contexts.dtype)
         return expected

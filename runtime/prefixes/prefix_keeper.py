@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import Tensor
+
 from wingbeat.runtime.kv.block_hash import salted_root
 from wingbeat.runtime.kv.blocks import NoFreeBlocks
 from wingbeat.runtime.lora.resident import AdapterName
@@ -44,6 +46,8 @@ class _Pinned:
 
     prefix: SavedPrefix
     blocks: list[int]
+    taps: Tensor | None
+    """What a drafter is given of it; None where drafters need none, or these are not on disk."""
     path: Path | None = None
     """Its file, once there is one."""
     is_kept: bool = False
@@ -74,7 +78,7 @@ class PrefixKeeper:
     def __init__(self, engine: "Engine", store: PrefixStore | None = None) -> None:
         self._engine = engine
         self._blocks = engine.block_manager
-        self._contents = PrefixContents(engine.cache, engine.states)
+        self._contents = PrefixContents(engine.cache, engine.states, engine.contexts, engine.needs)
         self._store = store
         self.max_blocks = most_pinned_blocks(engine)
         self._pinned: dict[Key, _Pinned] = {}
@@ -160,9 +164,10 @@ class PrefixKeeper:
         if output.failure is not None:
             self._forget(output.request_id, RuntimeError(output.failure))
             return
+        taps = self._engine.contexts.take(output.request_id) if self._engine.needs.keeps_context else None
         computed = self._forget_request(output.request_id)
         try:
-            self._pin(computed.prefix, computed.num_blocks)
+            self._pin(computed.prefix, computed.num_blocks, taps)
         except (RuntimeError, KeyError) as error:  # such as a state for which there was no row
             computed.done.set_exception(RuntimeError(f"prefix {computed.prefix.name} could not be pinned: {error}"))
         else:
@@ -209,7 +214,7 @@ class PrefixKeeper:
             return
         pinned.is_kept = True
         reads = pinned.path is None and self._store.has_contents
-        contents = self._contents.read(pinned.blocks) if reads else None
+        contents = self._contents.read(pinned.blocks, pinned.taps) if reads else None
         if is_new or reads:
             self._writer.submit(self._write, pinned, contents)
 
@@ -254,7 +259,7 @@ class PrefixKeeper:
             for index, block_id in enumerate(blocks):
                 tokens = prefix.token_ids[index * size : (index + 1) * size]
                 parent = self._blocks.register(block_id, parent, tokens)
-            self._pin(prefix, num_blocks).path = self._store.path(prefix)
+            self._pin(prefix, num_blocks, self._contents.taps_in(contents)).path = self._store.path(prefix)
         finally:
             self._blocks.release(blocks)
         return True
@@ -262,29 +267,40 @@ class PrefixKeeper:
     def _compute(self, computing: _Computing) -> None:
         prefix, num_tokens = computing.prefix, computing.num_blocks * self._blocks.block_size
         request_id = f"prefix {prefix.name} {prefix.version}"
-        request = Request(request_id, prefix.token_ids[:num_tokens], ONE_TOKEN, adapter=prefix.adapter)
+        # What a drafter is given of it is in no cache.
+        fresh = self._engine.needs.keeps_context
+        tokens = prefix.token_ids[:num_tokens]
+        request = Request(request_id, tokens, ONE_TOKEN, adapter=prefix.adapter, fresh=fresh)
         try:
             self._engine.add_request(request)
         except ValueError as error:
             computing.done.set_result(Refusal(INVALID, f"cannot be computed: {error}"))
             return
         self._computing[request_id] = computing
+        if fresh:
+            self._engine.contexts.record(request_id)
         if self._engine.states is not None:
             self._engine.states.marks[request_id] = num_tokens
 
-    def _pin(self, prefix: SavedPrefix, num_blocks: int) -> _Pinned:
+    def _pin(self, prefix: SavedPrefix, num_blocks: int, taps: Tensor | None) -> _Pinned:
         blocks = self._blocks.find(prefix.token_ids, self._root(prefix))
         if len(blocks) < num_blocks:
             raise RuntimeError(f"{len(blocks)} of {num_blocks} blocks are cached")
         self._blocks.pin(blocks)
-        pinned = self._pinned[self._key(prefix)] = _Pinned(prefix, blocks)
+        pinned = self._pinned[self._key(prefix)] = _Pinned(prefix, blocks, taps)
+        if taps is not None:
+            self._engine.contexts.keep(self._blocks.block_hash(blocks[-1]), taps)
         return pinned
 
     def _unpin(self, key: Key) -> None:
-        self._blocks.unpin(self._pinned.pop(key).blocks)
+        blocks = self._pinned.pop(key).blocks
+        if not any(other.blocks == blocks for other in self._pinned.values()):
+            self._engine.contexts.forget(self._blocks.block_hash(blocks[-1]))
+        self._blocks.unpin(blocks)
 
     def _forget(self, request_id: str, error: Exception) -> None:
         self._engine.abort_request(request_id)
+        self._engine.contexts.take(request_id)
         self._forget_request(request_id).done.set_exception(error)
 
     def _forget_request(self, request_id: str) -> _Computing:

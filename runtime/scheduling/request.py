@@ -195,6 +195,8 @@ class Request:
     blame where another one dies."""
     adapter: AdapterName | None = None
     """The LoRA adapter that it runs with; None is the base model."""
+    fresh: bool = False
+    """Whether its prompt is computed from its first token on, wherever it is cached."""
 
     @property
     def adapter_digest(self) -> str:
