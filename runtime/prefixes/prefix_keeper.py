@@ -106,7 +106,7 @@ class PrefixKeeper:
     def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
         """Pin a prefix, from its file where that is one of its tokens; it is not written before it is kept.
 
-        The future has why it cannot be, or RuntimeError where computing it failed.
+        The future has why it cannot be, where it cannot.
         """
         done: Future[Refusal | None] = Future()
         if self._key(prefix) in self._pinned:
@@ -138,7 +138,7 @@ class PrefixKeeper:
                 self._unpin(key)
             for request_id, computing in list(self._computing.items()):
                 if computing.prefix.name == name and (computing.prefix.version < version or prefix is None):
-                    self._forget(request_id, RuntimeError(f"prefix {name} was deleted or replaced meanwhile"))
+                    self._give_up(request_id, "was deleted or replaced meanwhile")
             if prefix is not None:
                 self._start(prefix, is_new=True)
             elif self._store is not None:
@@ -151,7 +151,7 @@ class PrefixKeeper:
             self._unpin((name, version))
         for request_id, computing in list(self._computing.items()):
             if self._key(computing.prefix) == (name, version):
-                self._forget(request_id, RuntimeError(f"prefix {name} is not to be kept"))
+                self._give_up(request_id, "is not to be kept")
 
     def stored(self, name: str) -> SavedPrefix | None:
         """The prefix of a name on disk."""
@@ -162,16 +162,15 @@ class PrefixKeeper:
         if output.finish_reason is None or output.request_id not in self._computing:
             return
         if output.failure is not None:
-            self._forget(output.request_id, RuntimeError(output.failure))
+            self._give_up(output.request_id, f"could not be computed: {output.failure}")
             return
-        taps = self._engine.contexts.take(output.request_id) if self._engine.needs.keeps_context else None
-        computed = self._forget_request(output.request_id)
+        computed, taps = self._end(output.request_id)
+        refusal = None
         try:
             self._pin(computed.prefix, computed.num_blocks, taps)
         except (RuntimeError, KeyError) as error:  # such as a state for which there was no row
-            computed.done.set_exception(RuntimeError(f"prefix {computed.prefix.name} could not be pinned: {error}"))
-        else:
-            computed.done.set_result(None)
+            refusal = Refusal(INVALID, f"could not be pinned: {error}")
+        computed.done.set_result(refusal)
 
     def describe(self) -> dict[str, Any]:
         """What is pinned, for people: `prefixes`, and the tokens of all and of how many there may be."""
@@ -204,10 +203,8 @@ class PrefixKeeper:
         self.save(prefix).add_done_callback(lambda done: self._started(prefix, is_new, done))
 
     def _started(self, prefix: SavedPrefix, is_new: bool, done: "Future[Refusal | None]") -> None:
-        problem = done.exception() or done.result()
-        if problem is not None:
-            reason = problem.reason if isinstance(problem, Refusal) else problem
-            logger.warning("Prefix %s is not pinned: %s", prefix.name, reason)
+        if (refusal := done.result()) is not None:
+            logger.warning("Prefix %s is not pinned: it %s", prefix.name, refusal.reason)
             return
         pinned = self._pinned[self._key(prefix)]
         if self._store is None or pinned.is_kept:
@@ -298,15 +295,17 @@ class PrefixKeeper:
             self._engine.contexts.forget(self._blocks.block_hash(blocks[-1]))
         self._blocks.unpin(blocks)
 
-    def _forget(self, request_id: str, error: Exception) -> None:
+    def _give_up(self, request_id: str, reason: str) -> None:
         self._engine.abort_request(request_id)
-        self._engine.contexts.take(request_id)
-        self._forget_request(request_id).done.set_exception(error)
+        computing, _ = self._end(request_id)
+        computing.done.set_result(Refusal(INVALID, reason))
 
-    def _forget_request(self, request_id: str) -> _Computing:
+    def _end(self, request_id: str) -> tuple[_Computing, Tensor | None]:
+        """What is no longer computed, and what was recorded of it."""
         if self._engine.states is not None:
             self._engine.states.marks.pop(request_id, None)
-        return self._computing.pop(request_id)
+        taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
+        return self._computing.pop(request_id), taps
 
     def _num_pinned_of(self, prefix: SavedPrefix) -> int:
         return sum(map(self._blocks.is_pinned, self._blocks.find(prefix.token_ids, self._root(prefix))))

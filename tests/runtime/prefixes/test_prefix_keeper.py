@@ -105,7 +105,7 @@ def test_a_prefix_that_goes_while_it_is_computed_is_not_pinned(kept):
     done = one.keeper.save(prefix_of([5] * 40))
     one.engine.step()
     one.keeper.keep([("system", 2, None)]).result(10)
-    assert "was deleted" in str(done.exception(0))
+    assert "was deleted" in done.result(0).reason
     finish(one.engine, one.keeper)
     assert (one.names, one.engine.stats().num_pinned_blocks) == ([], 0)
 
@@ -157,3 +157,13 @@ def test_a_sequence_of_max_model_len_fits_beside_all_that_may_be_pinned(kept):
 def test_a_bound_that_leaves_no_room_for_a_sequence_is_refused_at_the_start(kept):
     with pytest.raises(ValueError, match="max_pinned_tokens is 60: beside a sequence of max_model_len 256"):
         kept(num_kv_blocks=80, max_pinned_tokens=60)
+
+
+def test_a_prefix_that_cannot_be_computed_is_refused_with_the_reason(kept, monkeypatch):
+    one = kept()
+    done = one.keeper.save(prefix_of([5] * 16))
+    monkeypatch.setattr(one.engine.drafting, "admit", lambda seq: 1 / 0)
+    finish(one.engine, one.keeper)
+    assert done.result(0).code == INVALID
+    assert "could not be computed: request prefix system 1: ZeroDivisionError" in done.result(0).reason
+    assert (one.names, one.engine.stats().num_pinned_blocks) == ([], 0)
