@@ -1,5 +1,6 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
+import asyncio
 from collections.abc import Callable
 
 import ray
@@ -11,6 +12,9 @@ from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.supervisor import root_cause
+
+RENEW_S = 10.0
+"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
 
 
 class RayDrafter:
@@ -39,7 +43,7 @@ class RayDrafter:
         """
         self.convention = convention
         try:
-            return await self._actor.needs.remote(convention)
+            return await self._actor.call.remote("needs", convention)
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
@@ -49,13 +53,20 @@ class RayDrafter:
 
     async def ready(self) -> None:
         """Return once it has loaded. Raises if it cannot start."""
-        self._process = await self._actor.process.remote()
+        self._process = (await self._actor.status.remote()).process
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
         await self.ready()
-        await self._actor.attach.remote(channel_name, next_incarnation())
-        return self._process.pid
+        return await self._actor.call.remote("attach", channel_name, next_incarnation())
+
+    async def renew(self) -> bool:
+        """Begin another process in its actor; False where that is gone too."""
+        try:
+            await asyncio.wait_for(self._actor.renew.remote(self.convention), RENEW_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return False
+        return True
 
     def kill(self) -> None:
         """End it without waiting: through Ray, which gives its bundle back, and by signal."""

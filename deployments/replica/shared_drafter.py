@@ -7,7 +7,8 @@ import ray
 
 from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.drafter_actor import DrafterActor, DrafterStatus, Placed
+from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
 from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 ANSWER_S = 60.0
@@ -38,15 +39,15 @@ class SharedDrafter:
             Exception: it is gone, or cannot serve this verifier.
         """
         async with asyncio.timeout(ANSWER_S):
-            return await self._actor.attach_shared.remote(channel_name, incarnation, convention)
+            return await self._actor.call.remote("attach_shared", channel_name, incarnation, convention)
 
     def detach(self, channel_name: str) -> None:
         """Have it serve a channel no more, without waiting."""
-        self._actor.detach.remote(channel_name)
+        self._actor.call.remote("detach", channel_name)
 
     def release_newest(self) -> None:
         """Have it let go of the verifier that came last, without waiting."""
-        self._actor.release_newest.remote()
+        self._actor.call.remote("release_newest")
 
     def kill(self, process: DrafterProcess | None) -> None:
         """End it without waiting: through Ray, and by signal once its process is known."""

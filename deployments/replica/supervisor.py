@@ -44,6 +44,10 @@ class DrafterHandle(Protocol):
         """Another one that takes its place when it is lost; None where none is kept ready."""
         ...
 
+    async def renew(self) -> bool:
+        """End its process and begin another one in its place; whether that could be done."""
+        ...
+
     def kill(self) -> None:
         """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
         ...
@@ -116,10 +120,10 @@ class DrafterSupervisor:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
                     continue
-                self._kill()
+                successor = await self._renewed()
                 await self._sleep(self._back_off.take())
                 try:
-                    await self._attach_new(None)
+                    await self._attach_new(successor)
                 except EngineFailed:
                     raise
                 except Exception as error:
@@ -155,6 +159,19 @@ class DrafterSupervisor:
             logger.info("The drafter is not reached again: %s", root_cause(error))
             return False
         return True
+
+    async def _renewed(self) -> DrafterHandle | None:
+        """The lost drafter with a new process; None where that cannot be had, or another one waits to take over.
+
+        One that never attached is not asked: whatever ails it may be its host's.
+        """
+        lost, self._drafter = self._drafter, None
+        if lost is None:
+            return None
+        if self._attached_at is not None and self._standby is None and await lost.renew():
+            return lost
+        lost.kill()
+        return None
 
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None

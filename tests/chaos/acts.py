@@ -32,6 +32,7 @@ VICTIMS: dict[str, Callable[["World"], int]] = {
     "proxy": lambda world: processes.pids("proxy")[0],
     "controller": lambda world: processes.pids("controller")[0],
     "pool": lambda world: processes.pids("pool")[0],
+    "drafter's actor": lambda world: processes.pids("drafter")[0],
 }
 
 

@@ -36,7 +36,7 @@ class Scenario:
 
 OF_DRAFTERS = ("kill drafter", "stop drafter", "delay drafter")
 SCENARIOS = {
-    "one pair": Scenario((*OF_DRAFTERS, "exhaust KV", "kill engine", "pause engine"), {}),
+    "one pair": Scenario((*OF_DRAFTERS, "kill drafter's actor", "exhaust KV", "kill engine", "pause engine"), {}),
     "two pairs": Scenario(
         (
             "kill engine",

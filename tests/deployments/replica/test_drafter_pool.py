@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from wingbeat.deployments.replica.drafter_actor import DrafterStatus, Placed
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
 from wingbeat.deployments.replica.drafter_pool import by_load, overloaded
 from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.pool_drafter import RETRY_S, PoolDrafter

@@ -69,6 +69,13 @@ class FakeDrafter:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
 
+    async def renew(self) -> bool:
+        if not self.world.renewals:
+            return False
+        self.lives_s = self.world.renewals.pop(0)
+        self.world.num_renewed += 1
+        return True
+
     def kill(self) -> None:
         self.world.num_killed += 1
 
@@ -81,6 +88,9 @@ class World:
         self.connects_again = connects_again
         self.standbys: list[float | None] = []
         """Lives of those that drafters name as their successors."""
+        self.renewals: list[float | None] = []
+        """Lives of the processes that a drafter's host can begin after the first one."""
+        self.num_renewed = 0
         self.taken_over = 0
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
@@ -145,6 +155,22 @@ def test_a_drafter_that_waits_takes_over_and_one_that_died_waiting_is_replaced_a
     assert world.taken_over == 1
     assert world.num_launched == 1
     assert world.num_killed == 5, "three that were lost, the last one, and the one that waited for that"
+
+
+def test_a_lost_drafter_gets_a_new_process_of_its_host_and_one_that_cannot_start_there_another_host():
+    world = World(30.0)
+    world.renewals = [30.0, CANNOT_START, 30.0]
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 30.0))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    world.ends_at = 85.0
+    asyncio.run(main())
+    assert world.num_renewed == 2, "the second one cannot start, and is not asked for a third"
+    assert world.num_launched == 1
+    assert len(world.incarnations) == 3
+    assert world.num_killed == 1
 
 
 def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:
