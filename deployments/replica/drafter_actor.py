@@ -10,8 +10,8 @@ from wingbeat.cluster.fork_server import Forked, ForkServer
 from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafter_messages import DrafterStatus
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 SERVE = "wingbeat.deployments.replica.drafter_calls:serve"
 
@@ -68,7 +68,7 @@ class DrafterActor:
 
     def status(self) -> DrafterStatus:
         """Where it runs, whom it serves, and whether its thread does; raises as `call`."""
-        return DrafterStatus(DrafterProcess.own(), *self.call("status"))
+        return DrafterStatus(ActorProcess.own(), *self.call("status"))
 
     def close(self) -> None:
         """End its process, where this is no actor that ends with all it has."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from wingbeat.cluster.channels.remote_address import ChannelName
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
+from wingbeat.deployments.replica.actor_process import ActorProcess
 
 
 class Placed(NamedTuple):
@@ -17,7 +17,7 @@ class Placed(NamedTuple):
 class DrafterStatus(NamedTuple):
     """What a drafter says of itself."""
 
-    process: DrafterProcess
+    process: ActorProcess
     """Of its actor, with which it ends."""
     channels: tuple[ChannelName, ...]
     silent_s: float

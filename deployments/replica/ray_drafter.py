@@ -8,8 +8,8 @@ import ray
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.supervisor import root_cause
 
@@ -30,7 +30,7 @@ class RayDrafter:
     ) -> None:
         options = drafter_options(config.drafter_share(), standby)
         self._config, self._core = config, core
-        self._process: DrafterProcess | None = None
+        self._process: ActorProcess | None = None
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
         self.convention = convention
         """How it was told to read its head; its successors are told the same."""

@@ -7,9 +7,9 @@ import ray
 
 from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
 
 ANSWER_S = 60.0
 """For a place: the first verifier of a drafter on a GPU waits for its kernels and graphs."""
@@ -49,7 +49,7 @@ class SharedDrafter:
         """Have it let go of the verifier that came last, without waiting."""
         self._actor.call.remote("release_newest")
 
-    def kill(self, process: DrafterProcess | None) -> None:
+    def kill(self, process: ActorProcess | None) -> None:
         """End it without waiting: through Ray, and by signal once its process is known."""
         ray.kill(self._actor, no_restart=True)
         if process is not None:

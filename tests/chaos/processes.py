@@ -17,6 +17,7 @@ KINDS = {
     "verifier": f"ray::ServeReplica:{APP}:Verifier",
     "pool": f"ray::ServeReplica:{APP}:DrafterPool",
     "drafter": "ray::DrafterActor",
+    "rank": "ray::RankActor",
     "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
 }
