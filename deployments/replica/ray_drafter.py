@@ -22,14 +22,10 @@ class RayDrafter:
 
     Args:
         convention: how it shall read its head, pickled; None where that is not settled.
-        standby: whether it only waits to take another one's place.
     """
 
-    def __init__(
-        self, config: AppConfig, core: int | None, convention: bytes | None = None, standby: bool = False
-    ) -> None:
-        options = drafter_options(config.drafter_share(), standby)
-        self._config, self._core = config, core
+    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+        options = drafter_options(config.drafter_share())
         self._process: ActorProcess | None = None
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
         self.convention = convention
@@ -47,17 +43,10 @@ class RayDrafter:
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
-    def successor(self) -> "RayDrafter | None":
-        """Another one that takes its place when it is lost; None where the settings ask for none."""
-        return RayDrafter(self._config, self._core, self.convention, True) if self._config.standby_drafter else None
-
-    async def ready(self) -> None:
-        """Return once it has loaded. Raises if it cannot start."""
-        self._process = (await self._actor.status.remote()).process
-
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
-        await self.ready()
+        if self._process is None:
+            self._process = (await self._actor.status.remote()).process
         return await self._actor.call.remote("attach", channel_name, next_incarnation())
 
     async def renew(self) -> bool:
