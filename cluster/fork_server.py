@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -45,12 +45,13 @@ class ForkServer:
 
     Args:
         target: `module:function`; the function gets its end of a pipe, and its process ends when it returns.
+        env: what their environment has beyond this process's.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = ChildProcess(MODULE, (theirs.fileno(),))
+            self._process = ChildProcess(MODULE, (theirs.fileno(),), env)
         self._control.send(target.encode())
 
     def fork(self) -> Forked:

@@ -14,6 +14,8 @@ from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafter_messages import DrafterStatus
 
 SERVE = "wingbeat.deployments.replica.drafter_calls:serve"
+FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
 
 
 class DrafterLost(RuntimeError):
@@ -34,7 +36,7 @@ class DrafterActor:
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
-        self._server = ForkServer(SERVE)
+        self._server = ForkServer(SERVE, FORKED_ENV)
         self._drafter: Forked | None = None
         self.renew(convention)
 
