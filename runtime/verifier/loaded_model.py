@@ -8,12 +8,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import LayerState
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
     from wingbeat.runtime.verifier.adapted import ModelAdapters
+    from wingbeat.runtime.vision.rows import Vision
 
 
 class UnsupportedModelError(ValueError):
@@ -36,6 +38,10 @@ class LoadedModel:
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
+    vision: "Vision | None" = None
+    """Its part that reads images; None where it serves none."""
+    no_images: str = "the model takes no images"
+    """Why, where it serves none."""
 
     @property
     def device(self) -> torch.device:
@@ -61,6 +67,17 @@ class LoadedModel:
     def resident_adapters(self) -> "ResidentAdapters | None":
         """Which adapters are there; None where it serves none."""
         return None if self.adapters is None else self.adapters.resident
+
+    @property
+    def sees_whole_images(self) -> bool:
+        """Whether tokens of an image attend to later ones of it."""
+        return self.vision is not None and self.vision.sees_whole_images
+
+    def check_images(self, request: Request, most_at_once: int) -> None:
+        """Raises ValueError, beginning with "images", for images that it cannot have: see `Vision.check`."""
+        if self.vision is None:
+            raise ValueError(f"images are not served: {self.no_images}")
+        self.vision.check(request, most_at_once)
 
     @property
     def windows(self) -> tuple[int, ...]:
