@@ -7,12 +7,13 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.image_prompts import ImagesRefused, expand, place, read_images
 from wingbeat.deployments.api.merged_streams import merged
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
@@ -29,6 +30,10 @@ from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.media.reader import ImageReader
+    from wingbeat.runtime.vision.processor import ReadImage
 
 Body = TypeVar("Body", bound=GenerationBody)
 Planned = TypeVar("Planned")
@@ -48,11 +53,13 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
+        images: "ImageReader | ImagesRefused | None" = None,
     ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
+        self._images = images
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -85,6 +92,11 @@ class CompletionService:
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
         """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
+        if body.images:
+            if self._adapter_of(body.model) is not None:
+                raise invalid("model", "is an adapter, with which images are not served")
+            images = await read_images(self._images, body)
+            return await asyncio.to_thread(self._chat_prompt, body, images)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
         return await _off_loop_if_long(size, self._chat_prompt, body)
@@ -146,14 +158,19 @@ class CompletionService:
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            return self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            return self._tokenizer.render_chat(
+                body.template_messages(self._images is not None), body.template_variables()
+            )
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 
-    def _chat_prompt(self, body: ChatBody) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
         text = self.chat_text(body)
-        token_ids, _ = self._tokens(text, body, "messages", bool(body.add_special_tokens))
-        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:])
+        if (num_tokens := sum(image.num_tokens for image in images)) > self.pool.info.max_model_len:
+            raise self._too_long("messages", num_tokens)
+        expanded = expand(self._images, text, images)
+        token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
+        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], images=place(self._images, token_ids, images))
 
     def _tokens(
         self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
@@ -202,7 +219,9 @@ class CompletionService:
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
-                request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter)
+                request = Request(
+                    f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, images=prompt.images
+                )
                 choices.append(
                     Choice(
                         len(choices),

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+SERVED = "served"
+"""What is said of the images of a model that takes some, where nothing is in the way."""
 _WORD = 8
 
 

@@ -119,7 +119,9 @@ def check_finite(model: "nn.Module") -> None:
 
 
 def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
-    def load(model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any) -> "Loaded":
+    def load(
+        model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
+    ) -> "Loaded":
         return model_class.from_pretrained(
             folder,
             local_files_only=True,

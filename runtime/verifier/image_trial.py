@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.images import SERVED, ImageInput
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.trial import Reference, TrialText, reference_logits, try_model
@@ -41,22 +41,21 @@ class ImageTrial:
     def serve(self, loaded: LoadedModel) -> None:
         """Let a prepared model have images if it says the same to them as before."""
         if self.family is None:
-            loaded.no_images = self.refusal or loaded.no_images
+            loaded.images = self.refusal or None
             return
         from wingbeat.runtime.vision.rows import Vision
 
-        loaded.vision = Vision(loaded.model, self.family)
+        loaded.vision, loaded.images = Vision(loaded.model, self.family), SERVED
         try:
             try_model(loaded, list(self.references))
         except (torch.OutOfMemoryError, MemoryError, BackendLost):
             raise
         except Exception as error:
             # As with a text's trial: modeling code raises whatever its assumptions lead to.
-            loaded.vision, loaded.no_images = None, f"with an image {error}"
+            loaded.vision, loaded.images = None, f"images are not served: with one of them {error}"
+            logger.warning("%s: %s", loaded.name, loaded.images)
         else:
             loaded.vision.encoder.forget()
-        if loaded.vision is None:
-            logger.warning("%s: images are not served: %s", loaded.name, loaded.no_images)
 
 
 NO_IMAGES = ImageTrial()
@@ -82,7 +81,7 @@ def image_trial(model: PreTrainedModel, texts: list[TrialText]) -> ImageTrial:
         raise
     except Exception as error:
         # As above.
-        return ImageTrial(f"transformers' own generate() fails with an image: {type(error).__name__}: {error}")
+        return ImageTrial(f"images are not served: transformers' own generate() fails: {type(error).__name__}: {error}")
     finally:
         _forget_last_positions(model)
     return ImageTrial(family=family, references=tuple(references))
@@ -102,9 +101,7 @@ def _with_images(model: PreTrainedModel, family: "VisionFamily", text: TrialText
     return text._replace(prompt=prompt, images=tuple(images))
 
 
-def _inputs(
-    model: PreTrainedModel, family: "VisionFamily", text: TrialText, token_ids: Tensor
-) -> dict[str, Tensor]:
+def _inputs(model: PreTrainedModel, family: "VisionFamily", text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
     """What generate() takes of the images beside each row of token ids."""
     parameter = next(model.parameters())
     given = {}

@@ -40,8 +40,8 @@ class LoadedModel:
     """Of layers that keep a recurrent or convolution state."""
     vision: "Vision | None" = None
     """Its part that reads images; None where it serves none."""
-    no_images: str = "the model takes no images"
-    """Why, where it serves none."""
+    images: str | None = None
+    """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +76,7 @@ class LoadedModel:
     def check_images(self, request: Request, most_at_once: int) -> None:
         """Raises ValueError, beginning with "images", for images that it cannot have: see `Vision.check`."""
         if self.vision is None:
-            raise ValueError(f"images are not served: {self.no_images}")
+            raise ValueError(f"images cannot be used: {self.images or 'the model takes none'}")
         self.vision.check(request, most_at_once)
 
     @property

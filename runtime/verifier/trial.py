@@ -95,7 +95,9 @@ class _Told(LogitsProcessor):
 
 @torch.inference_mode()
 def reference_logits(
-    model: PreTrainedModel, texts: list[TrialText], inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs
+    model: PreTrainedModel,
+    texts: list[TrialText],
+    inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs,
 ) -> list[Reference]:
     """What a model says to texts, by generate() and eager attention.
 
@@ -151,9 +153,7 @@ def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
         model.generation_config = before
 
 
-def _reference(
-    model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor], dict[str, Tensor]]
-) -> Reference:
+def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor], dict[str, Tensor]]) -> Reference:
     device = next(model.parameters()).device
     paths, start = text.paths().to(device), len(text.prompt)
     num_new = paths.shape[1] - start + 1

@@ -113,7 +113,9 @@ class ImageEncoder:
         deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(images)
         # Parts of one tensor would keep all of it in memory.
         return [
-            ImageFeatures(part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers))
+            ImageFeatures(
+                part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)
+            )
             for part, layers in zip(parts, deep, strict=True)
         ]
 

@@ -113,9 +113,7 @@ class Vision:
         Args:
             positions: of the rows, moved as far as what is behind the images is.
         """
-        with_images = [
-            (chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.images
-        ]
+        with_images = [(chunk, start) for chunk, start in zip(chunks, starts, strict=True) if chunk.seq.request.images]
         if not with_images:
             return positions[None]
         thrice = positions.repeat(3, 1)
