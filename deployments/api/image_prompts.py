@@ -41,10 +41,11 @@ def image_reader(
         return None
     if images != SERVED:
         return ImagesRefused(images)
+    from wingbeat.runtime.vision.families import ImagesNotServed
+    from wingbeat.runtime.vision.processor import ImageProcessor
+
     try:
         from wingbeat.deployments.media.reader import ImageReader
-        from wingbeat.runtime.vision.families import ImagesNotServed
-        from wingbeat.runtime.vision.processor import ImageProcessor
 
         return ImageReader(ImageProcessor.load(folder, tokenizer.hugging_face), limits)
     except (ImportError, ImagesNotServed) as error:
