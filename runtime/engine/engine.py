@@ -125,9 +125,7 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        request.check_token_ids(self.loaded.vocab_size)
-        if request.images:
-            self.loaded.check_images(request, self.config.max_num_batched_tokens)
+        self.loaded.check(request, self.config.max_num_batched_tokens)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 
@@ -341,6 +339,7 @@ class Engine:
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
+            images=self.loaded.image_figures(),
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
             **self.counter.figures(),
             **self.block_manager.figures(),

@@ -58,17 +58,17 @@ class ImageTrial:
             loaded.vision.encoder.forget()
 
 
-NO_IMAGES = ImageTrial()
-
-
-def image_trial(model: PreTrainedModel, texts: list[TrialText]) -> ImageTrial:
+def image_trial(model: PreTrainedModel, texts: list[TrialText], whole: bool = True) -> ImageTrial:
     """What transformers says to texts with images in them; before anything of the model is switched.
 
     Args:
         texts: that it is tried with.
+        whole: False where several processes have parts of it.
     """
     if getattr(model.config, "vision_config", None) is None:
-        return NO_IMAGES
+        return ImageTrial()
+    if not whole:
+        return ImageTrial("images are not served where tensor_parallel_size is above 1")
     from wingbeat.runtime.vision.families import ImagesNotServed, family_of
 
     try:

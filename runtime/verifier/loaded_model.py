@@ -1,6 +1,6 @@
 """A verifier that passed every check, and the error for one that did not."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,11 +73,19 @@ class LoadedModel:
         """Whether tokens of an image attend to later ones of it."""
         return self.vision is not None and self.vision.sees_whole_images
 
-    def check_images(self, request: Request, most_at_once: int) -> None:
-        """Raises ValueError, beginning with "images", for images that it cannot have: see `Vision.check`."""
+    def check(self, request: Request, most_at_once: int) -> None:
+        """Raises ValueError for tokens that it does not have, and, beginning with "images", for what `Vision.check`
+        refuses."""
+        request.check_token_ids(self.vocab_size)
+        if not request.images:
+            return
         if self.vision is None:
             raise ValueError(f"images cannot be used: {self.images or 'the model takes none'}")
         self.vision.check(request, most_at_once)
+
+    def image_figures(self) -> dict[str, int] | None:
+        """`EncoderFigures` as plain data; None where it serves no images."""
+        return None if self.vision is None else asdict(self.vision.encoder.figures)
 
     @property
     def windows(self) -> tuple[int, ...]:

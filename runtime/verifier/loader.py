@@ -17,7 +17,7 @@ from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.fused import fuse
-from wingbeat.runtime.verifier.image_trial import NO_IMAGES, image_trial
+from wingbeat.runtime.verifier.image_trial import image_trial
 from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
 from wingbeat.runtime.verifier.mixers import install_mixers
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
@@ -61,7 +61,7 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
         stage = "transformers' own generate() fails on it"
         texts = texts_for(model, probed)
         references = reference_logits(model, texts)
-        images = image_trial(model, texts) if whole else NO_IMAGES
+        images = image_trial(model, texts, whole)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.states, whole)
         try_model(loaded, references)
