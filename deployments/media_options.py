@@ -30,6 +30,12 @@ class MediaOptions(ModelOptions):
         _DEFAULT.max_pixels, ge=1, description="Of an image; one of more is refused before it is decoded."
     )
     max_image_bytes: int = Field(_DEFAULT.max_bytes, ge=1, description="Of an image as it is sent or fetched.")
+    max_image_memory_bytes: int = Field(
+        _DEFAULT.max_held_bytes,
+        ge=1,
+        description="Of what is made of images, over all requests of a router that have not ended; further ones with "
+        "images get 503.",
+    )
     media_timeout_s: float = Field(
         _DEFAULT.timeout_s, gt=0, description="To fetch an image, with its redirects, of which there may be "
         f"{_DEFAULT.max_redirects}."
@@ -79,4 +85,5 @@ class MediaOptions(ModelOptions):
             self.max_image_bytes,
             self.max_image_pixels,
             self.media_timeout_s,
+            max_held_bytes=self.max_image_memory_bytes,
         )

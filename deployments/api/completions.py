@@ -9,11 +9,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
+from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
-from wingbeat.deployments.api.image_prompts import ImagesRefused, expand, place, read_images
 from wingbeat.deployments.api.merged_streams import merged
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
@@ -53,7 +53,7 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
-        images: "ImageReader | ImagesRefused | None" = None,
+        images: "ImageReader | image_prompts.ImagesRefused | None" = None,
     ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
@@ -95,7 +95,7 @@ class CompletionService:
         if body.images:
             if self._adapter_of(body.model) is not None:
                 raise invalid("model", "is an adapter, with which images are not served")
-            images = await read_images(self._images, body)
+            images = await image_prompts.read_images(self._images, body)
             return await asyncio.to_thread(self._chat_prompt, body, images)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
@@ -112,11 +112,12 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
-            deltas = streams[0] if len(streams) == 1 else merged(streams)
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    yield delta
+            with image_prompts.held(self._images, generation.choices[0].request.images):
+                streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
+                deltas = streams[0] if len(streams) == 1 else merged(streams)
+                async with aclosing(deltas):
+                    async for delta in deltas:
+                        yield delta
         finally:
             admission.release()
 
@@ -167,10 +168,12 @@ class CompletionService:
     def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
         text = self.chat_text(body)
         if (num_tokens := sum(image.num_tokens for image in images)) > self.pool.info.max_model_len:
-            raise self._too_long("messages", num_tokens)
-        expanded = expand(self._images, text, images)
+            raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)
+        expanded = image_prompts.expand(self._images, text, images)
         token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
-        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:], images=place(self._images, token_ids, images))
+        return Prompt(
+            token_ids, end=text[-PROMPT_END_CHARS:], images=image_prompts.place(self._images, token_ids, images)
+        )
 
     def _tokens(
         self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
@@ -184,22 +187,12 @@ class CompletionService:
                 most = limit if kept is None else None
                 prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
             except TextTooLong as error:
-                raise self._too_long(param, error.num_tokens) from None
+                raise prompt_too_long(param, limit, error.num_tokens) from None
         if kept is None:
             if len(prompt) > limit:
-                raise self._too_long(param, len(prompt))
+                raise prompt_too_long(param, limit, len(prompt))
             return tuple(prompt), False
         return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
-
-    def _too_long(self, param: str, num_tokens: int | None) -> ApiError:
-        """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
-        limit = self.pool.info.max_model_len
-        found = f"more than {limit}" if num_tokens is None else num_tokens
-        message = (
-            f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
-            "Shorten the prompt."
-        )
-        return ApiError(message, param=param, code="context_length_exceeded")
 
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None

@@ -1,13 +1,15 @@
 """The images of a chat request: refused by name, or read for the model."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.content_parts import ImagePart, unserved_part
 from wingbeat.deployments.api.errors import ApiError, invalid
+from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 from wingbeat.runtime.scheduling.images import SERVED, ImageInput
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -102,6 +104,26 @@ def place(
         return reader.processor.place(token_ids, images)
     except ValueError as error:
         raise invalid("messages", str(error)) from error
+
+
+@contextmanager
+def held(reader: "ImageReader | ImagesRefused | None", images: tuple[ImageInput, ...]) -> Iterator[None]:
+    """While it is entered, a request's images count among those that are held.
+
+    Raises:
+        EngineOverloaded: there is no room for them now.
+    """
+    num_bytes = sum(image.num_bytes for image in images)
+    if not num_bytes:
+        yield
+        return
+    if reader.num_held_bytes and reader.num_held_bytes + num_bytes > reader.limits.max_held_bytes:
+        raise EngineOverloaded("There is no room for more images now. Retry shortly.")
+    reader.num_held_bytes += num_bytes
+    try:
+        yield
+    finally:
+        reader.num_held_bytes -= num_bytes
 
 
 def _unserved(part: ImagePart, reader: ImagesRefused | None) -> ApiError:

@@ -21,3 +21,5 @@ class MediaLimits:
     timeout_s: float = 5.0
     """To fetch an image, redirects included."""
     max_redirects: int = 3
+    max_held_bytes: int = 2**31
+    """Of what is made of images, over all requests of a router that have not ended."""

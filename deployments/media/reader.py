@@ -27,6 +27,8 @@ class ImageReader:
         self.processor = processor
         self.limits = limits
         self._fetcher = fetcher or Fetcher(limits)
+        self.num_held_bytes = 0
+        """Of requests that have not ended."""
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, urls: Sequence[str]) -> list[ReadImage]:

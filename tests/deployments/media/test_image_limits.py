@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import zlib
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -13,11 +15,13 @@ from tests.deployments.vision_checkpoint import data_url, encoded, image_part, p
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.image_prompts import ImagesRefused
+from wingbeat.deployments.api.image_prompts import ImagesRefused, held
+from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.decode import decode_image
 from wingbeat.deployments.media.fetch import Fetcher, is_public
 from wingbeat.deployments.media.limits import MediaError, MediaLimits
 from wingbeat.deployments.media.reader import ImageReader
+from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.vision.processor import ReadImage
 
 LIMITS = MediaLimits(frozenset({"outer.test", "inner.test", "10.0.0.7"}), 2, 2**16, 10_000, 0.5, 2)
@@ -59,8 +63,6 @@ def large_png(width, height):
     """A header that says so, and next to nothing behind it."""
     data = bytearray(GOOD)
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
-    import zlib
-
     data[29:33] = zlib.crc32(bytes(data[12:29])).to_bytes(4, "big")
     return bytes(data)
 
@@ -289,3 +291,16 @@ def test_what_an_allowed_host_sends_is_bounded(path, problem):
 )
 def test_which_addresses_are_public(address, public):
     assert is_public(address) == public
+
+
+def test_images_of_running_requests_are_bounded_and_what_has_ended_makes_room():
+    reader = ImageReader(NoProcessor(), MediaLimits(max_held_bytes=100))
+    image = ImageInput.of(0, 1, {"pixel_values": np.zeros(10)})
+    with held(reader, (image,)):
+        with pytest.raises(EngineOverloaded), held(reader, (image,)):
+            pass
+        with held(reader, ()):
+            assert reader.num_held_bytes == 80
+    with held(reader, (image, image)):  # more than the bound alone: it would never run
+        pass
+    assert reader.num_held_bytes == 0
