@@ -36,9 +36,9 @@ CONTENT = [
 GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=list(CONFIGS))
-def checkpoint(request, tmp_path_factory):
-    return request.param, write_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return write_checkpoint("llava", tmp_path_factory.mktemp("llava"))
 
 
 def generated(name, folder):
@@ -74,8 +74,10 @@ def service_of(folder, vocab_size, images=SERVED):
     return CompletionService(pool, tokenizer, images=image_reader(images, folder, MediaLimits(), tokenizer))
 
 
-def test_the_answer_to_a_request_with_images_is_that_of_generate(checkpoint):
-    name, folder = checkpoint
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path):
+    folder = write_checkpoint(name, tmp_path)
     loaded = load_model(folder, torch.float32, torch.device("cpu"))
     assert loaded.images == SERVED
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
@@ -91,9 +93,8 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(checkpoint):
     assert tokens == generated(name, folder)
 
 
-def test_text_alone_is_written_in_parts_for_the_template(checkpoint):
-    _, folder = checkpoint
-    service = service_of(folder, 261, images="images are not served: of this model")
+def test_text_alone_is_written_in_parts_for_the_template(llava):
+    service = service_of(llava, 261, images="images are not served: of this model")
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode())
     assert service.chat_text(body) == "user: hello\nassistant: "
 
@@ -114,11 +115,10 @@ def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
     assert not [name for name in got if name.startswith("wingbeat.runtime.vision")]
 
 
-def test_without_pillow_images_are_refused_by_the_name_of_the_extra(checkpoint, monkeypatch):
-    _, folder = checkpoint
+def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.decode", raising=False)
     monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.reader", raising=False)
-    refused = image_reader(SERVED, folder, MediaLimits(), Tokenizer.load(folder))
+    refused = image_reader(SERVED, llava, MediaLimits(), Tokenizer.load(llava))
     assert isinstance(refused, ImagesRefused)
     assert "wingbeat[images]" in refused.reason
