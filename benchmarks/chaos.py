@@ -48,7 +48,6 @@ class Plan(NamedTuple):
     num_replicas: int
     budget_s: float
     seed: int
-    with_standby: bool = False
 
 
 @dataclass
@@ -128,8 +127,7 @@ async def disturb(app: App, bodies: list[dict[str, Any]], kinds: list[str], plan
         while len(watch.latest()) < plan.num_replicas:
             await asyncio.sleep(0.1)
         answers = await known_answers(app, bodies, watch, run)
-        limits = run.undisturbed_acceptance, plan.num_replicas, plan.with_standby
-        killer = Killer(watch, load, random.Random(plan.seed), *limits)
+        killer = Killer(watch, load, random.Random(plan.seed), run.undisturbed_acceptance, plan.num_replicas)
         loading = tasks.create_task(load.run())
         started = time.perf_counter()
         try:
@@ -203,9 +201,9 @@ def run(args: argparse.Namespace) -> Report:
     settings = {"model": pair.model, "drafter": str(pair.drafter), "adaptive": False, **LIMITS}
     settings["served_model_name"] = MODEL_NAME
     shipped = AppConfig(num_replicas=1, **settings)
-    hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, standby_drafter=args.standby, **settings)
+    hurried = AppConfig(num_replicas=NUM_REPLICAS, drafter_back_off_s=0, **settings)
     kinds = schedule(args.drafter_kills, args.engine_kills, args.verifier_kills, random.Random(args.seed))
-    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed, args.standby))
+    many = disturbed(hurried, bodies, kinds, Plan(NUM_REPLICAS, args.budget_s, args.seed))
     runs = {"kills": many}
     tables = [cost_table(many)]
     if args.series:
@@ -216,8 +214,7 @@ def run(args: argparse.Namespace) -> Report:
         f"{CONCURRENCY} clients; {describe(prompts)}, and joined ones; {args.max_tokens // 2} to "
         f"{3 * args.max_tokens // 2} tokens; streamed or not, greedy or sampled, 1 to 4 choices"
     )
-    standby = ", a standby beside each drafter" if args.standby else ""
-    facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round{standby}"
+    facts["server"] = f"{NUM_REPLICAS} replicas of {LIMITS}, full chains in every round"
     facts["kills"] = (
         f"{len(many.kills)} of {len(kinds)} in {many.killing_s:.0f} s; under way at them: {met_facts(many)}"
     )
@@ -248,7 +245,6 @@ def main() -> None:
     parser.add_argument("--engine-kills", type=int, help="20 by default; their replicas live on")
     parser.add_argument("--verifier-kills", type=int, help="20 by default; of replicas, with their engines")
     parser.add_argument("--series", type=int, help="kills of one drafter after the other with pauses; 6 by default")
-    parser.add_argument("--standby", action="store_true", help="another drafter waits beside each one")
     parser.add_argument("--budget-s", type=float, default=1500.0, help="no kill begins later")
     parser.add_argument("--max-tokens", type=int, help="of a choice, on average; 160 by default")
     parser.add_argument("--seed", type=int, default=7, help="of the kills' order and times")

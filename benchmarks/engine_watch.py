@@ -36,7 +36,6 @@ class Sample(NamedTuple):
     num_rounds: int
     num_running: int
     num_accepted_tokens: int
-    standby: bool
     """Whether another drafter waits to take over."""
 
 
@@ -52,7 +51,6 @@ def sample_of(stats: dict[str, Any], at_s: float) -> Sample:
         stats["phases"]["num_rounds"],
         stats["num_running"],
         stats["speculation"]["num_accepted_tokens"],
-        stats["drafter_standby"],
     )
 
 

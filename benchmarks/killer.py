@@ -72,7 +72,6 @@ class Killer:
     Args:
         undisturbed: acceptance, as `engine_watch.acceptance` counts it.
         num_engines: of the application when nothing is down.
-        with_standby: whether another drafter waits beside each one; no kill comes before it is ready.
     """
 
     def __init__(
@@ -82,10 +81,8 @@ class Killer:
         rng: random.Random,
         undisturbed: float,
         num_engines: int,
-        with_standby: bool = False,
     ) -> None:
         self.kills: list[Kill] = []
-        self._with_standby = with_standby
         self._watch = watch
         self._load = load
         self._rng = rng
@@ -147,8 +144,7 @@ class Killer:
         samples = self._watch.samples[engine_id]
         appeared = Kill(VERIFIER, engine_id, samples[0].at_s, -1, 0, frozenset())
         last = next((kill for kill in reversed(self.kills) if kill.engine_id == engine_id), None)
-        ready = samples[-1].attached and (samples[-1].standby or not self._with_standby)
-        if not ready or (last is not None and last.kind == VERIFIER):
+        if not samples[-1].attached or (last is not None and last.kind == VERIFIER):
             return False
         recover = engine_recovery if last is not None and last.kind == ENGINE else drafter_recovery
         recovered = recover(last or appeared, samples, self._undisturbed)

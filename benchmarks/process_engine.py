@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import time
 from collections.abc import AsyncIterator, Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +18,6 @@ from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 CLIENT = "benchmark"
-
-
-def _run_drafter(connection: Connection, config: AppConfig, core: int | None, convention: bytes | None) -> None:
-    """A drafter's process: answers calls of `DrafterActor`'s methods until the other end is gone."""
-    actor = DrafterActor(config, core, convention)
-    with contextlib.suppress(EOFError):
-        while True:
-            name, arguments = connection.recv()
-            connection.send(getattr(actor, name)(*arguments))
 
 
 class PlainDrafter:
@@ -46,11 +35,7 @@ class PlainDrafter:
         reach: Callable[[ChannelName], ChannelName] | None = None,
     ) -> None:
         self._reach = reach or (lambda name: name)
-        context = multiprocessing.get_context("spawn")
-        self._connection, other = context.Pipe()
-        self._process = context.Process(target=_run_drafter, args=(other, config, core, convention), daemon=True)
-        self._process.start()
-        other.close()
+        self._actor = DrafterActor(config, core, convention)
         self._lock = asyncio.Lock()
         self.convention = convention
 
@@ -61,18 +46,20 @@ class PlainDrafter:
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
-        await self.call("attach", self._reach(channel_name), next_incarnation())
-        return self._process.pid
+        return await self.call("attach", self._reach(channel_name), next_incarnation())
+
+    async def renew(self) -> bool:
+        """Never asked for: nobody kills it."""
+        return False
 
     def kill(self) -> None:
         """End it without waiting."""
-        self._process.kill()
+        self._actor.close()
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """Run a method of `DrafterActor`, after whatever else was asked of it."""
+        """Run a method of `DrafterCalls`, after whatever else was asked of it."""
         async with self._lock:
-            self._connection.send((name, arguments))
-            return await asyncio.to_thread(self._connection.recv)
+            return await asyncio.to_thread(self._actor.call, name, *arguments)
 
 
 @contextlib.asynccontextmanager

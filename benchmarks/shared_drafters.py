@@ -67,6 +67,10 @@ class Place:
             raise RuntimeError(placed.refusal)
         return placed.pid
 
+    async def renew(self) -> bool:
+        """See `PoolDrafter.renew`."""
+        return False
+
     def kill(self) -> None:
         """The drafter stays."""
 

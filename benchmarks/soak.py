@@ -40,7 +40,10 @@ KINDS = {
     "ray::ProxyActor": "proxy",
     "ray::ServeController": "controller",
 }
-ENGINE_MODULE = "wingbeat.deployments.replica.engine_process"
+MODULES = {
+    "wingbeat.deployments.replica.engine_process": "engine",
+    "wingbeat.cluster.fork_server": "drafter",
+}
 WARM_SHARE = 0.25
 """Of the time, that is left out of the comparison: caches fill."""
 
@@ -83,9 +86,8 @@ class Watch:
 
 def _kind(pid: int) -> str | None:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    if f"-m {ENGINE_MODULE}" in command:
-        return "engine"
-    return next((kind for name, kind in KINDS.items() if command.startswith(name)), None)
+    ours = next((kind for module, kind in MODULES.items() if f"-m {module} " in command), None)
+    return ours or next((kind for name, kind in KINDS.items() if command.startswith(name)), None)
 
 
 def _figures(pid: int) -> dict[str, float]:

@@ -55,17 +55,13 @@ def pair_bundles(verifier: Share, drafter: Share | None, num_ranks: int = 1) -> 
     return own + [verifier.bundle() for _ in range(1, num_ranks)]
 
 
-def drafter_options(drafter: Share, standby: bool = False) -> dict[str, Any]:
+def drafter_options(drafter: Share) -> dict[str, Any]:
     """Actor options that put a drafter into the calling verifier's group.
-
-    Args:
-        standby: it takes the place of one that fills the bundle, and is there before that: nothing is set aside for it.
 
     Raises:
         RuntimeError: the caller does not run in a placement group.
     """
-    options = _options(drafter, _in_bundle(DRAFTER_BUNDLE))
-    return options | (dict.fromkeys(("num_cpus", "num_gpus"), 0) if standby else {})
+    return _options(drafter, _in_bundle(DRAFTER_BUNDLE))
 
 
 def rank_options(verifier: Share, rank: int, num_ranks: int) -> dict[str, Any]:

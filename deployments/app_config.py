@@ -105,10 +105,6 @@ class AppConfig(RankOptions, LoraOptions, MediaOptions, SurfaceOptions):
         ge=0,
         description="Pause before a drafter that failed again is replaced; doubles with each failure, up to 30 s.",
     )
-    standby_drafter: bool = Field(
-        False,
-        description="Keep another drafter's process ready beside each one, loaded, which takes over when that is lost.",
-    )
     stream_interval_ms: float = Field(
         20.0, ge=0, description="Least time between two messages of one engine to one router; first tokens never wait."
     )
@@ -223,10 +219,6 @@ class AppConfig(RankOptions, LoraOptions, MediaOptions, SurfaceOptions):
         )
         if self.has_drafter():
             self.channel_kind()
-        if self.standby_drafter and not self.has_own_drafter():
-            raise ValueError("standby_drafter is True: only a verifier's own drafter has one; leave it out")
-        if self.standby_drafter and self.num_gpus_per_drafter > 0:
-            raise ValueError("standby_drafter is True: it would take a drafter's memory of the GPU twice; leave it out")
         if self.drafters is not None:
             self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
             if self.channel == "remote":

@@ -1,7 +1,6 @@
 """What is in the default run, and one Ray cluster with the real application on it for every test that needs them."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 
 from tests.covering import meeting, spread
 from tests.hostile.contract import KEY
+from tests.ports import free_port
 from wingbeat.runtime.disk_cache import cache_dir
 
 # Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
@@ -148,7 +148,7 @@ def ray_cluster() -> Iterator[str]:
     import ray
     from ray import serve
 
-    port = _free_port()
+    port = free_port()
     ray.init(
         num_cpus=8,
         num_gpus=0,
@@ -192,9 +192,3 @@ def until() -> Callable[..., None]:
             time.sleep(0.1)
 
     return wait
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

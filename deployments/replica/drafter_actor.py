@@ -1,118 +1,77 @@
-"""The drafter's process: a Ray actor beside its verifier, or of several; what it does is `drafter_thread`'s.
+"""The drafter's actor, beside its verifier or for several: it holds the GPU, and a process of its own drafts.
 
-Its replica names this class and needs nothing of torch, so that is imported only where the actor runs.
+The next process is forked from one that has imported torch, so a drafter that dies is replaced within a second.
 """
 
-import logging
-import os
-import pickle
-from typing import TYPE_CHECKING, NamedTuple
+import contextlib
+from typing import Any
 
-from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.cluster.fork_server import Forked, ForkServer
 from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
+from wingbeat.deployments.replica.actor_process import ActorProcess
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus
 
-if TYPE_CHECKING:
-    from wingbeat.runtime.drafters.base import DrafterNeeds
-
-logger = logging.getLogger(__name__)
-
-
-class Placed(NamedTuple):
-    """The answer to a verifier that wants to share a drafter."""
-
-    pid: int
-    refusal: str | None = None
-    """Why it has no place."""
+SERVE = "wingbeat.deployments.replica.drafter_calls:serve"
+FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
 
 
-class DrafterStatus(NamedTuple):
-    """What a drafter says of itself."""
-
-    process: DrafterProcess
-    channels: tuple[ChannelName, ...]
-    silent_s: float
-    """How long ago its thread last looked for a round."""
+class DrafterLost(RuntimeError):
+    """The drafter's process has ended."""
 
 
 class DrafterActor:
-    """It is never restarted in place: a new actor under a new incarnation takes over the channel.
+    """One drafter; never restarted in place by Ray: a new actor takes over where this one is gone.
 
     Args:
         core: CPU core its thread shares with the verifier's; None leaves it free.
         convention: how to read a head whose files leave that open, where it is settled already: a pickled
             `HeadConvention` or None.
-
-    Raises:
-        Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
     """
 
     def __init__(self, config: AppConfig, core: int | None = None, convention: bytes | None = None) -> None:
         show_log()
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
-        logger.info("loading the drafter %s", config.choice().label)
-        from wingbeat.deployments.replica.drafter_thread import DrafterThread
+        self._config, self._core = config, core
+        self._server = ForkServer(SERVE, FORKED_ENV)
+        self._drafter: Forked | None = None
+        self.renew(convention)
 
-        self._thread = DrafterThread(config, core)
-        if convention is not None:
-            self._needs(convention)
-
-    def process(self) -> DrafterProcess:
-        """This process, and where it runs."""
-        return DrafterProcess.own()
-
-    def needs(self, convention: bytes) -> bytes:
-        """What this drafter needs of its verifier, pickled.
-
-        Args:
-            convention: how its head is to be read, pickled; None leaves it as its files say.
+    def renew(self, convention: bytes | None) -> None:
+        """End the process there is, and begin another one, which loads while the caller goes on.
 
         Raises:
-            ValueError: its head cannot be read so.
+            EOFError: no process can be had.
         """
-        return pickle.dumps(self._needs(convention))
+        if self._drafter is not None:
+            self._drafter.kill()
+        self._drafter = self._server.fork()
+        with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
+            self._drafter.connection.send((self._config, self._core, convention))
 
-    def attach(self, name: ChannelName, incarnation: int) -> None:
-        """Serve the channel `name` from now on.
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Run a method of `DrafterCalls`, once the drafter is loaded.
 
         Raises:
-            ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
+            DrafterLost: its process has ended.
+            Exception: the method's, or why the drafter cannot be loaded.
         """
-        self._thread.attach(name, incarnation)
-
-    def attach_shared(self, name: ChannelName, incarnation: int, convention: bytes | None) -> "Placed":
-        """Serve one more channel, where there is room.
-
-        Args:
-            convention: as for `needs`; None where the verifier has none.
-
-        Raises:
-            ChannelError, ValueError: as `DrafterThread.attach`.
-        """
-        from wingbeat.runtime.drafters.draft_room import NoRoomError
-
         try:
-            self._thread.attach(name, incarnation, None if convention is None else pickle.loads(convention))
-        except NoRoomError as error:
-            return Placed(os.getpid(), str(error))
-        return Placed(os.getpid())
+            self._drafter.connection.send((name, arguments))
+            answer, problem = self._drafter.connection.recv()
+        except (EOFError, OSError):
+            raise DrafterLost("the drafter's process has ended") from None
+        if problem is not None:
+            raise problem
+        return answer
 
-    def detach(self, name: ChannelName) -> None:
-        """Serve a channel no more; harmless where it is not served."""
-        self._thread.detach(name)
+    def status(self) -> DrafterStatus:
+        """Where it runs, whom it serves, and whether its thread does; raises as `call`."""
+        return DrafterStatus(ActorProcess.own(), *self.call("status"))
 
-    def release_newest(self) -> None:
-        """Let go of the verifier that came last: it looks for another place."""
-        for name in self._thread.channels()[-1:]:
-            logger.info("letting go of %s, another drafter has fewer verifiers", name)
-            self._thread.detach(name)
-
-    def status(self) -> "DrafterStatus":
-        """Where it runs, whom it serves, and whether its thread does."""
-        return DrafterStatus(DrafterProcess.own(), tuple(self._thread.channels()), self._thread.silent_s)
-
-    def _needs(self, convention: bytes) -> "DrafterNeeds":
-        return self._thread.needs(pickle.loads(convention))
+    def close(self) -> None:
+        """End its process, where this is no actor that ends with all it has."""
+        self._server.close()

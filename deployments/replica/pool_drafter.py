@@ -95,6 +95,10 @@ class PoolDrafter:
     def successor(self) -> None:
         """The pool has its own."""
 
+    async def renew(self) -> bool:
+        """Never: its pool replaces it, and there may be another one with room at once."""
+        return False
+
     def kill(self) -> None:
         """Give the place up, without waiting; the drafter stays for the others."""
         at, self._at = self._at, None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from wingbeat.deployments.replica.back_off import FIRST_S, BackOff
-from wingbeat.deployments.replica.drafter_actor import DrafterStatus
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus
 from wingbeat.deployments.replica.shared_drafter import SharedDrafter
 from wingbeat.deployments.replica.supervisor import root_cause
 

@@ -5,7 +5,7 @@ import logging
 from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.runtime.config import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -20,9 +20,9 @@ class RankActor:
             claim_devices(assigned_devices())
         self._config = config
 
-    def process(self) -> DrafterProcess:
+    def process(self) -> ActorProcess:
         """This process, and where it runs."""
-        return DrafterProcess.own()
+        return ActorProcess.own()
 
     def follow(self, group: RankGroup, rank: int) -> None:
         """Load this rank's part of the model and run what rank 0 runs; returns when that says so.

@@ -1,5 +1,6 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
+import asyncio
 from collections.abc import Callable
 
 import ray
@@ -7,10 +8,13 @@ import ray
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafter_actor import DrafterActor
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.supervisor import root_cause
+
+RENEW_S = 10.0
+"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
 
 
 class RayDrafter:
@@ -18,15 +22,11 @@ class RayDrafter:
 
     Args:
         convention: how it shall read its head, pickled; None where that is not settled.
-        standby: whether it only waits to take another one's place.
     """
 
-    def __init__(
-        self, config: AppConfig, core: int | None, convention: bytes | None = None, standby: bool = False
-    ) -> None:
-        options = drafter_options(config.drafter_share(), standby)
-        self._config, self._core = config, core
-        self._process: DrafterProcess | None = None
+    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+        options = drafter_options(config.drafter_share())
+        self._process: ActorProcess | None = None
         self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
         self.convention = convention
         """How it was told to read its head; its successors are told the same."""
@@ -39,23 +39,23 @@ class RayDrafter:
         """
         self.convention = convention
         try:
-            return await self._actor.needs.remote(convention)
+            return await self._actor.call.remote("needs", convention)
         except ray.exceptions.RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
-    def successor(self) -> "RayDrafter | None":
-        """Another one that takes its place when it is lost; None where the settings ask for none."""
-        return RayDrafter(self._config, self._core, self.convention, True) if self._config.standby_drafter else None
-
-    async def ready(self) -> None:
-        """Return once it has loaded. Raises if it cannot start."""
-        self._process = await self._actor.process.remote()
-
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
-        await self.ready()
-        await self._actor.attach.remote(channel_name, next_incarnation())
-        return self._process.pid
+        if self._process is None:
+            self._process = (await self._actor.status.remote()).process
+        return await self._actor.call.remote("attach", channel_name, next_incarnation())
+
+    async def renew(self) -> bool:
+        """Begin another process in its actor; False where that is gone too."""
+        try:
+            await asyncio.wait_for(self._actor.renew.remote(self.convention), RENEW_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return False
+        return True
 
     def kill(self) -> None:
         """End it without waiting: through Ray, which gives its bundle back, and by signal."""

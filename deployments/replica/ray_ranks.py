@@ -9,7 +9,7 @@ import ray
 
 from wingbeat.cluster.placement import rank_options
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
+from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.rank_actor import RankActor
 from wingbeat.deployments.replica.supervisor import root_cause
 from wingbeat.runtime.config import RankGroup
@@ -26,7 +26,7 @@ class RayRanks:
             ray.remote(RankActor).options(max_restarts=0, **rank_options(share, rank, size)).remote(config)
             for rank in range(1, size)
         ]
-        self._processes: dict[int, DrafterProcess] = {}
+        self._processes: dict[int, ActorProcess] = {}
         # An actor runs one call after the other, and the second one lasts as long as it does.
         self._asked = [actor.process.remote() for actor in self._actors]
         self._following = [actor.follow.remote(self.group, rank) for rank, actor in enumerate(self._actors, start=1)]

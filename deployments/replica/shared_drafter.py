@@ -7,8 +7,9 @@ import ray
 
 from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.drafter_actor import DrafterActor, DrafterStatus, Placed
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
+from wingbeat.deployments.replica.actor_process import ActorProcess
+from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
 
 ANSWER_S = 60.0
 """For a place: the first verifier of a drafter on a GPU waits for its kernels and graphs."""
@@ -38,17 +39,17 @@ class SharedDrafter:
             Exception: it is gone, or cannot serve this verifier.
         """
         async with asyncio.timeout(ANSWER_S):
-            return await self._actor.attach_shared.remote(channel_name, incarnation, convention)
+            return await self._actor.call.remote("attach_shared", channel_name, incarnation, convention)
 
     def detach(self, channel_name: str) -> None:
         """Have it serve a channel no more, without waiting."""
-        self._actor.detach.remote(channel_name)
+        self._actor.call.remote("detach", channel_name)
 
     def release_newest(self) -> None:
         """Have it let go of the verifier that came last, without waiting."""
-        self._actor.release_newest.remote()
+        self._actor.call.remote("release_newest")
 
-    def kill(self, process: DrafterProcess | None) -> None:
+    def kill(self, process: ActorProcess | None) -> None:
         """End it without waiting: through Ray, and by signal once its process is known."""
         ray.kill(self._actor, no_restart=True)
         if process is not None:

@@ -40,20 +40,12 @@ class DrafterHandle(Protocol):
         """
         ...
 
-    def successor(self) -> "Standby | None":
-        """Another one that takes its place when it is lost; None where none is kept ready."""
+    async def renew(self) -> bool:
+        """End its process and begin another one in its place; whether that could be done."""
         ...
 
     def kill(self) -> None:
         """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
-        ...
-
-
-class Standby(DrafterHandle, Protocol):
-    """A drafter that waits to take another one's place."""
-
-    async def ready(self) -> None:
-        """Return once it has loaded. Raises if it cannot start."""
         ...
 
 
@@ -84,8 +76,6 @@ class DrafterSupervisor:
         self._clock = clock
         self._attached_at: float | None = None
         self._drafter: DrafterHandle | None = None
-        self._standby: Standby | None = None
-        self._loading: asyncio.Future[None] | None = None
 
     async def start(self, drafter: DrafterHandle) -> None:
         """Attach the first drafter, launched ahead of time.
@@ -116,10 +106,10 @@ class DrafterSupervisor:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
                     continue
-                self._kill()
+                successor = await self._renewed()
                 await self._sleep(self._back_off.take())
                 try:
-                    await self._attach_new(None)
+                    await self._attach_new(successor)
                 except EngineFailed:
                     raise
                 except Exception as error:
@@ -127,15 +117,8 @@ class DrafterSupervisor:
                     logger.warning("No drafter, next try in %.0f s: %s", pause_s, root_cause(error))
 
     def stop(self) -> None:
-        """End the drafter, and the one that waits to take its place."""
+        """End the drafter."""
         self._kill()
-        self._drafter = self._take_standby()
-        self._kill()
-
-    @property
-    def has_standby(self) -> bool:
-        """Whether another drafter is ready to take over."""
-        return self._loading is not None and self._loading.done() and self._loading.exception() is None
 
     @property
     def lacks_room(self) -> bool:
@@ -156,12 +139,23 @@ class DrafterSupervisor:
             return False
         return True
 
+    async def _renewed(self) -> DrafterHandle | None:
+        """The lost drafter with a new process; None where that cannot be had.
+
+        One that never attached is not asked: whatever ails it may be its host's.
+        """
+        lost, self._drafter = self._drafter, None
+        if lost is None:
+            return None
+        if self._attached_at is not None and await lost.renew():
+            return lost
+        lost.kill()
+        return None
+
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None
-        self._drafter = drafter or self._take_standby() or self._launch()
+        self._drafter = drafter or self._launch()
         await self._attach()
-        if self._standby is None and (standby := self._drafter.successor()) is not None:
-            self._standby, self._loading = standby, asyncio.ensure_future(standby.ready())
 
     async def _attach(self) -> None:
         self._attached_at = None
@@ -169,13 +163,6 @@ class DrafterSupervisor:
         await self._call("attach_drafter")
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
-
-    def _take_standby(self) -> Standby | None:
-        standby, self._standby = self._standby, None
-        if self._loading is not None:
-            self._loading.cancel()
-            self._loading = None
-        return standby
 
     def _next_incarnation(self) -> int:
         self.incarnation += 1

@@ -185,7 +185,6 @@ class Verifier:
             "drafter_state": figures.drafter_state,
             "drafter_pid": 0 if supervisor is None else supervisor.pid,
             "drafter_incarnation": 0 if supervisor is None else supervisor.incarnation,
-            "drafter_standby": supervisor is not None and supervisor.has_standby,
             "drafter_lacks_room": supervisor is not None and supervisor.lacks_room,
             "pid": os.getpid(),
             "engine_pid": figures.pid,

@@ -28,10 +28,12 @@ VICTIMS: dict[str, Callable[["World"], int]] = {
     "drafter": lambda world: world.engine("drafter_pid"),
     "engine": lambda world: world.engine("engine_pid"),
     "verifier": lambda world: world.engine("pid"),
+    "rank": lambda world: world.engine("rank_pids")[0],
     "router": lambda world: processes.pids("router")[0],
     "proxy": lambda world: processes.pids("proxy")[0],
     "controller": lambda world: processes.pids("controller")[0],
     "pool": lambda world: processes.pids("pool")[0],
+    "drafter's actor": lambda world: processes.pids("drafter")[0],
 }
 
 

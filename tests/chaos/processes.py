@@ -17,11 +17,16 @@ KINDS = {
     "verifier": f"ray::ServeReplica:{APP}:Verifier",
     "pool": f"ray::ServeReplica:{APP}:DrafterPool",
     "drafter": "ray::DrafterActor",
+    "rank": "ray::RankActor",
     "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
 }
 """By kind, how the name begins that Ray gives the process."""
-ENGINE_MODULE = "wingbeat.deployments.replica.engine_process"
+MODULES = {
+    "engine": "wingbeat.deployments.replica.engine_process",
+    "forked": "wingbeat.cluster.fork_server",
+}
+"""By kind, the module that processes run which are not Ray's: one such process forks the other."""
 
 
 class Found(NamedTuple):
@@ -63,7 +68,7 @@ def counts(there: list[Found]) -> Counter:
 def leaks(before: list[Found], now: list[Found]) -> list[str]:
     """What is there more than before, in words; what has been replaced is none."""
     were, are = counts(before), counts(now)
-    problems = [f"{are[kind]} of {kind}, not {were[kind]}" for kind in (*KINDS, "engine") if are[kind] != were[kind]]
+    problems = [f"{are[kind]} of {kind}, not {were[kind]}" for kind in (*KINDS, *MODULES) if are[kind] != were[kind]]
     problems += [f"{one.kind} {one.pid} is stopped" for one in now if one.stopped]
     earlier = {one.pid: one for one in before}
     for one in now:
@@ -81,8 +86,8 @@ def _look(pid: int) -> Found | None:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         kind = next((kind for kind, name in KINDS.items() if command.startswith(name)), None)
-        if kind is None and f"-m {ENGINE_MODULE}" in command:
-            kind = "engine"
+        if kind is None:
+            kind = next((kind for kind, module in MODULES.items() if f"-m {module} " in command), None)
         state = _state(pid)
         if kind is None or state in (None, "Z", "X"):
             return None

@@ -1,7 +1,11 @@
 """The applications that things go wrong in, and what goes wrong in each."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from tests.two_kv_heads import save_two_kv_heads
 
 SMALL = {
     "max_model_len": 512,
@@ -32,11 +36,13 @@ class Scenario:
     num_engines: int = 1
     nodes: dict[str, Node] = field(default_factory=dict)
     """Beside the first one."""
+    save_model: Callable[[Path], None] | None = None
+    """Writes the model into an empty folder; None leaves the demo's."""
 
 
 OF_DRAFTERS = ("kill drafter", "stop drafter", "delay drafter")
 SCENARIOS = {
-    "one pair": Scenario((*OF_DRAFTERS, "exhaust KV", "kill engine", "pause engine"), {}),
+    "one pair": Scenario((*OF_DRAFTERS, "kill drafter's actor", "exhaust KV", "kill engine", "pause engine"), {}),
     "two pairs": Scenario(
         (
             "kill engine",
@@ -65,6 +71,12 @@ SCENARIOS = {
         {"num_replicas": 2, "num_cpus_per_verifier": 3, "drafter": "ngram"},
         num_engines=2,
         nodes={"verifiers": Node(4)},
+    ),
+    "two ranks": Scenario(
+        ("kill rank", "kill engine"),
+        {"num_replicas": 2, "tensor_parallel_size": 2, "drafter": "ngram"},
+        num_engines=2,
+        save_model=save_two_kv_heads,
     ),
 }
 CELLS = [(scenario, act) for scenario, played in SCENARIOS.items() for act in played.acts]

@@ -9,6 +9,8 @@ Answers each line by a line of JSON. It is to be the first process of a PID name
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 # Read when Ray is first imported: a proxy's death is to be noticed soon, and a busy machine takes its time to start.
@@ -21,7 +23,8 @@ from ray.cluster_utils import Cluster
 from tests.chaos.processes import APP
 from tests.chaos.scenarios import SCENARIOS, SMALL
 from tests.chaos.world import World, add_node
-from tests.conftest import ROOT, _free_port, running
+from tests.conftest import MODEL, ROOT, running
+from tests.ports import free_port
 
 
 def say(answer: Any) -> None:
@@ -36,10 +39,15 @@ def main() -> None:
     cluster.add_node(num_cpus=4, object_store_memory=80 * 2**20, include_dashboard=False)
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ROOT}})
     nodes = {name: add_node(cluster, scenario, name) for name in scenario.nodes}
-    port = _free_port()
+    port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     url = f"http://127.0.0.1:{port}"
-    with running(APP, url, **SMALL | scenario.settings) as app:
+    settings = SMALL | scenario.settings
+    if scenario.save_model is not None:
+        folder = Path(tempfile.mkdtemp(dir=os.environ["RAY_TMPDIR"]))
+        scenario.save_model(folder)
+        settings |= {"model": folder, "served_model_name": MODEL}
+    with running(APP, url, **settings) as app:
         world = World(scenario, app, f"{url}/{APP}", cluster, nodes)
         say({"started": True})
         for line in sys.stdin:

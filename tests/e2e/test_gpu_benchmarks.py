@@ -68,6 +68,7 @@ def test_without_a_gpu_a_script_ends_with_one_line(run_script, name):
     assert "no CUDA GPU" in out + err
 
 
+@pytest.mark.slow
 @without_gpu
 def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp_path):
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path / "report")}
@@ -80,6 +81,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
 SLOW = {"two_processes", "engine_speed", "kernel_profile"}
 
 
+@pytest.mark.few(3)
 @without_gpu
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in SCRIPTS if name != "hop"]

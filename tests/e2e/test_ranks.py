@@ -1,14 +1,13 @@
 """Verifiers over two ranks behind the router: their texts, and what becomes of requests when a rank is killed."""
 
 import os
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.conftest import MODEL
-from tests.runtime.models import DEMO_PAIR, random_model
+from tests.two_kv_heads import save_two_kv_heads
 from wingbeat.deployments.replica.engine_client import EngineFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
@@ -20,9 +19,7 @@ LENGTH = 400
 def model(tmp_path_factory):
     """A folder with a verifier that two ranks divide, and the demo's tokenizer."""
     folder = tmp_path_factory.mktemp("two-kv-heads")
-    random_model("llama", vocab_size=4096, num_hidden_layers=2).save_pretrained(folder)
-    for file in (DEMO_PAIR / "verifier").glob("*token*"):
-        shutil.copy(file, folder)
+    save_two_kv_heads(folder)
     return folder
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.options import UserError, build_config
@@ -60,10 +61,7 @@ def model(good: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def port() -> int:
     """A port nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
-    return number
+    return free_port()
 
 
 def start(model: Path, port: int, **settings: Any) -> None:

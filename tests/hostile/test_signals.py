@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 
@@ -32,9 +32,7 @@ class Server:
     """One `wingbeat serve` with a Ray of its own."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.output = folder / "stdout"
         self.errors = folder / "stderr"
         options = {

@@ -23,6 +23,7 @@ def compiled(tmp_path: Path, *arguments: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_hopper(tmp_path):
     tree, decode, merge, store, move = compiled(tmp_path)
     assert all(result["shared_bytes"] <= SHARED_BYTES for result in (tree, decode, merge, store, move))

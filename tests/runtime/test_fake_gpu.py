@@ -53,6 +53,7 @@ def gpu():
         yield mode
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_slots", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", ["eagle-3", "eagle-1", "draft-model", "mtp"])
@@ -66,6 +67,7 @@ def test_rounds_wait_for_the_device_in_their_one_wait_alone(gpu, kind, shape, nu
     assert served.engine.drafter_state == "attached"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_rounds_that_alter_logits_and_report_them_wait_in_their_one_wait_alone(
@@ -91,6 +93,7 @@ def test_a_drafter_on_the_host_is_waited_for_where_its_channel_is_written_and_re
     assert served.engine.drafter_state == "attached"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_adaptive_rounds_wait_in_their_one_wait_alone(gpu, num_slots, tmp_path, monkeypatch):
     monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))

@@ -57,6 +57,7 @@ def test_late_writes_of_an_old_incarnation_neither_answer_nor_block(name: str) -
     verifier.close()
 
 
+@pytest.mark.few(1)
 def test_a_drafter_killed_in_a_round_is_noticed_and_replaced(process_rig: ProcessRig) -> None:
     process_rig.start(2, "hold")
     round_number = publish(process_rig.verifier)

@@ -30,6 +30,7 @@ def pair(name: str) -> Iterator[Pair]:
     pair.verifier.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["allocate", "create_event", "export_memory"])
 def test_a_channel_that_cannot_be_made_leaves_nothing(name: str, call: str):
     cuda = FakeCuda(fail=call)
@@ -48,6 +49,7 @@ def test_a_name_that_is_taken_leaves_no_memory(name: str):
     channel.verifier_end.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("call", ["open_memory", "open_event"])
 def test_a_drafter_that_cannot_open_the_memory_names_both_devices_and_keeps_nothing(pair: Pair, call: str):
     held = pair.machine.num_mapped, pair.machine.num_events_held

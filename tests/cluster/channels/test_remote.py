@@ -244,6 +244,7 @@ def test_a_channel_dropped_unclosed_is_closed(pair: Pair) -> None:
     drafter.close()
 
 
+@pytest.mark.slow
 def test_ten_lives_of_a_channel_leave_no_thread_and_no_descriptor() -> None:
     def held() -> tuple[int, int]:
         gc.collect()

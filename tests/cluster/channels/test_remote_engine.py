@@ -65,6 +65,7 @@ def drafts(engine: Engine) -> tuple[int, int]:
     return engine.speculation.num_drafts, engine.speculation.num_accepted_tokens
 
 
+@pytest.mark.few(1)
 def test_text_and_drafts_are_those_of_a_channel_in_memory(kind: Kind) -> None:
     """Twice the same prompts, so that prefixes are cached the second time; few blocks, so that some are preempted."""
     config = engine_config(block_size=4, num_kv_blocks=90)
@@ -88,6 +89,7 @@ def test_text_and_drafts_are_those_of_a_channel_in_memory(kind: Kind) -> None:
     made[0].close()
 
 
+@pytest.mark.few(1)
 def test_a_connection_cut_in_the_middle_costs_no_token_and_another_takes_over(kind: Kind) -> None:
     config = engine_config()
     made: list[Loopback] = []

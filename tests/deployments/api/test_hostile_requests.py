@@ -63,7 +63,7 @@ async def bombard(seed: int, count: int) -> tuple[Counter[int], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [pytest.param(3, 1500, id="1500"), pytest.param(4, 20_000, id="20000", marks=pytest.mark.slow)]
+    ("seed", "count"), [pytest.param(3, 400, id="400"), pytest.param(4, 20_000, id="20000", marks=pytest.mark.slow)]
 )
 def test_every_answer_is_one_that_the_document_allows(seed, count):
     statuses, wrong = asyncio.run(bombard(seed, count))

@@ -66,6 +66,7 @@ def test_a_head_is_one_json_object(inspect):
     assert found["self_test"] is found["measured_convention"] is found["verifier"] is None
 
 
+@pytest.mark.slow
 def test_with_the_verifier_the_self_test_is_part_of_it(inspect):
     found = json.loads(inspect(HEAD, "--model", VERIFIER, "--json").out)
     assert set(found) == FIELDS

@@ -52,6 +52,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"wingbeat {version('wingbeat')}\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

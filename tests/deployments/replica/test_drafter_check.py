@@ -71,13 +71,13 @@ def test_a_reading_that_was_found_is_the_drafters_and_its_successors(ray_cluster
             while (now := engine_stats(APP))["drafter_state"] != "attached" or now["drafter_incarnation"] == 1:
                 assert time.monotonic() < deadline, "no drafter came back"
                 time.sleep(0.1)
-            num_drafts = first["metrics"]["speculative_decoding"]["num_drafts"]
+            num_drafts = first["speculation"]["num_drafts"]
             assert now["speculation"]["num_drafts"] == num_drafts, "tried once, not for every drafter"
             assert _complete(client) == first
     finally:
         serve.delete(APP)
-    assert first["metrics"]["speculative_decoding"] == _in_process(mislabelled, norm_output=False)
-    assert first["metrics"]["speculative_decoding"] != _in_process(mislabelled, norm_output=True)
+    assert first["speculation"] == _in_process(mislabelled, norm_output=False)
+    assert first["speculation"] != _in_process(mislabelled, norm_output=True)
 
 
 def _complete(client: httpx.Client) -> dict:
@@ -85,7 +85,7 @@ def _complete(client: httpx.Client) -> dict:
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     answer = response.json()
-    return {"metrics": answer["metrics"], "text": answer["choices"][0]["text"]}
+    return {"speculation": answer["metrics"]["speculative_decoding"], "text": answer["choices"][0]["text"]}
 
 
 def _in_process(head: Path, norm_output: bool) -> dict:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from wingbeat.deployments.replica.drafter_actor import DrafterStatus, Placed
+from wingbeat.deployments.replica.actor_process import ActorProcess
+from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
 from wingbeat.deployments.replica.drafter_pool import by_load, overloaded
-from wingbeat.deployments.replica.drafter_process import DrafterProcess
 from wingbeat.deployments.replica.pool_drafter import RETRY_S, PoolDrafter
 from wingbeat.deployments.replica.pool_member import ASK_S, PATIENCE_S, PoolMember
 from wingbeat.deployments.replica.shared_drafter import Candidate
@@ -44,7 +44,7 @@ class FakeDrafter:
         self.refusals = list(refusals)
         self.attached: list[tuple[str, int, bytes | None]] = []
         self.detached: list[str] = []
-        self.killed: list[DrafterProcess | None] = []
+        self.killed: list[ActorProcess | None] = []
 
     async def status(self) -> DrafterStatus:
         return self.told()
@@ -58,12 +58,12 @@ class FakeDrafter:
     def detach(self, channel_name: str) -> None:
         self.detached.append(channel_name)
 
-    def kill(self, process: DrafterProcess | None) -> None:
+    def kill(self, process: ActorProcess | None) -> None:
         self.killed.append(process)
 
 
 def status(*channels: str, node: str = THERE, silent_s: float = 0.0) -> DrafterStatus:
-    return DrafterStatus(DrafterProcess(node, 4321, 0), channels, silent_s)
+    return DrafterStatus(ActorProcess(node, 4321, 0), channels, silent_s)
 
 
 def member(number: int, *channels: str, node: str = HERE) -> PoolMember:

@@ -45,29 +45,23 @@ class FakeDrafter:
         self.world = world
         self.lives_s = lives_s
         self.num_attached = 0
-        self.is_standby = False
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
         self.num_attached += 1
-        self.world.taken_over += self.is_standby
         self.world.incarnations.append(next_incarnation())
         if self.num_attached > 1 and not self.world.connects_again:
             raise RuntimeError("cannot be reached")
         self.world.dies_at = self.world.time.now + self.lives_s
         return 0
 
-    def successor(self) -> "FakeDrafter | None":
-        if not self.world.standbys:
-            return None
-        standby = FakeDrafter(self.world, self.world.standbys.pop(0))
-        standby.is_standby = True
-        return standby
-
-    async def ready(self) -> None:
-        if self.lives_s is None:
-            raise RuntimeError("cannot start")
+    async def renew(self) -> bool:
+        if not self.world.renewals:
+            return False
+        self.lives_s = self.world.renewals.pop(0)
+        self.world.num_renewed += 1
+        return True
 
     def kill(self) -> None:
         self.world.num_killed += 1
@@ -79,9 +73,9 @@ class World:
     def __init__(self, *lives_s: float | None, channel: ChannelName = "channel", connects_again: bool = True) -> None:
         self.time = FakeTime()
         self.connects_again = connects_again
-        self.standbys: list[float | None] = []
-        """Lives of those that drafters name as their successors."""
-        self.taken_over = 0
+        self.renewals: list[float | None] = []
+        """Lives of the processes that a drafter's host can begin after the first one."""
+        self.num_renewed = 0
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
         self.engine = FakeCalls(self)
@@ -128,23 +122,20 @@ def test_a_drafter_that_lived_for_a_minute_ends_the_series():
     assert pauses(CANNOT_START, CANNOT_START, CANNOT_START, 61, CANNOT_START) == [0, 1, 2, 4, 0, 1]
 
 
-def test_a_drafter_that_waits_takes_over_and_one_that_died_waiting_is_replaced_as_any_other():
-    world = World(10.0)
-    world.standbys = [10.0, CANNOT_START, CANNOT_START]
-    world.ends_at = 20.0
+def test_a_lost_drafter_gets_a_new_process_of_its_host_and_one_that_cannot_start_there_another_host():
+    world = World(30.0)
+    world.renewals = [30.0, CANNOT_START, 30.0]
 
     async def main() -> None:
-        await world.supervisor.start(FakeDrafter(world, 5.0))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert world.supervisor.has_standby
+        await world.supervisor.start(FakeDrafter(world, 30.0))
         await asyncio.wait_for(world.supervisor.run(), 10)
-        world.supervisor.stop()
 
+    world.ends_at = 85.0
     asyncio.run(main())
-    assert world.taken_over == 1
+    assert world.num_renewed == 2, "the second one cannot start, and is not asked for a third"
     assert world.num_launched == 1
-    assert world.num_killed == 5, "three that were lost, the last one, and the one that waited for that"
+    assert len(world.incarnations) == 3
+    assert world.num_killed == 1
 
 
 def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:

@@ -32,12 +32,14 @@ def run_kernel(inputs: Inputs, **options) -> torch.Tensor:
 SPLIT = [(case, 3) for case in TREES] + [(case, 1) for case in (*CAUSAL, *TREES[:3], TREES[6], TREES[10])]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("case", "num_splits"), SPLIT, ids=str)
 def test_kernel_is_the_formula(case, num_splits):
     inputs = build(case, poison=NAN)
     assert_close(run_kernel(inputs, config=TINY, num_splits=num_splits), by_formula(inputs))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("config", [(16, 32), (32, 16), (16, 128)], ids=lambda sizes: "x".join(map(str, sizes)))
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("mask", ["tree", "causal"])
@@ -49,6 +51,7 @@ def test_tile_sizes_change_nothing(mask, window, config):
     assert_close(run_kernel(inputs, config=config, num_splits=2), by_formula(inputs))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["tree", "causal"])
 def test_splits_without_keys_add_nothing(mask):
     """A captured launch keeps the splits of its longest context: short ones leave most of them empty."""
@@ -65,6 +68,7 @@ def test_a_short_workspace_is_refused():
     assert workspace_size(1, 8, 60, 32, 128) == 0
 
 
+@pytest.mark.slow
 def test_the_same_launch_serves_other_lengths():
     """Lengths and tables are read on the device: what a replayed graph relies on."""
     inputs = build(Case((40, 11), 5), poison=NAN)

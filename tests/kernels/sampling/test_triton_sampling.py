@@ -49,6 +49,7 @@ def choose(logits, rows, seeds, positions, *, any_filtered, processors=None, wor
     ).cpu()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("listed", [128, 4])
 @pytest.mark.parametrize(
     ("kind", "vocab_size"),
@@ -71,6 +72,7 @@ def test_filters_keep_what_the_whole_sort_keeps(kind, vocab_size, listed, monkey
         assert torch.equal(processed[row], expected[row]), f"row {row}: {PARAMETERS[row]}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
     rows = Rows(*(column[[0, 2, 4, 6, 7]] for column in mixed_rows(8)))
@@ -82,6 +84,7 @@ def test_choices_are_the_references_in_any_split_of_a_row(monkeypatch):
     assert torch.equal(choose(logits, rows, seeds, positions, any_filtered=True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_tiles")
 def test_rows_of_top_p_are_listed_where_the_list_has_room_and_all_that_top_k_keeps(monkeypatch):
     """The first row has few likely tokens, the second more than its list, the third fewer than its top-k."""

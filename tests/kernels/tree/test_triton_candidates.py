@@ -46,6 +46,7 @@ def check_candidates(num_reqs: int, width: int, vocab_size: int, top_k: int, *, 
     torch.testing.assert_close(actual.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
 @pytest.mark.parametrize(("vocab_size", "top_k"), [(7, 7), (63, 3), (150, 5), (1, 1)])
 def test_candidates_are_the_references(vocab_size, top_k, coupled, monkeypatch):
@@ -53,6 +54,7 @@ def test_candidates_are_the_references(vocab_size, top_k, coupled, monkeypatch):
     check_candidates(3, 2, vocab_size, top_k, coupled=coupled)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("coupled", [False, True], ids=["plain", "coupled"])
 @pytest.mark.parametrize(("vocab_size", "top_k"), [(61, 3), (70, 10), (17, 17)])
 def test_programs_that_share_a_row_find_the_references_candidates(vocab_size, top_k, coupled, monkeypatch):

@@ -64,6 +64,7 @@ def check_growth(num_reqs: int, top_k: int, steps: int, num_nodes: int) -> None:
         assert torch.equal(column.cpu(), getattr(packed.tree, name)), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("top_k", "steps", "num_nodes"), [(3, 3, 7), (1, 4, 5), (2, 2, 1), (4, 2, 70)], ids=["tree", "chain", "root", "pad"]
 )

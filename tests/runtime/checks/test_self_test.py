@@ -52,6 +52,7 @@ def test_a_head_that_suits_passes(pair, speculation, max_num_seqs):
     assert llm.self_test.num_texts == 32
 
 
+@pytest.mark.slow
 def test_taps_off_by_one_are_refused_with_the_figure_and_the_way_round(pair, off_by_one):
     with pytest.raises(
         BadDrafterError, match=r"off-by-one .*verifier.* is 0\.\d\d .*0\.3 .*--allow-bad-drafter"
@@ -79,6 +80,7 @@ def test_kinds_without_weights_are_not_tested(pair):
     assert open_llm(pair, "none").self_test is None
 
 
+@pytest.mark.slow
 def test_the_engine_is_as_new_afterwards(pair):
     llm, prompt = open_llm(pair), random_prompts((40,))
     engine, fresh = llm.engine, open_llm(pair, "none").engine

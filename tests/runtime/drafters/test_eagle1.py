@@ -71,6 +71,7 @@ class Listening(EagleDrafter):
             self.heard.setdefault(slot, {})[start + offset] = tap.clone()
 
 
+@pytest.mark.slow
 def test_it_is_given_the_final_norms_output():
     ref = reference("llama", NUM_NEW)
     drafter = Listening(random_head(ref.loaded), CHAIN)
@@ -110,6 +111,7 @@ def test_it_can_be_read_in_one_way_only():
         head.with_convention(head.convention._replace(norm_output=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tied", [False, True], ids=["own-output", "tied"])
 def test_a_folder_with_an_eagle1_head_is_a_drafter(tied, tmp_path):
     """What the published file leaves out is found in the verifier's folder."""

@@ -209,6 +209,7 @@ def test_trees_equal_those_of_dense_keys(root, speculation, temperatures, fixed_
     check(tree, world, slots, slow, speculation)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_output_by_clusters_of_tokens(root):
     folders = saved(root, clusters=True)
@@ -288,6 +289,7 @@ def test_the_engine_sends_the_keys_that_its_layers_share(root, speculation, late
             assert_tree(tree, 0, slow_tree(history, logits_of, speculation))
 
 
+@pytest.mark.slow
 def test_a_verifier_without_shared_layers_lends_its_last_ones(root):
     folders = saved(root, shared_layers=0)
     drafter = build(folders, CHAIN)

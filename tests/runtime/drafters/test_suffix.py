@@ -211,6 +211,7 @@ def acceptance_when_asked_twice(drafter):
     return lengths
 
 
+@pytest.mark.slow
 def test_what_was_written_before_is_drafted_right():
     first, second = acceptance_when_asked_twice(SuffixDrafter(CHAIN))
     assert second > 4.5 > first

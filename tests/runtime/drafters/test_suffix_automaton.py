@@ -51,6 +51,7 @@ def walked(automaton, context):
     return cursor
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("most", [4, 32], ids="at-most-{}".format)
 @pytest.mark.parametrize("texts", list(TEXTS.values()), ids=list(TEXTS))
 def test_followers_are_counted_as_by_hand(texts, most, monkeypatch):
@@ -72,6 +73,7 @@ def test_followers_are_counted_as_by_hand(texts, most, monkeypatch):
     assert automaton.num_states <= 2 * automaton.num_tokens + 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("texts", list(TEXTS.values()), ids=list(TEXTS))
 def test_the_end_of_a_text_is_matched_as_far_back_as_it_occurred_before(texts):
     for automaton, ends, so_far in built(texts, Random(2)):

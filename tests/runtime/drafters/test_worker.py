@@ -104,6 +104,7 @@ def test_rounds_without_proposals_are_answered():
     assert torch.equal(channel.verifier_end.token_ids[0, :64], torch.tensor(ref.prompts[4]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 def test_graphs_serve_two_verifiers_as_the_cpu_path_does(speculation):
     """Batches that grow and shrink, prompts among decodes, sequences that end; a second verifier moves the buffers."""

@@ -148,6 +148,7 @@ def test_sampled_tokens_are_those_of_plain_decoding_beside_neighbours_that_want_
         assert tokens == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_fixed_shapes_of_an_accelerator_and_rounds_in_flight_change_nothing(ref, overlap):
     params = [

@@ -49,6 +49,7 @@ def check(one, root):
     assert spelled[: len(one.token_ids)] == list(one.token_ids[: len(spelled)])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("adaptive", "overlap", "graphs"),
     [(False, False, False), (False, True, True), (True, True, True)],

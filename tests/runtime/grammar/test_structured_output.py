@@ -71,6 +71,7 @@ BEHIND_THOUGHTS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "plan"), [(CHAIN, right_chain), (TREE, right_tree)], ids=["chain", "tree"])
 def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
     """Free text up to the end of a line, then a form; the drafter knows both, and drafts across the end."""
@@ -92,6 +93,7 @@ def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
     assert any("\n" in text_of(tokens[:-1]) for tokens in rounds)
 
 
+@pytest.mark.slow
 def test_masks_that_come_too_late_cost_speed_alone(loaded, grammars, monkeypatch):
     monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_TREE_S", 1e-9)
     prompts, params = [TOKENIZER.encode("x = ")], [params_of(SPECS[0], 3)]
@@ -100,6 +102,7 @@ def test_masks_that_come_too_late_cost_speed_alone(loaded, grammars, monkeypatch
     assert tokens == plain
 
 
+@pytest.mark.slow
 def test_another_engine_goes_on_in_the_middle_of_a_grammar(loaded, grammars):
     prompt, params = TOKENIZER.encode("x = "), params_of(SPECS[0], 4)
     (whole,), _ = generate(loaded, grammars, [prompt], [params])

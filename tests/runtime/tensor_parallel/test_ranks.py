@@ -53,6 +53,7 @@ def test_greedy_text_is_that_of_generate(name, second, tmp_path):
         assert Run(led_engine(led, led.limits), PROMPTS, greedy_params(LENGTH)).finish() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize(("speculation", "plan"), [(TREE, right_tree), (CHAIN, right_chain)], ids=["tree", "chain"])

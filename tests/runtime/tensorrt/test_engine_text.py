@@ -84,6 +84,7 @@ def test_without_a_drafter_nothing_of_trees_is_run():
     assert engine.model.taps_size == 0
 
 
+@pytest.mark.slow
 def test_trees_drafted_by_the_engine_are_those_of_the_torch_drafter():
     expected = reference("llama")
     counts = []

@@ -38,6 +38,7 @@ def events(config, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in shown.Scalars(tag)}
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_losses_and_the_measured_acceptance(config):
     train_drafter(config, InProcessChannel)
     assert events(config, "train/loss") == pytest.approx(dict(enumerate(losses(config))), abs=1e-3)

@@ -75,6 +75,7 @@ def test_the_verifier_beside_the_module_is_unchanged(world, head, tmp_path):
     assert not (world / "verifier" / MODULE_FILE).exists()
 
 
+@pytest.mark.slow
 def test_only_the_module_is_trained(world, tmp_path):
     config = short_run(world, tmp_path / "out", family="mtp", steps=40)
     train_drafter(config)

@@ -126,6 +126,7 @@ def test_every_family_learns_from_a_capture_and_is_measured_by_the_engine(config
     assert files == {"config.json", "model.safetensors", "metrics.json"}
 
 
+@pytest.mark.slow
 def test_both_layouts_hold_the_same_head(config, tmp_path):
     other = config.model_copy(update={"output": tmp_path / "other", "layout": "speculators"})
     train_drafter(config)

@@ -33,6 +33,7 @@ def rounds_take(monkeypatch, exact, rounded):
     monkeypatch.setattr(cpu_dtype, "least_seconds", lambda ways: {way: taken[way] for way in ways})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rounded", "dtype"), [([0.8, 2.0], ROUNDED), ([1.0, 3.9], EXACT), ([5.0, 9.0], EXACT)], ids=["yes", "alike", "no"]
 )

@@ -108,6 +108,7 @@ def test_batches_that_shrink_run_in_smaller_buckets(captured):
     assert sizes == {1, 2, 4, 8}
 
 
+@pytest.mark.slow
 def test_sampled_requests_write_what_they_write_alone(captured):
     ref = reference("llama")
     params = [SamplingParams(max_tokens=40, temperature=0.8, top_p=0.9, seed=n, ignore_eos=True) for n in range(4)]
@@ -173,6 +174,7 @@ def test_small_batches_of_a_choice_wider_than_its_forward_pass_write_the_same(ca
     assert choices == {8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_slots_change_hands(captured, overlap):
     """Preemption, waiting requests and slots that get another sequence leave nothing behind in a graph."""

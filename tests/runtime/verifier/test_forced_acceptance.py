@@ -113,6 +113,7 @@ def test_an_engine_accepts_by_the_profile_and_says_so(benchmark_mode, shape, gra
     assert all(output.metrics.as_dict()["forced_acceptance"] is True for output in run.last.values())
 
 
+@pytest.mark.slow
 def test_graphs_draw_what_eager_rounds_draw(benchmark_mode):
     ref = reference("llama")
     config = engine_config(TREE, forced_acceptance=ForcedAcceptance.flat(0.6))

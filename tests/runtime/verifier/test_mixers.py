@@ -11,6 +11,7 @@ from wingbeat.runtime.verifier.loader import UnsupportedModelError, prepare_mode
 pytestmark = needs_states
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "layers", "heads", "num_entries"),
     [

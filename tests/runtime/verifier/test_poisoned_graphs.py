@@ -19,6 +19,7 @@ SHAPES = {
 COUNT = 16
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_batch_that_grows_and_shrinks_reads_no_output_of_an_earlier_graph(shape):
     """Requests come and go, so that rounds of every batch size, plain and drafted, follow one another with overlap."""

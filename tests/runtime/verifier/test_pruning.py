@@ -123,6 +123,7 @@ def drafter_of(kind, ref, shape):
     return eagle_drafter(ref.loaded, SHAPES[shape])
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("known_costs")
 @pytest.mark.parametrize(
     ("shape", "kind", "overlap"), [("tree", "right", False), ("chain", "eagle", True), ("tree", "malformed", True)]
@@ -142,6 +143,7 @@ def test_text_stays_that_of_generate(shape, kind, overlap):
         assert stats.policy.expected_accepted == pytest.approx(stats.policy.num_accepted, rel=0.5)
 
 
+@pytest.mark.slow
 def test_hopeless_drafts_are_given_up_one_round_late():
     ref = reference("llama")
     engine = build_engine(

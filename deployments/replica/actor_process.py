@@ -1,6 +1,6 @@
-"""A drafter's process, named so that it can be told from all others of a cluster and ended on its own node.
+"""The process of an actor, named so that it can be told from all others of a cluster and ended on its own node.
 
-Ray is imported only where it is called: a drafter may run without it.
+Ray is imported only where it is called: what a drafter does runs without it, too.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.placement import node_id
 
 
-class DrafterProcess(NamedTuple):
+class ActorProcess(NamedTuple):
     """Of some node: its id and start time name it for good."""
 
     node: str
@@ -20,7 +20,7 @@ class DrafterProcess(NamedTuple):
     start: int
 
     @classmethod
-    def own(cls) -> "DrafterProcess":
+    def own(cls) -> "ActorProcess":
         """The calling actor's."""
         pid = os.getpid()
         return cls(node_id(), pid, process_start(pid))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from wingbeat.cluster.channels.doorbell import process_start
-from wingbeat.deployments.replica.drafter_process import kill_here
+from wingbeat.deployments.replica.actor_process import kill_here
 
 
 def test_a_stopped_process_is_ended_and_one_that_has_its_id_by_chance_is_not():

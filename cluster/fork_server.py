@@ -1,0 +1,132 @@
+"""Processes forked from one that has imported what they need: an import of torch takes seconds, a fork milliseconds.
+
+The fork server is a child of the process that asks. What it forked ends with it, and it ends with that process.
+"""
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from wingbeat.cluster.child_process import ChildProcess, die_with_parent
+
+MODULE = "wingbeat.cluster.fork_server"
+LONGEST = 4096
+"""Bytes of a message between a fork server and the process that asks."""
+Target = Callable[[Connection], None]
+
+
+class Forked(NamedTuple):
+    """A process, and the caller's end of the pipe to it."""
+
+    pid: int
+    connection: Connection
+
+    def kill(self) -> None:
+        """End it, be it stopped or not, without waiting; harmless once it has ended.
+
+        Its fork server keeps the process id until it forks the next one.
+        """
+        self.connection.close()
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class ForkServer:
+    """Forks processes that call one function. Make it on a thread that lives as long as they shall.
+
+    Args:
+        target: `module:function`; the function gets its end of a pipe, and its process ends when it returns.
+        env: what their environment has beyond this process's.
+    """
+
+    def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = ChildProcess(MODULE, (theirs.fileno(),), env)
+        self._control.send(target.encode())
+
+    def fork(self) -> Forked:
+        """Another process; the first one waits until everything is imported.
+
+        Raises:
+            EOFError: the server has ended, as where its imports fail.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+            answer = self._control.recv(LONGEST)
+        except ConnectionError:
+            answer = b""
+        if not answer:
+            ours.close()
+            raise EOFError("the server that forks processes has ended")
+        return Forked(int(answer), Connection(ours.detach()))
+
+    def close(self) -> None:
+        """End it and all that it forked."""
+        self._process.kill()
+        self._control.close()
+
+
+def main() -> None:
+    """Import the target, then fork on request until the process that asks is gone."""
+    control_fd, parent = map(int, sys.argv[1:])
+    die_with_parent(parent)
+    # Of a terminal's Ctrl-C the process that asks decides, which gets it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=control_fd) as control:
+        module, _, name = control.recv(LONGEST).decode().partition(":")
+        target: Target = getattr(importlib.import_module(module), name)
+        # Memory is shared until it is written to, and a collection writes to every object.
+        gc.collect()
+        gc.freeze()
+        server = os.getpid()
+        while True:
+            message, fds, _, _ = socket.recv_fds(control, LONGEST, 1)
+            if not message:
+                return
+            _reap()
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _run(target, Connection(fds[0]), server)
+            os.close(fds[0])
+            control.send(str(pid).encode())
+
+
+def _reap() -> None:
+    """Let go of processes that have ended: until then nobody else can get their ids."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return
+
+
+def _run(target: Target, connection: Connection, server: int) -> None:
+    """In the forked process; never returns."""
+    code = 1
+    try:
+        die_with_parent(server)
+        target(connection)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What a drafter's process and its actor tell those that use them."""
+
+from typing import NamedTuple
+
+from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.deployments.replica.actor_process import ActorProcess
+
+
+class Placed(NamedTuple):
+    """The answer to a verifier that wants to share a drafter."""
+
+    pid: int
+    refusal: str | None = None
+    """Why it has no place."""
+
+
+class DrafterStatus(NamedTuple):
+    """What a drafter says of itself."""
+
+    process: ActorProcess
+    """Of its actor, with which it ends."""
+    channels: tuple[ChannelName, ...]
+    silent_s: float
+    """How long ago its thread last looked for a round."""

@@ -1,0 +1,68 @@
+"""Forked processes share one import, end with their server, and are told apart from those after them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes import wait_until
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
+from wingbeat.cluster.fork_server import ForkServer
+
+TARGET = "tests.cluster.forked:answer"
+
+
+@pytest.fixture
+def server():
+    made = ForkServer(TARGET)
+    yield made
+    made.close()
+
+
+def test_every_process_is_its_own_and_none_imports_again(server: ForkServer):
+    forked = [server.fork() for _ in range(3)]
+    answers = [one.connection.recv() for one in forked]
+    assert [pid for _, pid in answers] == [one.pid for one in forked]
+    assert len({one.pid for one in forked}) == 3
+    assert len({imported_by for imported_by, _ in answers}) == 1
+    assert answers[0][0] not in {os.getpid(), *(one.pid for one in forked)}
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "fails"])
+def test_the_end_of_one_is_seen_and_another_one_can_be_had(server: ForkServer, how: str):
+    first = server.fork()
+    first.connection.recv()
+    peer = PeerProcess(first.pid, process_start(first.pid))
+    if how == "fails":
+        first.connection.send("fail")
+    else:
+        os.kill(first.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    if how != "stopped":
+        with pytest.raises(EOFError):
+            first.connection.recv()
+    first.kill()
+    wait_until(lambda: not peer.alive())
+    first_again = server.fork()
+    assert first_again.connection.recv()[1] == first_again.pid != first.pid
+    first.kill()
+    assert PeerProcess(first_again.pid, process_start(first_again.pid)).alive()
+
+
+def test_a_target_that_cannot_be_imported_ends_the_server():
+    server = ForkServer("tests.cluster.forked:nothing")
+    with pytest.raises(EOFError, match="has ended"):
+        server.fork()
+    server.close()
+
+
+def test_what_was_forked_ends_with_the_process_that_asked_even_where_it_is_stopped():
+    code = f"import time; from wingbeat.cluster.fork_server import ForkServer; one = ForkServer({TARGET!r}).fork();"
+    code += "print(one.pid, one.connection.recv()[0], flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        peers = [PeerProcess(int(pid), process_start(int(pid))) for pid in parent.stdout.readline().split()]
+        os.kill(peers[0].pid, signal.SIGSTOP)
+        parent.kill()
+    for peer in peers:
+        wait_until(lambda peer=peer: not peer.alive())
