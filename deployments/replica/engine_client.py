@@ -52,7 +52,7 @@ class EngineClient:
         self._streams: dict[str, RouterStream] = {}
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
-        self._images: dict[tuple[str, int], int] = {}
+        self._images: dict[tuple[str, int], list[int]] = {}
         """Memory of their images, as file descriptors, of those that have some."""
         self._trials = Trials()
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -148,12 +148,11 @@ class EngineClient:
                 self._streams[client_id].put([pack_given_up(packed[0], given_up)])
                 continue
             if fd is not None:
-                self._close_images((client_id, packed[0]))
-                self._images[client_id, packed[0]] = fd
+                self._images.setdefault((client_id, packed[0]), []).append(fd)
             yield shared
 
     def _close_images(self, request: tuple[str, int]) -> None:
-        if (fd := self._images.pop(request, None)) is not None:
+        for fd in self._images.pop(request, ()):
             os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
