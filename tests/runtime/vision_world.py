@@ -14,7 +14,9 @@ from transformers import (
     LlavaConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
+    Qwen2VLConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SiglipVisionConfig,
 )
 
@@ -37,6 +39,7 @@ _PATCHES = {"image_size": 16, "patch_size": 4}
 _GRID = {"depth": 3, "num_heads": 4, "in_channels": 3, "patch_size": 2, "spatial_merge_size": 2}
 _GRID |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 _LAYER_TYPES = ["sliding_attention", "full_attention"] * 2
 
 
@@ -100,6 +103,28 @@ CONFIGS = {
 within an image, rotated in grids, and that with features for deeper layers."""
 
 
+MORE = {
+    "qwen2_vl": lambda size, mark: Qwen2VLConfig(
+        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 4, "mlp_ratio": 2, "hidden_size": 64, "patch_size": 2},
+        text_config={name: value for name, value in _text(size).items() if name != "head_dim"} | _ROPE,
+        **_marks(mark),
+    ),
+    "qwen3_vl_moe": lambda size, mark: Qwen3VLMoeConfig(
+        vision_config=_GRID | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        text_config=_text(size) | _ROPE | _EXPERTS,
+        **_marks(mark),
+    ),
+    "llava_siglip": lambda size, mark: LlavaConfig(
+        vision_config=SiglipVisionConfig(**_VISION, **_PATCHES),
+        text_config=LlamaConfig(**_text(size)),
+        image_token_index=mark,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    ),
+}
+"""Relatives of them, which share their code here."""
+
+
 @dataclass
 class Shown:
     """A verifier, prompts with images, and what generate() writes behind each."""
@@ -120,7 +145,7 @@ class Shown:
 def random_model(name: str, vocab_size: int = VOCAB_SIZE, mark: int = PLACEHOLDER) -> PreTrainedModel:
     """A model with random weights, none of which is next to nothing."""
     torch.manual_seed(SEEDS.get(name, 0))
-    config = CONFIGS[name](vocab_size, mark)
+    config = (CONFIGS | MORE)[name](vocab_size, mark)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Images in the scheduler: chunks end before them where they must stay whole, and blocks are hashed by their content."""
+"""Images in the scheduler: chunks end before those that must stay whole, and blocks are hashed by their content."""
 
 import numpy as np
 import pytest

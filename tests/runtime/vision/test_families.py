@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
 
-from tests.runtime.vision_world import CONFIGS, PLACEHOLDER, image, random_model, shown, with_images
+from tests.runtime.vision_world import CONFIGS, MORE, PLACEHOLDER, image, random_model, shown, with_images
+from wingbeat.runtime.scheduling.images import SERVED
 from wingbeat.runtime.verifier.loader import prepare_model
 from wingbeat.runtime.vision.families import FAMILIES, ImagesNotServed, family_of
 from wingbeat.runtime.vision.positions import rotations
@@ -36,7 +37,7 @@ def test_positions_are_those_of_transformers(name, grids):
 
 
 OTHERS = {
-    "model_type gemma4": lambda: Gemma4Config(),
+    "model_type gemma4": Gemma4Config,
     "vision tower pixtral": lambda: LlavaConfig(vision_config=PixtralVisionConfig()),
     "outside of 97 tokens": lambda: CONFIGS["llava"](97, 97),
 }
@@ -46,6 +47,11 @@ OTHERS = {
 def test_other_families_are_refused_by_name(reason):
     with pytest.raises(ImagesNotServed, match=reason):
         family_of(OTHERS[reason]())
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_the_other_families_pass_the_trial(name):
+    assert prepare_model(random_model(name), name).images == SERVED
 
 
 def test_a_model_whose_images_come_out_otherwise_is_served_for_text(monkeypatch):
