@@ -46,7 +46,7 @@ def share_images(packed: WireRequest) -> tuple[WireRequest, int | None]:
             for name, given in image[3].items():
                 array = np.ascontiguousarray(given)
                 places[name] = tuple(_Place(end, array.dtype.str, array.shape))
-                _write(fd, memoryview(array).cast("B"), end)
+                _write(fd, memoryview(array.reshape(-1).view(np.uint8)), end)
                 end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
             images.append((*image[:3], places, *image[4:]))
         os.ftruncate(fd, max(end, 1))

@@ -100,19 +100,24 @@ def test_text_alone_is_written_in_parts_for_the_template(llava):
 
 
 def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
+    """Where Pillow is installed, transformers imports it for itself."""
     code = (
-        "import sys, wingbeat.deployments.app, wingbeat.deployments.replica.build, wingbeat.runtime.engine.engine\n"
-        "from wingbeat.runtime.demo import demo_pair\n"
+        "import sys\n"
+        "sys.modules['PIL'] = sys.modules['aiohttp'] = None\n"
         "import torch\n"
+        "from wingbeat.deployments.api.image_prompts import image_reader\n"
+        "from wingbeat.deployments.api.routes import create_app\n"
+        "from wingbeat.deployments.app_config import AppConfig\n"
+        "from wingbeat.runtime.engine.engine import Engine\n"
+        "from wingbeat.runtime.demo import demo_pair\n"
         "from wingbeat.runtime.verifier.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
-        "from wingbeat.deployments.api.image_prompts import image_reader\n"
         "assert image_reader(loaded.images, None, None, None) is None\n"
         "print(*sys.modules)"
     )
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"PIL.Image", "wingbeat.deployments.media.reader", "wingbeat.deployments.media.fetch"} & set(got)
-    assert not [name for name in got if name.startswith("wingbeat.runtime.vision")]
+    ours = ("wingbeat.runtime.vision", "wingbeat.deployments.media.")
+    assert [name for name in got if name.startswith(ours)] == ["wingbeat.deployments.media.limits"]
 
 
 def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monkeypatch):
