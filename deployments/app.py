@@ -18,6 +18,7 @@ from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
+from wingbeat.deployments.api.image_prompts import image_reader
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
@@ -96,7 +97,10 @@ class Router:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
         config = self._config
-        service = CompletionService(self._pool, self._tokenizer, config.parsers(), self._monitor.own)
+        images = image_reader(
+            self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
+        )
+        service = CompletionService(self._pool, self._tokenizer, config.parsers(), self._monitor.own, images)
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(

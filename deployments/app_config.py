@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.lora_options import LoraOptions
+from wingbeat.deployments.media_options import MediaOptions
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
 from wingbeat.deployments.prefix_options import PrefixOptions
@@ -22,7 +23,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(RankOptions, LoraOptions, PrefixOptions, SurfaceOptions):
+class AppConfig(RankOptions, LoraOptions, MediaOptions, PrefixOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:

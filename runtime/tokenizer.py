@@ -1,5 +1,6 @@
 """Text to token ids and back: encoding, the chat template, decoding."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ class Tokenizer:
             ValueError: the folder holds none that transformers can read.
         """
         try:
-            return cls(AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False))
+            read = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+            read.chat_template = read.chat_template or _processors_template(Path(directory))
+            return cls(read)
         except Exception as error:
             # A damaged file makes transformers raise nearly anything, and tokenizers a bare Exception.
             kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -140,6 +143,12 @@ class Tokenizer:
             },
             "chat_template": tokenizer.chat_template,
         }
+
+
+def _processors_template(directory: Path) -> str | None:
+    """The chat template where a model with images keeps it in its processor's file alone."""
+    file = directory / "chat_template.json"
+    return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
 
 def _at_most(max_tokens: int | None, tokens):

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "deployments.api": {
         "deployments.fleet",
         "deployments.lora_options",
+        "deployments.media",
         "deployments.page",
         "deployments.parsing",
         "deployments.metrics",
@@ -25,6 +26,7 @@ MAY_IMPORT = {
         "runtime.scheduling",
         "runtime.text_stream",
         "runtime.tokenizer",
+        "runtime.vision",
     },
     "deployments.app": {
         "cluster.autoscaling",
@@ -70,6 +72,7 @@ MAY_IMPORT = {
         "cluster.autoscaling",
         "cluster.placement",
         "deployments.lora_options",
+        "deployments.media_options",
         "deployments.model_options",
         "deployments.pool_options",
         "deployments.prefix_options",
@@ -98,6 +101,8 @@ MAY_IMPORT = {
     },
     "deployments.log": {"deployments.request_context"},
     "deployments.lora_options": {"deployments.model_options", "runtime.config", "runtime.lora"},
+    "deployments.media": {"runtime.vision"},
+    "deployments.media_options": {"deployments.media", "deployments.model_options"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},
     "deployments.model_options": {
         "runtime.config",
@@ -310,7 +315,9 @@ MAY_IMPORT = {
         "runtime.speculation",
         "runtime.state",
         "runtime.tensor_files",
+        "runtime.vision",
     },
+    "runtime.vision": {"runtime.protocol", "runtime.scheduling"},
 }
 """Room -> rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
 is `deployments.replica.live_recording`, which a setting opens."""

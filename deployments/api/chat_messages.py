@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from wingbeat.deployments.api.content_parts import ImagePart, TextPart, flat_parts
 from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
 from wingbeat.deployments.api.tool_requests import ToolCall
 from wingbeat.deployments.api.unserved_fields import MESSAGE
@@ -16,12 +18,15 @@ _OWN_FIELDS["tool_call_id"] = "tool"
 
 
 class ChatMessage(BaseModel):
-    """One message; its content is text."""
+    """One message; its content is text, and images between it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
+    """Its text; that of all parts where there are images."""
+    parts: SkipJsonSchema[list[TextPart | ImagePart] | None] = None
+    """Of a content with images; no field of a request."""
     name: str | None = None
     """Handed to the chat template, which decides what to do with it."""
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
@@ -38,11 +43,26 @@ class ChatMessage(BaseModel):
         for name, role in _OWN_FIELDS.items():
             if getattr(self, name) is not None and self.role != role:
                 raise ValueError(f"'{name}' belongs to messages of role '{role}'")
+        if self.images and self.role != "user":
+            raise invalid(self.images[0].path, "is not in a message of role 'user', which alone may have images")
         return self
 
-    def as_template_input(self) -> dict[str, Any]:
-        """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect."""
-        fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content"})
+    @property
+    def images(self) -> list[ImagePart]:
+        """Among its parts."""
+        return [part for part in self.parts or () if part.type == "image"]
+
+    def as_template_input(self, in_parts: bool = False) -> dict[str, Any]:
+        """The fields a chat template reads; arguments of calls are objects, as transformers' templates expect.
+
+        Args:
+            in_parts: text is a list of one part, as templates of models with images read it.
+        """
+        fields = self.model_dump(exclude_none=True, exclude={"tool_calls", "reasoning", "reasoning_content", "parts"})
+        if self.parts is not None:
+            fields["content"] = [_part_as_template_input(part) for part in self.parts]
+        elif in_parts and self.content:
+            fields["content"] = [{"type": "text", "text": self.content}]
         if self.tool_calls is not None:
             fields["tool_calls"] = [_call_as_template_input(call) for call in self.tool_calls]
         thoughts = self.reasoning_content or self.reasoning
@@ -52,7 +72,7 @@ class ChatMessage(BaseModel):
 
 
 def flat_messages(value: Any) -> Any:
-    """The messages with their content as text, without fields that ask for nothing.
+    """The messages with their content as text, or as parts where there are images, without fields that ask for nothing.
 
     Raises:
         ApiError: 400 naming the part that is malformed or not served.
@@ -63,7 +83,7 @@ def flat_messages(value: Any) -> Any:
 
 
 def _flat_message(message: Any, path: str) -> dict[str, Any]:
-    """A message with its text parts joined by newlines and without fields that ask for nothing."""
+    """A message with its content read and without fields that ask for nothing."""
     if not isinstance(message, dict):
         raise invalid(path, "must be an object with 'role' and 'content'")
     role = message.get("role")
@@ -71,6 +91,8 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
         raise ApiError(f"Messages of role '{role}' are not supported.", param=f"{path}.role", code="unsupported_value")
     if isinstance(role, str) and role not in ROLES:
         raise invalid(f"{path}.role", f"is '{shown(role)}', must be one of {', '.join(ROLES)}")
+    if "parts" in message:
+        raise unknown_parameter(f"{path}.parts")
     for name, is_off in MESSAGE.items():
         if name in message and not is_off(message[name]):
             raise unsupported(f"{path}.{name}")
@@ -78,8 +100,7 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
     if fields.get("tool_calls") == []:
         del fields["tool_calls"]
     if isinstance(fields.get("content"), list):
-        parts = [_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(fields["content"])]
-        fields["content"] = "\n".join(parts)
+        fields |= flat_parts(fields["content"], f"{path}.content")
     if fields.get("content") is None and fields.get("tool_calls"):
         fields["content"] = ""
     _check_calls(fields.get("tool_calls"), path)
@@ -103,21 +124,11 @@ def _object(text: str) -> Any:
         return None
 
 
+def _part_as_template_input(part: TextPart | ImagePart) -> dict[str, Any]:
+    return {"type": "image"} if part.type == "image" else {"type": "text", "text": part.text}
+
+
 def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
     fields = call.model_dump(exclude_none=True, exclude={"index"})
     fields["function"]["arguments"] = json.loads(call.function.arguments)
     return fields
-
-
-def _part_text(part: Any, path: str) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise invalid(path, "must be an object with a 'type'")
-    if part["type"] != "text":
-        message = f"Content parts of type '{shown(part['type'])}' are not supported; only 'text' is."
-        raise ApiError(message, param=f"{path}.type", code="unsupported_value")
-    unknown = sorted(part.keys() - {"type", "text"})
-    if unknown:
-        raise unknown_parameter(f"{path}.{unknown[0]}")
-    if not isinstance(part.get("text"), str):
-        raise invalid(f"{path}.text", "must be a string")
-    return part["text"]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import FailFast, Field, field_validator, model_validator
 
 from wingbeat.deployments.api.chat_messages import ChatMessage, flat_messages
+from wingbeat.deployments.api.content_parts import ImagePart
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.api.requests import GenerationBody
 from wingbeat.deployments.api.tool_requests import MAX_TOOLS, NamedTool, Tool, check_choice, read_choice
@@ -119,9 +120,14 @@ class ChatBody(GenerationBody):
             return "auto" if self.tools else "none"
         return self.tool_choice
 
-    def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as a chat template reads them."""
-        return [message.as_template_input() for message in self.messages]
+    @property
+    def images(self) -> list[ImagePart]:
+        """Of all messages."""
+        return [image for message in self.messages for image in message.images]
+
+    def template_messages(self, in_parts: bool = False) -> list[dict[str, Any]]:
+        """The messages as a chat template reads them; `in_parts` as for `ChatMessage.as_template_input`."""
+        return [message.as_template_input(in_parts) for message in self.messages]
 
     def template_variables(self) -> dict[str, Any]:
         """What else it reads."""

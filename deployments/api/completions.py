@@ -4,17 +4,19 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
+from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_model
+from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, shown, unknown_model
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.merged_streams import merged
-from wingbeat.deployments.api.named_prefix import behind, prefix_of, too_long
+from wingbeat.deployments.api.named_prefix import behind, prefix_of
+from wingbeat.deployments.api.off_loop import off_loop_if_long
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
@@ -32,9 +34,9 @@ from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 
-Body = TypeVar("Body", bound=GenerationBody)
-Planned = TypeVar("Planned")
-
+if TYPE_CHECKING:
+    from wingbeat.deployments.media.reader import ImageReader
+    from wingbeat.runtime.vision.processor import ReadImage
 
 _NOTHING = StreamedText("", 0, stopped=False)
 PROMPT_END_CHARS = 64
@@ -50,11 +52,13 @@ class CompletionService:
         tokenizer: Tokenizer,
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
+        images: "ImageReader | image_prompts.ImagesRefused | None" = None,
     ) -> None:
         self.pool = pool
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
+        self._images = images
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -70,7 +74,7 @@ class CompletionService:
         self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
         size = sum(map(len, body.prompt))
-        prompts = await _off_loop_if_long(size, self._completion_prompts, body)
+        prompts = await off_loop_if_long(size, self._completion_prompts, body)
         return self._plan(body, prompts, "cmpl", DEFAULT_MAX_TOKENS)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
@@ -87,9 +91,14 @@ class CompletionService:
 
     async def chat_prompt(self, body: ChatBody) -> Prompt:
         """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
+        if body.images:
+            if self._adapter_of(body.model) is not None:
+                raise invalid("model", "is an adapter, with which images are not served")
+            images = await image_prompts.read_images(self._images, body)
+            return await asyncio.to_thread(self._chat_prompt, body, images)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
-        return await _off_loop_if_long(size, self._chat_prompt, body)
+        return await off_loop_if_long(size, self._chat_prompt, body)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generate all choices at once; yields what they gain, in order of arrival.
@@ -102,11 +111,12 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
-            deltas = streams[0] if len(streams) == 1 else merged(streams)
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    yield delta
+            with image_prompts.held(self._images, generation.choices[0].request.images):
+                streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
+                deltas = streams[0] if len(streams) == 1 else merged(streams)
+                async with aclosing(deltas):
+                    async for delta in deltas:
+                        yield delta
         finally:
             admission.release()
 
@@ -155,14 +165,21 @@ class CompletionService:
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            return self._tokenizer.render_chat(body.template_messages(), body.template_variables())
+            return self._tokenizer.render_chat(
+                body.template_messages(self._images is not None), body.template_variables()
+            )
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 
-    def _chat_prompt(self, body: ChatBody) -> Prompt:
+    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
         text = self.chat_text(body)
-        token_ids, _ = self._tokens(text, body, "messages", bool(body.add_special_tokens))
-        return Prompt(token_ids, end=text[-PROMPT_END_CHARS:])
+        if (num_tokens := sum(image.num_tokens for image in images)) > self.pool.info.max_model_len:
+            raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)
+        expanded = image_prompts.expand(self._images, text, images)
+        token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
+        return Prompt(
+            token_ids, end=text[-PROMPT_END_CHARS:], images=image_prompts.place(self._images, token_ids, images)
+        )
 
     def _tokens(
         self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
@@ -176,10 +193,10 @@ class CompletionService:
                 most = limit if kept is None else None
                 prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
             except TextTooLong as error:
-                raise too_long(param, error.num_tokens, limit) from None
+                raise prompt_too_long(param, limit, error.num_tokens) from None
         if kept is None:
             if len(prompt) > limit:
-                raise too_long(param, len(prompt), limit)
+                raise prompt_too_long(param, limit, len(prompt))
             return tuple(prompt), False
         return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
 
@@ -201,7 +218,9 @@ class CompletionService:
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
-                request = Request(f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter)
+                request = Request(
+                    f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, images=prompt.images
+                )
                 choices.append(
                     Choice(
                         len(choices),
@@ -312,13 +331,6 @@ class CompletionService:
                     if delta.finish_reason is not None:
                         watch.end = str(delta.finish_reason)
                     yield delta
-
-
-async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
-    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
-    if size > LONG_TEXT_CHARS:
-        return await asyncio.to_thread(function, body)
-    return function(body)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:

@@ -118,6 +118,16 @@ def invalid(param: str, problem: str) -> ApiError:
     return ApiError(f"'{param}' {problem}.", param=param, code="invalid_value")
 
 
+def prompt_too_long(param: str, limit: int, num_tokens: int | None) -> ApiError:
+    """400 for a prompt that alone is longer than the context; without a number it was not tokenized."""
+    found = f"more than {limit}" if num_tokens is None else num_tokens
+    message = (
+        f"This model's maximum context length is {limit} tokens, but the request has {found} tokens in the prompt. "
+        "Shorten the prompt."
+    )
+    return ApiError(message, param=param, code="context_length_exceeded")
+
+
 def unknown_parameter(param: str) -> ApiError:
     """400 for a field the API does not have."""
     param = shown(param)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from wingbeat.deployments.api.round_trace import RoundBody
 from wingbeat.deployments.parsing.message import Parser, PlainText
+from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics, TokenLogprob
 from wingbeat.runtime.tokenizer import Tokenizer
 
@@ -44,6 +45,7 @@ class Prompt(NamedTuple):
     """Text the answer begins with."""
     end: str = ""
     """Of a conversation, the end of its text."""
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(frozen=True)

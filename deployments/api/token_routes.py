@@ -83,6 +83,8 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
         raise invalid("prompt", "is given beside 'messages'; give one of them")
     body = ChatBody.of_fields({name: value for name, value in fields.items() if name in CHAT_FIELDS})
     service.check_model(body.model)
+    if body.images:
+        raise invalid(body.images[0].path, "is not counted here; only text is")
     text = await _off_loop(LONG_TEXT_CHARS + 1, service.chat_text, body)
     token_ids = await _off_loop(len(text), service.tokenizer.encode, text, bool(own.add_special_tokens))
     return _tokens(service, token_ids, bool(own.return_token_strs))

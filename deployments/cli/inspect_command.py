@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -17,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
+from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.model_options import LoadOptions
-from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
 from wingbeat.runtime.heads.files import read_shapes
@@ -31,8 +30,6 @@ from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.loader import load_model
 
-Findings = dict[str, Any]
-"""What `--json` prints."""
 _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")
 _DEFAULT_NUM_TAPS = 3
@@ -228,6 +225,7 @@ def _probe(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[Find
         "max_model_len": loaded.max_position_embeddings,
         "eos_token_ids": sorted(loaded.eos_token_ids),
         "layers": groups,
+        "images": loaded.images,
     }, sum(layer.kv_size for layer in loaded.layers)
 
 
@@ -270,11 +268,11 @@ def _tables(found: Findings) -> Iterator[Table]:
         content.add_row(*row)
     yield content
     if found["probe"] is not None and "layers" in found["probe"]:
-        yield _layers(found["probe"]["layers"])
+        yield layers_table(found["probe"]["layers"])
     if found["measured_convention"] is not None:
-        yield _readings(**found["measured_convention"])
+        yield readings_table(**found["measured_convention"])
     if found["self_test"] is not None:
-        yield _self_test(found["self_test"], found["verifier"])
+        yield self_test_table(found["self_test"], found["verifier"])
 
 
 def _content(found: Findings) -> Iterator[tuple[str, str]]:
@@ -293,6 +291,8 @@ def _content(found: Findings) -> Iterator[tuple[str, str]]:
         refusal = f"refused: {found['probe'].get('reason')}"
         agrees = "its attention agrees with transformers' own"
         yield "as a verifier", agrees if found["probe"]["can_be_verifier"] else refusal
+        if found["probe"].get("images") is not None:
+            yield "images", found["probe"]["images"]
         modules = found["mtp"]
         text = "none" if modules is None else f"{modules['modules']} of {modules['parameters']:,} parameters"
         yield "prediction modules (MTP)", text
@@ -309,36 +309,6 @@ def _convention_rows(convention: Findings) -> Iterator[tuple[str, str]]:
         yield "left open by the files", f"{open_fields}: {len(convention['readings'])} readings"
     elif open_fields:
         yield "open without the verifier", open_fields
-
-
-def _layers(groups: list[Findings]) -> Table:
-    table = Table("layers", "heads", "KV heads", "key size", "value size", "window", title="Attention")
-    for group in groups:
-        span = str(group["first"]) if group["first"] == group["last"] else f"{group['first']}-{group['last']}"
-        sizes = (group[name] for name in ("num_heads", "num_kv_heads", "key_dim", "value_dim"))
-        table.add_row(span, *map(str, sizes), str(group["sliding_window"] or "-"))
-    return table
-
-
-def _readings(chosen: Findings, readings: list[Findings]) -> Table:
-    differing = [name for name in chosen if len({reading["convention"][name] for reading in readings}) > 1]
-    table = Table("", *differing, "tokens per chain", "accepted by depth", title="Readings of the head")
-    for reading in readings:
-        values = [reading["convention"][name] for name in differing]
-        fields = [str(list(value)) if isinstance(value, tuple) else str(value) for value in values]
-        mark, shares = "chosen" if reading["convention"] == chosen else "", reading["by_depth"]
-        table.add_row(mark, *fields, f"{reading['length']:.2f}", " ".join(f"{share:.2f}" for share in shares))
-    return table
-
-
-def _self_test(test: Findings, verifier: str) -> Table:
-    outcome = "passed" if test["passed"] else f"[red]below {LEAST_ACCEPTANCE} at the first position: refused[/red]"
-    title = f"Self-test with {verifier}: {outcome}"
-    caption = f"{test['acceptance_length']:.2f} tokens per draft"
-    table = Table("depth", "accepted if reached", title=title, caption=caption, title_justify="left", min_width=40)
-    for position, rate in enumerate(test["acceptance_rate_per_pos"]):
-        table.add_row(str(position + 1), f"{rate:.3f}")
-    return table
 
 
 def _bytes(number: int) -> str:

@@ -56,5 +56,7 @@ class ModelInfo:
     """Tokens per block of the engines' prefix caches; 0 where they have none, or tell nothing of them."""
     adapters: tuple[AdapterName, ...] = ()
     """LoRA adapters that it is served with from the start."""
+    images: str | None = None
+    """`served`, or why those of a model that takes images are not; None for a model of text."""
     text_identity: str = ""
     """Of the settings, what decides the text; `AppConfig.text_identity`."""

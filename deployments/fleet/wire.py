@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from wingbeat.runtime.kv.cache_log import CacheChanges
 from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
     GrammarSpec,
@@ -19,17 +20,17 @@ from wingbeat.runtime.scheduling.request import (
     VerifiedRound,
 )
 
-WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None]
+WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None, tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether
-it is on trial, fields of its AdapterName)"""
+it is on trial, fields of its AdapterName, fields of ImageInput by image)"""
 WireOutput = tuple[
     int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple, float
 ]
 """(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
 TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, seconds of waiting)"""
 
-ON_TRIAL = 4
-"""Place in a WireRequest."""
+ON_TRIAL, IMAGES = 4, 6
+"""Places in a WireRequest."""
 FINISH_REASON, GIVEN_UP = 2, 5
 """Places in a WireOutput."""
 REPORT = -1
@@ -88,7 +89,9 @@ def pack_request(number: int, request: Request) -> WireRequest:
     if params.grammar is not None:
         params = replace(params, grammar=tuple(params.grammar))
     adapter = None if request.adapter is None else tuple(request.adapter)
-    return number, request.prompt_token_ids, astuple(params), request.output_token_ids, request.on_trial, adapter
+    images = tuple(map(tuple, request.images))
+    rest = (request.output_token_ids, request.on_trial, adapter, images)
+    return number, request.prompt_token_ids, astuple(params), *rest
 
 
 def unpack_request(packed: WireRequest, request_id: str) -> Request:
@@ -97,13 +100,15 @@ def unpack_request(packed: WireRequest, request_id: str) -> Request:
     Raises:
         ValueError: a sampling field is out of range.
     """
-    _, prompt_token_ids, fields, output_token_ids, on_trial, adapter = packed
+    _, prompt_token_ids, fields, output_token_ids, on_trial, adapter, images = packed
     params = SamplingParams(*fields)
     if params.grammar is not None:
         kind, text, name = params.grammar
         params = replace(params, grammar=GrammarSpec(kind, text, name))
     adapter = None if adapter is None else AdapterName(*adapter)
-    return Request(request_id, tuple(prompt_token_ids), params, tuple(output_token_ids), bool(on_trial), adapter)
+    shown = tuple(ImageInput(*image) for image in images)
+    tokens = tuple(prompt_token_ids), params, tuple(output_token_ids)
+    return Request(request_id, *tokens, bool(on_trial), adapter, shown)
 
 
 def pack_output(number: int, output: RequestOutput) -> WireOutput:

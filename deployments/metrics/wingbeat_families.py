@@ -1,6 +1,7 @@
 """What vLLM has no name for: trees, the drafter, the policy's decisions, the phases of a round, the routers."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
@@ -19,6 +20,7 @@ def wingbeat_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield from _rounds(snapshot)
     yield from _drafter(snapshot)
     yield from _kv(snapshot)
+    yield from _images(snapshot)
     yield from _routers(snapshot)
 
 
@@ -106,6 +108,21 @@ def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, lambda figures: figures["num_free_blocks"]))
     text = "KV blocks of saved prefixes, which nothing else may have."
     yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, lambda figures: figures["num_pinned_blocks"]))
+
+
+def _images(snapshot: FleetSnapshot) -> Iterator[Metric]:
+    parts = (
+        ("wingbeat_images_encoded", "num_encoded", "Images that the vision encoder has run over."),
+        ("wingbeat_image_cache_hits", "num_hits", "Times that an image in a prompt chunk was known already."),
+    )
+    for name, field, text in parts:
+        yield counter(name, text, LABELS, rows(snapshot, partial(_of_images, field)))
+    text = "Bytes of the images' embeddings that are remembered."
+    yield gauge("wingbeat_image_cache_bytes", text, LABELS, rows(snapshot, partial(_of_images, "num_bytes")))
+
+
+def _of_images(field: str, figures: dict[str, Any]) -> int:
+    return figures["images"][field]
 
 
 def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:

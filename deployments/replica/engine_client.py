@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from wingbeat.cluster.channels.link import Link
@@ -23,6 +24,7 @@ from wingbeat.deployments.fleet.wire import (
 from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
 from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
 from wingbeat.deployments.replica.router_stream import RouterStream
+from wingbeat.deployments.replica.shared_images import share_images
 from wingbeat.runtime.kv.cache_log import CacheChanges
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class EngineClient:
         self._streams: dict[str, RouterStream] = {}
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
+        self._images: dict[tuple[str, int], list[int]] = {}
+        """Memory of their images, as file descriptors, of those that have some."""
         self._trials = Trials()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -110,6 +114,7 @@ class EngineClient:
         stream.end(RouterGone(f"client {client_id} was disconnected"))
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
+            self._close_images(request)
             self._trials.ended(request)
         self.loads.left(client_id)
         self._told.pop(client_id, None)
@@ -128,7 +133,7 @@ class EngineClient:
         self.check_alive()
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
-        by_number = {packed[0]: packed for packed in requests}
+        by_number = {packed[0]: packed for packed in self._with_shared_images(client_id, requests)}
         on_trial = [number for number, packed in by_number.items() if packed[ON_TRIAL]]
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
         for number, packed in by_number.items():
@@ -137,6 +142,23 @@ class EngineClient:
         for number in on_trial:
             self._trials.submitted((client_id, number))
         self._tell_loads_soon()
+
+    def _with_shared_images(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
+        """The requests with their images in memory that the engine maps; those that find no room fail."""
+        for packed in requests:
+            try:
+                shared, fd = share_images(packed)
+            except OSError as error:
+                given_up = GivenUp(Verdict.FAILED, f"its images find no room in memory: {error}")
+                self._streams[client_id].put([pack_given_up(packed[0], given_up)])
+                continue
+            if fd is not None:
+                self._images.setdefault((client_id, packed[0]), []).append(fd)
+            yield shared
+
+    def _close_images(self, request: tuple[str, int]) -> None:
+        for fd in self._images.pop(request, ()):
+            os.close(fd)
 
     def abort(self, client_id: str, numbers: Iterable[int]) -> None:
         """Stop requests and free their blocks; unknown or ended ones are ignored."""
@@ -198,6 +220,8 @@ class EngineClient:
             if client_id in self._streams:
                 self._streams[client_id].put([pack_given_up(number, GivenUp(Verdict.RETURNED, reason))])
         self._open.clear()
+        for request in list(self._images):
+            self._close_images(request)
         if self._asking is not None:
             self._asking.cancel()
         self._link.close()
@@ -260,6 +284,7 @@ class EngineClient:
 
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)
+        self._close_images((client_id, number))
         self._trials.ended((client_id, number))
         self.loads.ended(client_id, number)
         self._tell_loads_soon()

@@ -13,6 +13,7 @@ from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
 from wingbeat.deployments.replica.engine_messages import ToEngine, ToReplica, portable
 from wingbeat.deployments.replica.engine_setup import ServedEngine
 from wingbeat.deployments.replica.outbox import Outbox
+from wingbeat.deployments.replica.shared_images import attach_images
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
@@ -198,7 +199,7 @@ class EngineLoop:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
             return
         with self._refusing(request_id, number, outbox):
-            request = unpack_request(packed, request_id)
+            request = unpack_request(attach_images(packed), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)

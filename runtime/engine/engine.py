@@ -74,7 +74,8 @@ class Engine:
         self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
         self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, loaded.resident_adapters)
+        asked = (loaded.resident_adapters, loaded.sees_whole_images)
+        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, *asked)
         on_host = on_host if backend.on_host is None else backend.on_host
         parts = (loaded, self.model, self.cache, self.slots)
         self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
@@ -125,7 +126,7 @@ class Engine:
         Raises:
             ValueError: it can never run (empty or too long a prompt, token ids outside the vocabulary).
         """
-        request.check_token_ids(self.loaded.vocab_size)
+        self.loaded.check(request, self.config.max_num_batched_tokens)
         self.scheduler.add(request, masker_of(request, grammar))
         self.requests.arrived(request)
 
@@ -339,6 +340,7 @@ class Engine:
             graphs=None if self.runner.graphs is None else self.runner.graphs.stats,
             forced_acceptance=self.config.forced_acceptance,
             requests=self.requests.times,
+            images=self.loaded.image_figures(),
             cache_config=cache_config(self.config, self.loaded.dtype, self.cache.num_blocks),
             **self.counter.figures(),
             **self.block_manager.figures(),

@@ -47,6 +47,9 @@ class EngineStats:
     """Nodes of each verified tree, its root not counted."""
     num_spec_tokens: int = 0
     """Greatest depth of a tree."""
+    images: dict[str, int] | None = None
+    """How many were encoded, how many were known already, and the bytes of what is remembered; None for models that
+    take none."""
     cache_config: dict[str, str] = field(default_factory=dict)
     """The KV cache in words."""
 

@@ -185,7 +185,8 @@ class LiveCapture(RoundObserver):
         """What there is of a sequence that is captured; None for one that is not."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
-            wanted = self._sink.is_open and is_sampled(request_id, self._share)
+            # A recording holds tokens, which do not tell what an image was.
+            wanted = self._sink.is_open and is_sampled(request_id, self._share) and not seq.request.images
             self._requests[request_id] = _Growing(seq) if wanted else None
         return self._requests[request_id]
 

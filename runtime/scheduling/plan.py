@@ -17,9 +17,17 @@ class Chunk(NamedTuple):
     """True recomputes hidden states for the drafter only: KV and tokens stay as they are."""
 
     @classmethod
-    def next_of(cls, seq: Sequence, budget: int) -> "Chunk":
-        """The next positions of a sequence, at most `budget` of them."""
+    def next_of(cls, seq: Sequence, budget: int, whole_images: bool = False) -> "Chunk":
+        """The next positions of a sequence, at most `budget` of them.
+
+        Args:
+            whole_images: end before an image rather than among its tokens, and be it with no position at all.
+        """
         length = min(seq.num_uncomputed, budget)
+        if whole_images:
+            end = seq.num_computed + length
+            cut = next((image.start for image in seq.request.images if image.start < end < image.end), end)
+            length = max(cut - seq.num_computed, 0)
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
     def prompt_targets(self) -> list[int]:

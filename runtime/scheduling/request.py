@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.scheduling.images import ImageInput
 
 INT32_MAX = 2**31 - 1
 GREEDY_BELOW = 1e-5
@@ -197,6 +198,8 @@ class Request:
     """The LoRA adapter that it runs with; None is the base model."""
     fresh: bool = False
     """Whether its prompt is computed from its first token on, wherever it is cached."""
+    images: tuple[ImageInput, ...] = field(default=(), compare=False)
+    """Of the prompt, in the order of their tokens."""
 
     @property
     def adapter_digest(self) -> str:

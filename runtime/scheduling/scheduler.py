@@ -32,6 +32,7 @@ class Scheduler:
     Args:
         eos_token_ids: tokens that end a request unless it ignores them.
         adapters: that requests may run with; None where there are none.
+        whole_images: no prompt chunk may end among the tokens of an image.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Scheduler:
         block_manager: BlockManager,
         eos_token_ids: frozenset[int],
         adapters: ResidentAdapters | None = None,
+        whole_images: bool = False,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.eos_token_ids = eos_token_ids
         self._adapters = adapters
+        self._whole_images = whole_images
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -131,18 +134,23 @@ class Scheduler:
         admitted: list[Sequence] = []
         for seq in self.running:
             if seq.num_uncomputed > 1 and budget:
-                chunks.append(Chunk.next_of(seq, budget))
-                budget -= chunks[-1].length
+                chunk = Chunk.next_of(seq, budget, self._whole_images)
+                chunks += [chunk] if chunk.length else []
+                budget -= chunk.length
         while self.waiting and self._free_slots and budget:
             seq = self._next()
             if seq is None or not self.isolated(seq, self._admit, seq):
+                break
+            chunk = Chunk.next_of(seq, budget, self._whole_images)
+            if not chunk.length:  # an image that takes a round with more room
+                self._free(seq)
                 break
             self._order.take(seq, self.waiting)
             self.running.append(seq)
             admitted.append(seq)
             if seq.num_uncomputed > 1:
-                chunks.append(Chunk.next_of(seq, budget))
-                budget -= chunks[-1].length
+                chunks.append(chunk)
+                budget -= chunk.length
             else:
                 decodes.append(seq)
         if self._adapters is not None:
@@ -267,7 +275,7 @@ class Scheduler:
                 return False
             seq.adapter_id = place
         computes_all = seq.wants_prompt_logprobs or seq.request.fresh
-        cached = [] if computes_all else self.block_manager.match_prefix(seq.token_ids, seq.root_hash)
+        cached = [] if computes_all else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):
@@ -309,8 +317,11 @@ class Scheduler:
 
     def _cache_full_blocks(self, seq: Sequence, num_computed: int) -> None:
         size = self.config.block_size
+        if (seq.num_hashed_blocks + 1) * size > num_computed:
+            return
+        ids = seq.prefix_ids()
         while (seq.num_hashed_blocks + 1) * size <= num_computed:
             index = seq.num_hashed_blocks
-            tokens = seq.token_ids[index * size : (index + 1) * size]
+            tokens = ids[index * size : (index + 1) * size]
             seq.last_hash = self.block_manager.register(seq.blocks[index], seq.last_hash, tokens)
             seq.num_hashed_blocks += 1

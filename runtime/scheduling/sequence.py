@@ -6,6 +6,7 @@ import numpy as np
 
 from wingbeat.runtime.kv.block_hash import salted_root
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
+from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
@@ -118,6 +119,10 @@ class Sequence:
         self.draft = DraftProgress()
         if self.reports is not None:
             self.reports.restart()
+
+    def prefix_ids(self) -> list[int]:
+        """What its blocks are hashed by: see `runtime.scheduling.images.prefix_ids`."""
+        return prefix_ids(self.token_ids, self.request.images)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -89,6 +89,8 @@ class BatchBuilder:
         self.dtype = loaded.dtype
         self.windows = loaded.windows
         self.adapters = loaded.adapters
+        self.vision = loaded.vision
+        self.rotates = loaded.vision is not None and loaded.vision.rotates_in_grids
         self.on_host = on_host
         self.states = states
         self._pieces = pieces
@@ -136,14 +138,15 @@ class BatchBuilder:
         """
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         segments: list[AttentionSegment] = []
-        num_rows, wanted, real, chunk_slots = 0, [], None, None
+        num_rows, wanted, real, chunk_slots, starts = 0, [], None, None, []
         if decodes is not None:
             segments += self._decode_segments(plan.decodes, decodes)
             num_rows = decodes.num_rows
             parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
         if plan.chunks:
-            flatten_chunks = self._chunks_in_pieces if self._pieces else self._chunks_apart
-            wanted, of_chunks, real, own, chunk_slots = flatten_chunks(plan.chunks, num_rows)
+            causal = all(self._visible(chunk) is None for chunk in plan.chunks)
+            flatten_chunks = self._chunks_in_pieces if self._pieces and causal else self._chunks_apart
+            wanted, of_chunks, real, own, chunk_slots, starts = flatten_chunks(plan.chunks, num_rows)
             parts.append(of_chunks)
             segments += own
         token_ids, positions, mapping = (torch.cat(fields) for fields in zip(*parts, strict=True))
@@ -157,7 +160,13 @@ class BatchBuilder:
         if self.states is not None:
             tree, packing = (None, None) if decodes is None else (decodes.tree, decodes.packing)
             metadata = metadata._replace(states=self.states.round(plan, tree, num_rows, packing))
-        return ForwardBatch(token_ids[None], positions[None], logits_rows, metadata, real)
+        if self.rotates:
+            moved = positions + self.slots.position_deltas[self._row_slots(decodes, chunk_slots)]
+            positions = self.vision.rotated(moved, plan.chunks, starts)
+        else:
+            positions = positions[None]
+        images = None if self.vision is None else self.vision.rows(plan.chunks, starts, self.device)
+        return ForwardBatch(token_ids[None], positions, logits_rows, metadata, real, images)
 
     def _chunks_apart(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
         """A segment for each chunk."""
@@ -172,9 +181,9 @@ class BatchBuilder:
             table = slice(chunk.seq.slot, chunk.seq.slot + 1)
             mapping.append(self.slot_mapping(table, positions[None, own])[0])
         mapping = torch.where(stores > 0, torch.cat(mapping), 0)
-        slots = [chunk.seq.slot for chunk in chunks for _ in range(chunk.length)] if self.adapters is not None else []
-        fields = (token_ids, positions, mapping)
-        return _FlatChunks(rows.logits_rows(chunks, begin), fields, None, segments, upload(slots, self.device))
+        slots = [chunk.seq.slot for chunk in chunks for _ in range(chunk.length)] if self._needs_slots else []
+        fields, starts = (token_ids, positions, mapping), [begin + start for start in rows.starts]
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, None, segments, upload(slots, self.device), starts)
 
     def _chunks_in_pieces(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
         """One segment of all chunks, brought to the device as one copy."""
@@ -197,8 +206,9 @@ class BatchBuilder:
             self.dtype,
         )
         fields = (token_ids, positions, mapping.flatten())
-        row_slots = slots if self.adapters is None else slots.repeat_interleave(PIECE_ROWS)
-        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment], row_slots)
+        row_slots = slots.repeat_interleave(PIECE_ROWS) if self._needs_slots else slots
+        starts = [begin + start for start in rows.starts]
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment], row_slots, starts)
 
     def fixed(self, decodes: Decodes) -> ForwardBatch:
         """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
@@ -206,17 +216,32 @@ class BatchBuilder:
         adapters = None if self.adapters is None else self._adapter_rows(decodes, None)
         mapping = decodes.slot_mapping.flatten()
         metadata = AttentionMetadata(self.cache.layers, mapping, [segment], adapters=adapters)
-        return ForwardBatch(decodes.token_ids.flatten()[None], decodes.positions.flatten()[None], None, metadata)
+        positions = decodes.positions
+        if self.rotates:
+            positions = positions + self.slots.position_deltas[decodes.slots][:, None]
+        return ForwardBatch(decodes.token_ids.flatten()[None], positions.flatten()[None], None, metadata)
+
+    @property
+    def _needs_slots(self) -> bool:
+        return self.adapters is not None or self.rotates
+
+    def _visible(self, chunk: Chunk) -> Tensor | None:
+        return None if self.vision is None else self.vision.visible(chunk)
 
     def _adapter_rows(self, decodes: Decodes | None, chunk_slots: Tensor | None) -> AdapterRows:
-        """Which adapter each row has: those of the decodes, then those of the chunks, by their slots."""
+        """Which adapter each row has."""
+        ids = self.slots.adapter_ids[self._row_slots(decodes, chunk_slots)]
+        return AdapterRows.of(ids, self.adapters.max_loras, self.on_host)
+
+    @staticmethod
+    def _row_slots(decodes: Decodes | None, chunk_slots: Tensor | None) -> Tensor:
+        """The slot of each row: those of the decodes, then those of the chunks."""
         parts = []
         if decodes is not None:
             parts.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.token_ids)))
         if chunk_slots is not None:
             parts.append(chunk_slots)
-        ids = self.slots.adapter_ids[torch.cat(parts)]
-        return AdapterRows.of(ids, self.adapters.max_loras, self.on_host)
+        return torch.cat(parts)
 
     def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
         num_nodes = decodes.token_ids.shape[1]
@@ -268,11 +293,12 @@ class BatchBuilder:
         end = chunk.start + chunk.length
         tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
         context = torch.full((1,), chunk.start, device=self.device)
+        visible = self._visible(chunk)
         return build_segment(
             start,
             positions[None],
             context,
-            None,
+            None if visible is None else visible.to(self.device),
             tables,
             self.config.block_size,
             self.windows,
@@ -292,6 +318,8 @@ class _FlatChunks(NamedTuple):
     segments: list[AttentionSegment]
     slots: Tensor
     """int64 [num_rows]: of each row's sequence; empty where nobody asks."""
+    starts: list[int]
+    """By chunk: row of the batch of its first token."""
 
 
 def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, one_line, quiet
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, auto_class, one_line, quiet
 from wingbeat.runtime.verifier.quantised import check_quantiser, load_dequantised
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def check_finite(model: "nn.Module") -> None:
 
 
 def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM
-
-    def load(model_class: Any = AutoModelForCausalLM, folder: Path | None = config.folder, **more: Any) -> "Loaded":
+    def load(
+        model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
+    ) -> "Loaded":
         return model_class.from_pretrained(
             folder,
             local_files_only=True,

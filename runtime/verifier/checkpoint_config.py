@@ -14,6 +14,8 @@ from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
@@ -100,7 +102,7 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
     Raises:
         ModelCheckpointError: it is of an unknown kind, no causal LM, or transformers cannot read it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = file.fields["model_type"]
@@ -111,9 +113,16 @@ def load_config(file: ConfigFile) -> "PretrainedConfig":
         config = AutoConfig.from_pretrained(file.folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelCheckpointError(f"{file.name} is an encoder-decoder: only causal LMs can be verifiers")
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if type(config) not in auto_class(kind)._model_mapping:
         raise ModelCheckpointError(f"{file.name} (model_type {kind!r}) is no causal LM that transformers knows")
     return config
+
+
+def auto_class(kind: str) -> Any:
+    """transformers' own class that makes models of a model_type."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if kind in WITH_IMAGES else AutoModelForCausalLM
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """A verifier that passed every check, and the error for one that did not."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,12 +8,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import LayerState
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
     from wingbeat.runtime.verifier.adapted import ModelAdapters
+    from wingbeat.runtime.vision.rows import Vision
 
 
 class UnsupportedModelError(ValueError):
@@ -36,6 +38,10 @@ class LoadedModel:
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
     """Of layers that keep a recurrent or convolution state."""
+    vision: "Vision | None" = None
+    """Its part that reads images; None where it serves none."""
+    images: str | None = None
+    """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
 
     @property
     def device(self) -> torch.device:
@@ -61,6 +67,25 @@ class LoadedModel:
     def resident_adapters(self) -> "ResidentAdapters | None":
         """Which adapters are there; None where it serves none."""
         return None if self.adapters is None else self.adapters.resident
+
+    @property
+    def sees_whole_images(self) -> bool:
+        """Whether tokens of an image attend to later ones of it."""
+        return self.vision is not None and self.vision.sees_whole_images
+
+    def check(self, request: Request, most_at_once: int) -> None:
+        """Raises ValueError for tokens that it does not have, and, beginning with "images", for what `Vision.check`
+        refuses."""
+        request.check_token_ids(self.vocab_size)
+        if not request.images:
+            return
+        if self.vision is None:
+            raise ValueError(f"images cannot be used: {self.images or 'the model takes none'}")
+        self.vision.check(request, most_at_once)
+
+    def image_figures(self) -> dict[str, int] | None:
+        """`EncoderFigures` as plain data; None where it serves no images."""
+        return None if self.vision is None else asdict(self.vision.encoder.figures)
 
     @property
     def windows(self) -> tuple[int, ...]:

@@ -17,12 +17,13 @@ from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
 from wingbeat.runtime.verifier.fused import fuse
+from wingbeat.runtime.verifier.image_trial import image_trial
 from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
 from wingbeat.runtime.verifier.mixers import install_mixers
 from wingbeat.runtime.verifier.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.speed_up import speed_up
 from wingbeat.runtime.verifier.taps import decoder_layers
-from wingbeat.runtime.verifier.trial import reference_logits, try_model
+from wingbeat.runtime.verifier.trial import reference_logits, texts_for, try_model
 
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -58,10 +59,13 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
         check_keywords(model)
         probed = probe_attention(model, position_limit(model), kinds.without_attention)
         stage = "transformers' own generate() fails on it"
-        references = reference_logits(model, probed)
+        texts = texts_for(model, probed)
+        references = reference_logits(model, texts)
+        images = image_trial(model, texts, whole)
         stage = "it fails under our attention function"
         loaded = _switch(model, name, probed, kinds.states, whole)
         try_model(loaded, references)
+        images.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
     except UnsupportedModelError as error:

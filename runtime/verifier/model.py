@@ -1,6 +1,7 @@
 """The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.taps import LayerTaps
 
+if TYPE_CHECKING:
+    from wingbeat.runtime.vision.rows import ImageRows
+
 
 class ForwardBatch(NamedTuple):
     """Rows of one forward pass: decodes and trees first, prompt chunks behind them."""
@@ -17,12 +21,14 @@ class ForwardBatch(NamedTuple):
     token_ids: Tensor
     """int64 [1, num_tokens]"""
     positions: Tensor
-    """int64 [1, num_tokens], logical (depth-based in trees)."""
+    """int64 [1, num_tokens], logical (depth-based in trees), or [3, 1, num_tokens] where rows are rotated by three."""
     logits_rows: Tensor | None
     """int64 [num_rows]: rows whose logits are needed; None needs all."""
     attention: AttentionMetadata
     chunk_rows: Tensor | None = None
     """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
+    images: "ImageRows | None" = None
+    """Rows that hold images; None where there are none."""
 
 
 class ModelOutput(NamedTuple):
@@ -55,6 +61,7 @@ class VerifierModel(nn.Module):
         self.model = loaded.model
         self.adapters = loaded.adapters
         self.mixers = loaded.mixers
+        self.decoder_layers = tuple(loaded.decoder_layers)
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
@@ -88,17 +95,39 @@ class VerifierModel(nn.Module):
             self.adapters.rows = batch.attention.adapters
         self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
-        output = self.model(
-            input_ids=batch.token_ids,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
-            **{METADATA_KEYWORD: batch.attention._replace(captured=captured) if captured else batch.attention},
-        )
+        run = self._run if batch.images is None else self._run_with_images
+        output = run(batch, batch.attention._replace(captured=captured) if captured else batch.attention)
         self._tell_mixers(None)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)
+
+    def _run(self, batch: ForwardBatch, attention: AttentionMetadata, embeddings: Tensor | None = None) -> ModelOutput:
+        """transformers' own output; embeddings [1, num_tokens, hidden_size] come in the place of the tokens'."""
+        read = {"input_ids": batch.token_ids} if embeddings is None else {"inputs_embeds": embeddings}
+        return self.model(
+            **read,
+            position_ids=batch.positions,
+            use_cache=False,
+            logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
+            **{METADATA_KEYWORD: attention},
+        )
+
+    def _run_with_images(self, batch: ForwardBatch, attention: AttentionMetadata) -> ModelOutput:
+        """`_run`, with images in their rows, and what they add to the results of the first layers."""
+        rows = batch.images.rows
+        embeddings = self.model.get_input_embeddings()(batch.token_ids)
+
+        def adding(features: Tensor) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+            return lambda module, args, hidden: hidden.index_add(1, rows, features[None])
+
+        deep = zip(self.decoder_layers, batch.images.deep, strict=False)
+        hooks = [layer.register_forward_hook(adding(features)) for layer, features in deep]
+        try:
+            return self._run(batch, attention, embeddings.index_copy(1, rows, batch.images.embeddings[None]))
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _tell_mixers(self, states: RoundStates | None) -> None:
         """Of the pass to come; None lets each run on its own."""

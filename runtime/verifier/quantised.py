@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.runtime.tensor_files import ModelCheckpointError, weight_files
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, auto_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +102,7 @@ def _bitsandbytes(config: ConfigFile, load: "Load") -> "Loaded":
 def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     """By ourselves: the package that transformers leaves it to asks for a newer torch than is served with."""
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     from wingbeat.runtime.verifier.packed_integers import unpack_linears
 
@@ -113,7 +113,7 @@ def _packed_integers(config: ConfigFile, load: "Load") -> "Loaded":
     plain = AutoConfig.from_pretrained(config.folder, local_files_only=True)
     del plain.quantization_config
     model, info = load(
-        AutoModelForCausalLM._model_mapping[type(plain)],
+        auto_class(plain.model_type)._model_mapping[type(plain)],
         None,
         config=plain,
         state_dict=unpack_linears(tensors, config.quantization),

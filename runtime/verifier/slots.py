@@ -8,6 +8,7 @@ from torch import Tensor
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.protocol.messages import Outcome
 from wingbeat.runtime.protocol.transfer import upload
+from wingbeat.runtime.scheduling.images import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.processors import ProcessorTables
@@ -51,6 +52,9 @@ class SlotState:
         self.epochs = column(torch.int64)
         self.adapter_ids = column(torch.int64)
         self._any_adapted = False
+        self.position_deltas = column(torch.int64)
+        """By how much a token behind a sequence's images is rotated as if it stood elsewhere."""
+        self._any_moved = False
         self.block_tables = column(torch.int64, config.max_blocks_per_seq)
         self.seeds = column(torch.int64)
         self.temperatures = column(torch.float32)
@@ -132,6 +136,10 @@ class SlotState:
         self._any_adapted = self._any_adapted or any(seq.adapter_id for seq in seqs)
         if self._any_adapted:
             self.adapter_ids[slots] = adapter_ids
+        deltas = [position_delta(seq.request.images) for seq in seqs]
+        self._any_moved = self._any_moved or any(deltas)
+        if self._any_moved:
+            self.position_deltas[slots] = upload(deltas, self.device)
         for name in ("epochs", "temperatures", "seeds"):
             self._num_changes[name] += 1
         self.seeds[slots] = seeds

@@ -6,9 +6,10 @@ says to the same tokens, one path of a tree after the other; it is taken before 
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.protocol.messages import TokenTree
+from wingbeat.runtime.scheduling.images import ImageInput, position_delta
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
@@ -55,6 +57,8 @@ class TrialText(NamedTuple):
     steps: list[int]
     tree: list[int]
     """Tokens of the nodes; the root is the last step's."""
+    images: tuple[ImageInput, ...] = ()
+    """Of the prompt."""
 
     def paths(self) -> Tensor:
         """Each path of the tree behind all before it: int64 [num_paths, length]."""
@@ -72,6 +76,10 @@ class Reference(NamedTuple):
     """By how much transformers' own ways to compute it differ, as `_distance`."""
 
 
+def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
+    return {}
+
+
 class _Told(LogitsProcessor):
     """Lets generate() write given tokens."""
 
@@ -86,17 +94,27 @@ class _Told(LogitsProcessor):
 
 
 @torch.inference_mode()
-def reference_logits(model: PreTrainedModel, probed: ProbedAttention) -> list[Reference]:
-    """What a model says to two texts of different lengths, by generate() and eager attention.
+def reference_logits(
+    model: PreTrainedModel,
+    texts: list[TrialText],
+    inputs: Callable[[TrialText, Tensor], dict[str, Tensor]] = _no_inputs,
+) -> list[Reference]:
+    """What a model says to texts, by generate() and eager attention.
 
-    The texts leave windows that are short; what wider ones hide is known from their masks.
+    Args:
+        inputs: (text, token ids [num_paths, length] of its paths) -> what generate() takes beside the token ids.
     """
-    windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
-    vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
-    texts = trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
     model.set_attn_implementation("eager")
     with _plain_generation(model):
-        return [_reference(model, text) for text in texts]
+        return [_reference(model, text, partial(inputs, text)) for text in texts]
+
+
+def texts_for(model: PreTrainedModel, probed: ProbedAttention) -> list[TrialText]:
+    """Two texts of different lengths, which leave windows that are short; what wider ones hide is known from their
+    masks."""
+    windows = {layer.sliding_window for layer in probed.layers if layer.sliding_window}
+    vocab_size = min(map(num_words, (model.get_input_embeddings(), model.get_output_embeddings())))
+    return trial_texts(windows, probed.max_positions, vocab_size, _special_tokens(model))
 
 
 def trial_texts(
@@ -135,7 +153,7 @@ def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
         model.generation_config = before
 
 
-def _reference(model: PreTrainedModel, text: TrialText) -> Reference:
+def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor], dict[str, Tensor]]) -> Reference:
     device = next(model.parameters()).device
     paths, start = text.paths().to(device), len(text.prompt)
     num_new = paths.shape[1] - start + 1
@@ -149,11 +167,12 @@ def _reference(model: PreTrainedModel, text: TrialText) -> Reference:
         logits_processor=[_Told(paths, start)],
         output_logits=True,
         return_dict_in_generate=True,
+        **inputs(paths[:, :start]),
     )
     logits = torch.stack(out.logits, dim=1).float()  # [num_paths, num_new, vocab_size]
     noise = 0.0
     if logits.isfinite().all() and next(model.parameters()).dtype not in _TOLERANCE:
-        at_once = model(input_ids=paths, use_cache=False).logits[:, start - 1 :].float()
+        at_once = model(input_ids=paths, use_cache=False, **inputs(paths)).logits[:, start - 1 :].float()
         noise = max(map(_distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
     before_tree = logits[0, : num_new - 1 - max(_DEPTHS)]
     where = {
@@ -217,7 +236,7 @@ class _Trial:
 
     def __init__(self, loaded: LoadedModel, texts: list[TrialText]) -> None:
         self.texts = texts
-        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams())) for text in texts]
+        self.seqs = [Sequence(Request("", tuple(text.prompt), SamplingParams(), images=text.images)) for text in texts]
         config = EngineConfig(
             max_num_seqs=len(texts),
             max_model_len=max(text.paths().shape[1] for text in texts),
@@ -229,6 +248,8 @@ class _Trial:
             # Every other block, the last one first: where keys lie says nothing about where they stand.
             seq.slot, seq.blocks = slot, list(range(len(texts) * width - slot, 0, -len(texts)))
         self.slots = SlotState(config, loaded.vocab_size, loaded.device)
+        for slot, text in enumerate(texts):
+            self.slots.position_deltas[slot] = position_delta(text.images)
         cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
         self.states: StateKeeper | None = None
         if loaded.mixers:

@@ -149,7 +149,7 @@ def test_wrong_values_and_unknown_fields_are_named(fields, param):
             [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}],
             "messages[1].tool_calls[0].function",
         ),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].image_url"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}], "messages[0].content[0].x"),
     ],

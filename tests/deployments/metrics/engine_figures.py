@@ -41,6 +41,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "by_context": {"1-512": SPECULATION, "513-2048": SpeculationMetrics()},
         "tree_nodes": Histogram((1, 8), [0, 4, 0], 20.0),
         "num_spec_tokens": 5,
+        "images": {"num_encoded": 2, "num_hits": 5, "num_bytes": 4096},
         "cache_config": {"block_size": "16", "num_gpu_blocks": "101"},
     }
     return EngineStats(**given | fields)

@@ -1,0 +1,1 @@
+"""Images that requests name: fetched where that is allowed, decoded within limits, and made ready for the model."""

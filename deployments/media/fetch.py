@@ -1,0 +1,154 @@
+"""Images from the hosts that an operator allows, and from no address inside the operator's own network.
+
+A name is resolved once for each connection; all of its addresses are checked, and the connection goes to those, so that
+a second look-up cannot answer otherwise. Every hop of a redirect is checked in the same way.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from wingbeat.deployments.media.limits import MediaError, MediaLimits
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""(host, port) -> its addresses; raises OSError where there is none."""
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHUNK_BYTES = 2**16
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the open internet: not private, local, shared, reserved, or a way around that."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        elif parsed.sixtofour is not None or parsed.teredo is not None or parsed in _NAT64:
+            return False
+    return parsed.is_global and not parsed.is_multicast
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """The addresses of a host, by this machine's resolver."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [address[0] for *_, address in found]
+
+
+class Fetcher:
+    """Fetches images over http and https.
+
+    Args:
+        resolve: finds addresses.
+        may_connect: whether an address may be connected to.
+    """
+
+    def __init__(
+        self, limits: MediaLimits, resolve: Resolve = look_up, may_connect: Callable[[str], bool] = is_public
+    ) -> None:
+        self._limits = limits
+        self._resolver = _CheckedResolver(resolve, may_connect)
+
+    async def fetch(self, url: str) -> bytes:
+        """What is at a URL.
+
+        Raises:
+            MediaError: it may not be fetched, is too large, takes too long, or is not to be had.
+        """
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                connector = aiohttp.TCPConnector(resolver=self._resolver, use_dns_cache=False, force_close=True)
+                async with aiohttp.ClientSession(
+                    connector=connector,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    auto_decompress=False,
+                    headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+                ) as session:
+                    return await self._follow(session, url)
+        except TimeoutError as error:
+            raise MediaError(f"took longer to fetch than {self._limits.timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, MediaError):
+                raise
+            # What exactly failed would tell about hosts that the caller cannot reach.
+            raise MediaError(f"cannot be fetched: {type(error).__name__}") from error
+
+    async def _follow(self, session: aiohttp.ClientSession, url: str) -> bytes:
+        for _ in range(self._limits.max_redirects + 1):
+            self._check(url)
+            async with session.get(url, allow_redirects=False) as response:
+                target = response.headers.get("Location")
+                if response.status in _REDIRECTS and target:
+                    url = urljoin(url, target)
+                    continue
+                if response.status != 200:
+                    raise MediaError(f"cannot be fetched: its host answers {response.status}")
+                return await self._read(response)
+        raise MediaError(f"is redirected more than {self._limits.max_redirects} times")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        body = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            body += chunk
+            if len(body) > self._limits.max_bytes:
+                raise MediaError(f"has more than {self._limits.max_bytes} bytes")
+        return bytes(body)
+
+    def _check(self, url: str) -> None:
+        """Raises MediaError for a URL that may not be fetched, whatever its host's addresses are."""
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            raise MediaError("is no URL") from None
+        if parts.scheme not in ("http", "https") or not host:
+            raise MediaError("must be a URL of scheme http, https or data")
+        if parts.username is not None or parts.password is not None:
+            raise MediaError("holds a user's name, which is not sent")
+        if host.lower() not in self._limits.allowed_domains:
+            raise MediaError("is at a host that is not among --allowed-media-domains")
+        # A host that is an address is connected to without being resolved.
+        if _is_address(host) and not self._resolver.may_connect(host):
+            raise MediaError("is at an address that is not public")
+
+
+class _CheckedResolver(AbstractResolver):
+    """Gives the connection addresses that have been checked, all of them, or none."""
+
+    def __init__(self, resolve: Resolve, may_connect: Callable[[str], bool]) -> None:
+        self._resolve = resolve
+        self.may_connect = may_connect
+
+    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
+        """See `AbstractResolver`; raises MediaError where an address may not be connected to."""
+        addresses = await self._resolve(host, port)
+        if not addresses or not all(map(self.may_connect, addresses)):
+            raise MediaError("is at an address that is not public")
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,25 @@
+"""How much an image may ask of a router, and the error of one that asks for more."""
+
+from dataclasses import dataclass
+
+
+class MediaError(ValueError):
+    """An image cannot be used; says what is wrong with it, for the one who sent it."""
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Of one request."""
+
+    allowed_domains: frozenset[str] = frozenset()
+    """Hosts that images are fetched from; none fetches nothing."""
+    max_images: int = 4
+    max_bytes: int = 16 * 2**20
+    """Of an image as it is sent or fetched."""
+    max_pixels: int = 25_000_000
+    """Of an image, before anything of it is decoded."""
+    timeout_s: float = 5.0
+    """To fetch an image, redirects included."""
+    max_redirects: int = 3
+    max_held_bytes: int = 2**31
+    """Of what is made of images, over all requests of a router that have not ended."""

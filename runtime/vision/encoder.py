@@ -1,0 +1,141 @@
+"""The vision part of a loaded model: images to embeddings, once each as long as they are remembered."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.vision.families import VisionFamily
+
+MOST_AT_ONCE = 8
+"""Images of one pass."""
+_ATTENTION = "sdpa"
+
+
+class ImageFeatures(NamedTuple):
+    """What the language model reads of an image."""
+
+    embeddings: Tensor
+    """[length, hidden_size], in the place of its tokens' own."""
+    deep: tuple[Tensor, ...] = ()
+    """By layer from the first one on: [length, hidden_size], added to what leaves it (DeepStack)."""
+
+    @property
+    def num_bytes(self) -> int:
+        """That they hold."""
+        return sum(part.nbytes for part in (self.embeddings, *self.deep))
+
+
+@dataclass
+class EncoderFigures:
+    """What was asked of an encoder so far."""
+
+    num_encoded: int = 0
+    num_hits: int = 0
+    num_bytes: int = 0
+    """That are remembered now."""
+
+
+class ImageEncoder:
+    """A model's own encoder behind a bounded memory of the images that it was last asked for.
+
+    Args:
+        model: in its final form; its language part may attend by another function.
+        max_bytes: of the features that are remembered beyond a call.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: VisionFamily, max_bytes: int) -> None:
+        self.family = family
+        self.max_bytes = max_bytes
+        self.figures = EncoderFigures()
+        self._model = model
+        self._towers = _vision_models(model)
+        self._known: OrderedDict[bytes, ImageFeatures] = OrderedDict()
+
+    def features(self, images: Iterable[ImageInput]) -> dict[bytes, ImageFeatures]:
+        """By digest.
+
+        Raises:
+            ValueError: the encoder makes more or fewer embeddings of an image than it has tokens.
+        """
+        wanted = {image.digest: image for image in images}
+        found = {digest: self._known[digest] for digest in wanted if digest in self._known}
+        for digest in found:
+            self._known.move_to_end(digest)
+        self.figures.num_hits += len(found)
+        missing = [image for digest, image in wanted.items() if digest not in found]
+        for group in _alike(missing):
+            made = self._encode(group)
+            for image, features in zip(group, made, strict=True):
+                if len(features.embeddings) != image.length:
+                    raise ValueError(
+                        f"images: one has {image.length} tokens, and the encoder made {len(features.embeddings)}"
+                    )
+                found[image.digest] = features
+                self._remember(image.digest, features)
+        return found
+
+    def forget(self) -> None:
+        """Be as new."""
+        self._known.clear()
+        self.figures = EncoderFigures()
+
+    def _remember(self, digest: bytes, features: ImageFeatures) -> None:
+        self._known[digest] = features
+        self.figures.num_encoded += 1
+        self.figures.num_bytes += features.num_bytes
+        while self.figures.num_bytes > self.max_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self.figures.num_bytes -= oldest.num_bytes
+
+    @torch.inference_mode()
+    def _encode(self, images: Sequence[ImageInput]) -> list[ImageFeatures]:
+        for tower in self._towers:
+            if tower.config._attn_implementation != _ATTENTION:  # it is set with the language model's
+                tower.set_attn_implementation(_ATTENTION)
+        embedding = self._model.get_input_embeddings().weight
+        arrays = {name: np.concatenate([image.arrays[name] for image in images]) for name in self.family.inputs}
+        tensors = {name: torch.from_numpy(array).to(embedding.device) for name, array in arrays.items()}
+        tensors = {
+            name: tensor.to(embedding.dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+        output = self._model.get_image_features(**tensors)
+        parts = output.pooler_output
+        if isinstance(parts, Tensor) and parts.dim() == 2:
+            parts = parts.split([image.length for image in images])
+        deep = list(zip(*getattr(output, "deepstack_features", None) or (), strict=True)) or [()] * len(images)
+        # Parts of one tensor would keep all of it in memory.
+        return [
+            ImageFeatures(
+                part.to(embedding.dtype).clone(), tuple(layer.to(embedding.dtype).clone() for layer in layers)
+            )
+            for part, layers in zip(parts, deep, strict=True)
+        ]
+
+
+def _vision_models(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The parts of a model that have an attention setting of their own and are not of its language part."""
+    language = {id(part) for part in model.get_decoder().modules()}
+    named = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part) not in language]
+    return [part for part in named if part.config is not model.config]
+
+
+def _alike(images: list[ImageInput]) -> list[list[ImageInput]]:
+    """In groups whose arrays can lie side by side."""
+    groups: list[list[ImageInput]] = []
+    open_groups: dict[tuple, list[ImageInput]] = {}
+    for image in images:
+        shape = tuple((name, array.shape[1:], array.dtype) for name, array in image.arrays.items())
+        group = open_groups.get(shape)
+        if group is None or len(group) == MOST_AT_ONCE:
+            group = open_groups[shape] = []
+            groups.append(group)
+        group.append(image)
+    return groups

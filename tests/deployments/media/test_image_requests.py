@@ -1,0 +1,129 @@
+"""From a request with images to the text that generate() writes: template, processor, wire, shared memory, engine."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from tests.deployments.http_world import FakePool
+from tests.deployments.vision_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
+from tests.runtime.models import engine_config, new_engine
+from tests.runtime.vision_world import CONFIGS, random_model
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.image_prompts import ImagesRefused, image_reader
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.wire import pack_request, unpack_request
+from wingbeat.deployments.media.limits import MediaLimits
+from wingbeat.deployments.replica.shared_images import attach_images, share_images
+from wingbeat.runtime.scheduling.images import SERVED
+from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.verifier.loader import load_model
+
+NUM_TOKENS = 12
+PICTURES = [picture(1, 24, 16), picture(2, 16, 28)]
+CONTENT = [
+    {"type": "text", "text": "What is "},
+    image_part(data_url(encoded(PICTURES[0]))),
+    {"type": "text", "text": " beside "},
+    image_part(data_url(encoded(PICTURES[1]))),
+    {"type": "text", "text": "?"},
+]
+GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return write_checkpoint("llava", tmp_path_factory.mktemp("llava"))
+
+
+def generated(name, folder):
+    """By transformers alone: its processor of images, its tokenizer, its generate()."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    made = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    processed = [made(one, return_tensors="pt") for one in PICTURES]
+    image, begin, end = MARKS[:3]
+    shown = []
+    for one in processed:
+        if name == "gemma3":
+            shown.append(f"\n\n{begin}{16 * image}{end}\n\n")
+        else:
+            grid = one.get("image_grid_thw")
+            shown.append(image * (16 if grid is None else int(grid.prod()) // 4))
+    text = f"user: What is {shown[0]} beside {shown[1]}?\nassistant: "
+    token_ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    names = [name for name in ("pixel_values", "image_grid_thw") if name in processed[0]]
+    given = {name: torch.cat([one[name] for one in processed]) for name in names}
+    marks = {"gemma3": "token_type_ids", "llava": None}.get(name, "mm_token_type_ids")
+    if marks is not None:
+        given[marks] = (token_ids == tokenizer.convert_tokens_to_ids(image)).long()
+    model = random_model(name, tokenizer.vocab_size + len(MARKS), tokenizer.convert_tokens_to_ids(image))
+    model.set_attn_implementation("eager")
+    out = model.generate(token_ids, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None, **given)
+    return out[0, token_ids.shape[1] :].tolist()
+
+
+def service_of(folder, vocab_size, images=SERVED):
+    tokenizer = Tokenizer.load(folder)
+    pool = FakePool()
+    pool.info = ModelInfo("m", max_model_len=256, vocab_size=vocab_size, images=images)
+    return CompletionService(pool, tokenizer, images=image_reader(images, folder, MediaLimits(), tokenizer))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path):
+    folder = write_checkpoint(name, tmp_path)
+    loaded = load_model(folder, torch.float32, torch.device("cpu"))
+    assert loaded.images == SERVED
+    body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
+    generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
+    packed, memory = share_images(pack_request(3, generation.choices[0].request))
+    request = unpack_request(attach_images(packed), "0")
+    engine = new_engine(loaded, engine_config())
+    engine.add_request(request)
+    tokens = []
+    while engine.has_unfinished_requests():
+        tokens += [token for output in engine.step() for token in output.token_ids]
+    assert memory is not None
+    assert tokens == generated(name, folder)
+
+
+def test_text_alone_is_written_in_parts_for_the_template(llava):
+    service = service_of(llava, 261, images="images are not served: of this model")
+    body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode())
+    assert service.chat_text(body) == "user: hello\nassistant: "
+
+
+def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
+    """Where Pillow is installed, transformers imports it for itself."""
+    code = (
+        "import sys\n"
+        "sys.modules['PIL'] = sys.modules['aiohttp'] = None\n"
+        "import torch\n"
+        "from wingbeat.deployments.api.image_prompts import image_reader\n"
+        "from wingbeat.deployments.api.routes import create_app\n"
+        "from wingbeat.deployments.app_config import AppConfig\n"
+        "from wingbeat.runtime.engine.engine import Engine\n"
+        "from wingbeat.runtime.demo import demo_pair\n"
+        "from wingbeat.runtime.verifier.loader import load_model\n"
+        "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
+        "assert image_reader(loaded.images, None, None, None) is None\n"
+        "print(*sys.modules)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    ours = ("wingbeat.runtime.vision", "wingbeat.deployments.media.")
+    assert [name for name in got if name.startswith(ours)] == ["wingbeat.deployments.media.limits"]
+
+
+def test_without_pillow_images_are_refused_by_the_name_of_the_extra(llava, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.decode", raising=False)
+    monkeypatch.delitem(sys.modules, "wingbeat.deployments.media.reader", raising=False)
+    refused = image_reader(SERVED, llava, MediaLimits(), Tokenizer.load(llava))
+    assert isinstance(refused, ImagesRefused)
+    assert "wingbeat[images]" in refused.reason

@@ -1,0 +1,101 @@
+"""How many tokens an image has, by which positions they are rotated, and which models' images are served."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
+
+from tests.runtime.vision_world import CONFIGS, MORE, PLACEHOLDER, image, random_model, shown, with_images
+from wingbeat.runtime.scheduling.images import SERVED
+from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.vision.families import FAMILIES, ImagesNotServed, family_of
+from wingbeat.runtime.vision.positions import rotations
+
+
+@pytest.mark.parametrize("grids", [[(2, 3)], [(4, 2), (1, 5)], [(3, 3), (5, 1), (2, 2)]])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_positions_are_those_of_transformers(name, grids):
+    model = shown(name).loaded.model
+    places = {3 * index + index * index: (index, grid) for index, grid in enumerate(grids)}
+    prompt, images = with_images(model, list(range(20)), places)
+    token_ids = torch.tensor([prompt])
+    expected, delta = model.model.get_rope_index(
+        token_ids,
+        mm_token_type_ids=(token_ids == PLACEHOLDER).long(),
+        image_grid_thw=torch.from_numpy(np.concatenate([one.arrays["image_grid_thw"] for one in images])),
+    )
+    whole = rotations(images, 0, len(prompt))
+    assert whole.tolist() == expected[:, 0].tolist()
+    assert sum(one.shift for one in images) == int(delta)
+    for begin in range(0, len(prompt), 5):
+        end = min(begin + 7, len(prompt) + 3)
+        part = rotations(images, begin, end)
+        assert part[:, : len(prompt) - begin].tolist() == whole[:, begin:end].tolist()
+    assert (
+        rotations(images, len(prompt), len(prompt) + 2).tolist() == [[len(prompt) + int(delta) + i for i in (0, 1)]] * 3
+    )
+
+
+OTHERS = {
+    "model_type gemma4": Gemma4Config,
+    "vision tower pixtral": lambda: LlavaConfig(vision_config=PixtralVisionConfig()),
+    "outside of 97 tokens": lambda: CONFIGS["llava"](97, 97),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_other_families_are_refused_by_name(reason):
+    with pytest.raises(ImagesNotServed, match=reason):
+        family_of(OTHERS[reason]())
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_the_other_families_pass_the_trial(name):
+    assert prepare_model(random_model(name), name).images == SERVED
+
+
+def test_a_model_whose_images_come_out_otherwise_is_served_for_text(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "qwen2_5_vl", FAMILIES["llava"])
+    loaded = prepare_model(random_model("qwen2_5_vl"), "wrong")
+    assert loaded.vision is None
+    assert "images are not served" in loaded.images
+
+
+def test_the_encoder_makes_as_many_embeddings_as_there_are_tokens_once_for_each_image():
+    encoder = shown("qwen3_vl").loaded.vision.encoder
+    model = shown("qwen3_vl").loaded.model
+    encoder.forget()
+    images = [image(model, seed, 0, grid) for seed, grid in ((1, (2, 3)), (2, (4, 2)), (1, (2, 3)))]
+    found = encoder.features(images)
+    assert [len(found[one.digest].embeddings) for one in images] == [6, 8, 6]
+    assert [len(part) for part in found[images[0].digest].deep] == [6, 6]
+    encoder.features(images[:1])
+    assert (encoder.figures.num_encoded, encoder.figures.num_hits) == (2, 1)
+    assert encoder.figures.num_bytes == sum(one.num_bytes for one in found.values())
+
+
+def test_an_encoder_forgets_what_it_was_asked_for_longest_ago():
+    encoder = shown("llava").loaded.vision.encoder
+    model, before = shown("llava").loaded.model, encoder.max_bytes
+    encoder.forget()
+    images = [image(model, seed, 0) for seed in range(3)]
+    size = encoder.features(images[:1])[images[0].digest].num_bytes
+    encoder.max_bytes = 2 * size
+    try:
+        for one in (images[1], images[0], images[2], images[0]):
+            encoder.features([one])
+        assert encoder.figures.num_bytes == 2 * size
+        encoder.features([images[1]])
+        assert (encoder.figures.num_encoded, encoder.figures.num_hits) == (4, 2)
+        encoder.max_bytes = size // 2
+        assert encoder.features([images[2]])[images[2].digest].num_bytes == size
+        assert encoder.figures.num_bytes == 0
+    finally:
+        encoder.max_bytes = before
+        encoder.forget()
+
+
+def test_embeddings_of_another_number_than_tokens_are_an_error():
+    encoder, model = shown("llava").loaded.vision.encoder, shown("llava").loaded.model
+    with pytest.raises(ValueError, match="one has 5 tokens, and the encoder made 16"):
+        encoder.features([image(model, 9, 0)._replace(length=5)])
