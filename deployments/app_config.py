@@ -23,7 +23,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(RankOptions, LoraOptions, MediaOptions, PrefixOptions, SurfaceOptions):
+class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:

@@ -2,11 +2,11 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from typing import Any
 
 from wingbeat.deployments.api.chat_messages import ChatMessage
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, unknown_prefix
+from wingbeat.deployments.api.errors import invalid, prompt_too_long, unknown_prefix
 from wingbeat.deployments.api.requests import GenerationBody
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
@@ -62,34 +62,33 @@ def as_conversation(body: ChatBody) -> str:
     return body.model_dump_json(include={"messages", *VARIABLES}, exclude_none=True)
 
 
-def conversation_tokens(
-    render: Callable[[ChatBody], str], tokenizer: Tokenizer, body: ChatBody, limit: int
-) -> tuple[int, ...]:
+def conversation_tokens(tokenizer: Tokenizer, body: ChatBody, limit: int, in_parts: bool) -> tuple[int, ...]:
     """The tokens that all conversations have which begin by these messages, as the template writes them.
 
     Args:
-        render: a conversation's text; raises ApiError where the template refuses it.
         limit: of a prompt.
+        in_parts: as for `ChatMessage.as_template_input`.
 
     Raises:
-        ApiError: the template refuses the messages, they have too many tokens, or images.
+        ApiError: the template refuses the messages, or they have too many tokens.
     """
-    if body.images:
-        raise invalid(body.images[0].path, "is an image, which no saved prefix has")
     role = "assistant" if body.messages[-1].role == "user" else "user"
+    variables = body.template_variables() | {"add_generation_prompt": False}
+    messages = body.template_messages(in_parts)
 
-    def tokens(*more: ChatMessage) -> list[int]:
-        fields = {"messages": [*body.messages, *more], "add_generation_prompt": False}
-        text = render(body.model_copy(update=fields))
-        try:
-            return tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
-        except TextTooLong as error:
-            raise prompt_too_long("messages", limit, error.num_tokens) from None
+    def tokens(*more: dict[str, Any]) -> list[int]:
+        text = tokenizer.render_chat([*messages, *more], variables)
+        return tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
 
     try:
-        one, other = (tokens(ChatMessage(role=role, content=text)) for text in _PROBES)
-    except ApiError:  # of a template that wants another role next
-        one = other = tokens()
+        try:
+            one, other = (tokens(ChatMessage(role=role, content=text).as_template_input(in_parts)) for text in _PROBES)
+        except ValueError:  # of a template that wants another role next
+            one = other = tokens()
+    except TextTooLong as error:
+        raise prompt_too_long("messages", limit, error.num_tokens) from None
+    except ValueError as error:
+        raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return tuple(token_id for token_id, _ in same)
 

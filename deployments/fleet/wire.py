@@ -15,10 +15,10 @@ from wingbeat.runtime.scheduling.request import (
     Request,
     RequestOutput,
     SamplingParams,
-    SpeculationMetrics,
     TokenLogprob,
     VerifiedRound,
 )
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None, tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether

@@ -21,8 +21,9 @@ from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.certain_tokens import with_certain
@@ -62,10 +63,7 @@ class Engine:
         grammars: Grammars | None = None,
         backend: Backend = TORCH,
     ) -> None:
-        if config.max_model_len > loaded.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len is {config.max_model_len}: {loaded.name} has {loaded.max_position_embeddings} positions"
-            )
+        loaded.check_length(config.max_model_len)
         self.config = config = with_states(loaded, config)
         self.loaded = loaded
         self.needs = needs
@@ -74,11 +72,11 @@ class Engine:
         self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
         self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        asked = (loaded.resident_adapters, loaded.sees_whole_images)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, *asked)
+        asked = (loaded.eos_token_ids, loaded.resident_adapters, loaded.sees_whole_images)
+        self.scheduler = Scheduler(config, self.block_manager, *asked)
         on_host = on_host if backend.on_host is None else backend.on_host
-        parts = (loaded, self.model, self.cache, self.slots)
-        self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
+        parts = (loaded, self.model, self.cache, self.slots, config, graph_device, on_host, self.states)
+        self.runner = ModelRunner(*parts)
         self.clock = RoundClock()
         fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed

@@ -9,7 +9,7 @@ from wingbeat.runtime.engine.request_clock import RequestTimes
 from wingbeat.runtime.engine.round_clock import PhaseTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.histogram import Histogram
-from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
 
 

@@ -20,7 +20,8 @@ from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
