@@ -85,13 +85,10 @@ def main() -> None:
     texts = {tuple(text) for name in figures for texts in figures[name].pop("texts") for text in texts}
     figures["num_texts"] = len(texts)
     columns = ("", "first token, ms", f"/ {COLD}", f"{args.max_tokens} tokens, ms", "tokens cached", "replayed")
-    means = {
-        key: statistics.median(value for name in ("plain", "speculating") for value in figures[name][key])
-        for key in ("read_s", "file_bytes")
-    }
-    note = (
-        f"{len(texts)} text in all. The file has {means['file_bytes'] / 2**20:.1f} MiB, and is read and checked in "
-        f"{1e3 * means['read_s']:.0f} ms when the engine starts."
+    note = f"{len(texts)} text in all. " + " ".join(
+        f"{name.capitalize()}, the files have {statistics.median(figures[name]['file_bytes']) / 2**20:.1f} MiB, read "
+        f"and checked in {1e3 * statistics.median(figures[name]['read_s']):.0f} ms when the engine starts."
+        for name in ("plain", "speculating")
     )
     title = f"A prefix of {args.tokens} tokens before a question of {QUESTION_TOKENS}, one request at a time"
     workload = {"workload": f"{args.repeats} repeats, source text of Python's library"}
