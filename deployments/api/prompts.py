@@ -101,9 +101,7 @@ class Prompts:
     def chat_text(self, body: ChatBody) -> str:
         """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
         try:
-            return self._tokenizer.render_chat(
-                body.template_messages(self.in_parts), body.template_variables()
-            )
+            return self._tokenizer.render_chat(body.template_messages(self.in_parts), body.template_variables())
         except ValueError as error:
             raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
 
