@@ -4,10 +4,13 @@ import pytest
 
 from tests.covering import pairwise
 from tests.runtime.models import CHAIN, TREE, eagle_drafter, engine_config, greedy_params, new_engine
+from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from tests.runtime.vision_world import CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ROOMS = {
@@ -70,6 +73,21 @@ def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     assert (run.engine.stats().num_preemptions > 0) == (room == "tight")
     if kind == "right":
         assert run.engine.speculation.acceptance_length > 4
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", [*reversed(CONFIGS)])
+def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
+    """A replay rotates what is behind an image by what its slot says then."""
+    ref = shown(name)
+    limits = engine_config(TREE, max_num_seqs=3, max_num_batched_tokens=40)
+    engine = build_engine(ref.loaded, limits, drafter_of("right", ref, TREE), InProcessChannel, RecordingDevice())
+    try:
+        run = ShownRun(engine, ref.prompts, ref.images, greedy_params(NUM_TOKENS))
+        assert run.finish() == ref.continuations
+    finally:
+        engine.model.remove_taps()
+    assert sum(engine.stats().graphs.replays.values()) > 0
 
 
 @pytest.mark.few(2)
