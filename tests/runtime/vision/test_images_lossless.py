@@ -15,7 +15,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ROOMS = {
     "roomy": {},
-    # Requests are preempted, and prompts come in pieces.
+    # Requests wait for room or are preempted, and prompts come in pieces.
     "tight": {"max_model_len": 116, "num_kv_blocks": 36, "block_size": 4, "max_num_batched_tokens": 24},
     "trickle": {"max_num_batched_tokens": 17},
     "no cache": {"enable_prefix_caching": False},
@@ -70,9 +70,17 @@ def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     on_host = None if device == "host" else False
     run = run_of(ref, drafter_of(kind, ref, speculation), None, speculation, on_host, **ROOMS[room])
     assert run.finish() == ref.continuations
-    assert (run.engine.stats().num_preemptions > 0) == (room == "tight")
     if kind == "right":
         assert run.engine.speculation.acceptance_length > 4
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
+    ref = shown(name)
+    run = run_of(ref, None, None, CHAIN, **ROOMS["tight"] | {"max_model_len": 120, "enable_prefix_caching": False})
+    assert run.finish() == ref.continuations
+    assert run.engine.stats().num_preemptions > 0
 
 
 @pytest.mark.few(2)
