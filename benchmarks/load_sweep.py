@@ -19,7 +19,8 @@ from workload import describe, held_out_prompts
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.llm import LLM
-from wingbeat.runtime.scheduling.request import Request, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)

@@ -13,7 +13,8 @@ from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
-from wingbeat.runtime.scheduling.request import SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import SamplingParams
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 MAX_MODEL_LEN = 512
 """Room for the longest prompt and its answer."""

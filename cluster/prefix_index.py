@@ -6,7 +6,7 @@ A block's hash is chained over all tokens before it, so that a set of hashes, lo
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from wingbeat.runtime.kv.blocks import hash_block, salted_root
+from wingbeat.runtime.kv.block_hash import hash_block, salted_root
 from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges, split_hashes
 
 MAX_BLOCKS = 2**18

@@ -12,6 +12,7 @@ from wingbeat.deployments.lora_options import LoraOptions
 from wingbeat.deployments.media_options import MediaOptions
 from wingbeat.deployments.model_options import none_by_word
 from wingbeat.deployments.pool_options import SharedDrafters
+from wingbeat.deployments.prefix_options import PrefixOptions
 from wingbeat.deployments.rank_options import RankOptions
 from wingbeat.deployments.surface_options import SurfaceOptions
 from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
@@ -22,7 +23,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(RankOptions, LoraOptions, MediaOptions, SurfaceOptions):
+class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -228,6 +229,7 @@ class AppConfig(RankOptions, LoraOptions, MediaOptions, SurfaceOptions):
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
         self.check_adapters(self.model_name(), self.tensor_parallel_size)
+        self.check_prefixes(self.enable_prefix_caching)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
 

@@ -192,6 +192,8 @@ class EngineConfig:
     drafter_beside: bool = True
     """The drafter's memory is of the same device."""
     enable_prefix_caching: bool = True
+    max_pinned_tokens: int | None = None
+    """Tokens of saved prefixes, whose KV blocks nothing else may have; None takes a quarter of the blocks."""
     max_loras: int = 0
     """LoRA adapters held at once, each of which any row of a batch may have; 0 serves none."""
     max_lora_rank: int = 16
@@ -225,6 +227,8 @@ class EngineConfig:
             )
         if self.max_loras and self.compile:
             raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
+        if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
+            raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use a share above 0, at most 1")

@@ -18,7 +18,8 @@ from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tensor_files import stored_dtype
 from wingbeat.runtime.verifier.loaded_model import LoadedModel
 

@@ -1,20 +1,20 @@
 """From a checked request body to text: tokenize, check against the model, fan out to the engines, stream text back."""
 
-import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid, prompt_too_long, shown, unknown_model
+from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.merged_streams import merged
+from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.api.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
@@ -26,22 +26,14 @@ from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.text_stream import StreamedText, TextStream
-from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
+from wingbeat.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from wingbeat.deployments.media.reader import ImageReader
-    from wingbeat.runtime.vision.processor import ReadImage
-
-Body = TypeVar("Body", bound=GenerationBody)
-Planned = TypeVar("Planned")
-
 
 _NOTHING = StreamedText("", 0, stopped=False)
-PROMPT_END_CHARS = 64
-"""More than what a chat template writes to open or close thoughts."""
 
 
 class CompletionService:
@@ -56,10 +48,10 @@ class CompletionService:
         images: "ImageReader | image_prompts.ImagesRefused | None" = None,
     ) -> None:
         self.pool = pool
+        self.prompts = Prompts(pool, tokenizer, images)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
         self._figures = figures or RouterFigures()
-        self._images = images
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -74,32 +66,19 @@ class CompletionService:
         """
         self.check_model(body.model)
         self._check_choices(len(body.prompt), body.num_choices)
-        size = sum(map(len, body.prompt))
-        prompts = await _off_loop_if_long(size, self._completion_prompts, body)
-        return self._plan(body, prompts, "cmpl", DEFAULT_MAX_TOKENS)
+        return self._plan(body, await self.prompts.of_completion(body), "cmpl", DEFAULT_MAX_TOKENS)
 
     async def plan_chat(self, body: ChatBody) -> Generation:
         """Apply the chat template and fix every choice's parameters; raises ApiError as `plan_completion`."""
-        self.check_model(body.model)
+        body = self.prompts.with_prefix(body)
         self._check_choices(1, body.num_choices)
-        prompt = await self.chat_prompt(body)
+        prompt = await self.prompts.of_chat(body)
         generation = self._plan(body, [prompt], "chatcmpl", None)
         asked = generation.choices[0].request.params.grammar
         reading = reading_of(self._parsers, body, prompt.end, asked)
         shows_marks = reading.new_parser().keeps_special_tokens
         choices = tuple(_read_so(choice, reading, shows_marks) for choice in generation.choices)
         return replace(generation, choices=choices, new_parser=reading.new_parser)
-
-    async def chat_prompt(self, body: ChatBody) -> Prompt:
-        """The conversation as a prompt; raises ApiError where the template refuses it, or it is too long."""
-        if body.images:
-            if self._adapter_of(body.model) is not None:
-                raise invalid("model", "is an adapter, with which images are not served")
-            images = await image_prompts.read_images(self._images, body)
-            return await asyncio.to_thread(self._chat_prompt, body, images)
-        # Tools are many short texts, and a template goes through all of them.
-        size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
-        return await _off_loop_if_long(size, self._chat_prompt, body)
 
     async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """Generate all choices at once; yields what they gain, in order of arrival.
@@ -112,7 +91,7 @@ class CompletionService:
         """
         admission = self.pool.admit(len(generation.choices))
         try:
-            with image_prompts.held(self._images, generation.choices[0].request.images):
+            with image_prompts.held(self.prompts.images, generation.choices[0].request.images):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
                 async with aclosing(deltas):
@@ -123,16 +102,7 @@ class CompletionService:
 
     def check_model(self, model: str | None) -> None:
         """Raises ApiError, 404, for the name of another model."""
-        self._adapter_of(model)
-
-    def _adapter_of(self, model: str | None) -> AdapterName | None:
-        """What runs on top of the base model; raises as `check_model`."""
-        if model is None or model == self.pool.info.model_name:
-            return None
-        adapter = self.pool.adapters.catalog.find(model)
-        if adapter is None:
-            raise unknown_model(model, self.pool.info.model_name)
-        return adapter
+        self.prompts.adapter_of(model)
 
     def _check_choices(self, num_prompts: int, num_choices: int) -> None:
         limit = self.pool.max_requests
@@ -141,63 +111,10 @@ class CompletionService:
             problem = f"asks for {num_prompts * num_choices} choices, this server takes {limit} at once"
             raise invalid(param, problem)
 
-    def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
-        return [self._completion_prompt(prompt, body) for prompt in body.prompt]
-
-    def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
-        echo = prompt if isinstance(prompt, str) else None
-        token_ids, is_cut = self._tokens(prompt, body, "prompt", body.add_special_tokens is not False)
-        vocab_size = self.pool.info.vocab_size
-        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-        if outside is not None:
-            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
-            raise invalid("prompt", problem)
-        if not body.echo:
-            return Prompt(token_ids)
-        return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
-
-    def chat_text(self, body: ChatBody) -> str:
-        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
-        try:
-            return self._tokenizer.render_chat(
-                body.template_messages(self._images is not None), body.template_variables()
-            )
-        except ValueError as error:
-            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
-
-    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
-        text = self.chat_text(body)
-        if (num_tokens := sum(image.num_tokens for image in images)) > self.pool.info.max_model_len:
-            raise prompt_too_long("messages", self.pool.info.max_model_len, num_tokens)
-        expanded = image_prompts.expand(self._images, text, images)
-        token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
-        return Prompt(
-            token_ids, end=text[-PROMPT_END_CHARS:], images=image_prompts.place(self._images, token_ids, images)
-        )
-
-    def _tokens(
-        self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
-    ) -> tuple[tuple[int, ...], bool]:
-        """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
-        limit, kept = self.pool.info.max_model_len, body.truncate_prompt_tokens
-        if kept == -1:
-            kept = max(1, limit - (body.asked_max_tokens or 1))
-        if isinstance(prompt, str):
-            try:
-                most = limit if kept is None else None
-                prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
-            except TextTooLong as error:
-                raise prompt_too_long(param, limit, error.num_tokens) from None
-        if kept is None:
-            if len(prompt) > limit:
-                raise prompt_too_long(param, limit, len(prompt))
-            return tuple(prompt), False
-        return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
-
     def _plan(
         self, body: GenerationBody, prompts: Sequence[Prompt], prefix: str, default_max_tokens: int | None
     ) -> Generation:
-        response_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self._adapter_of(body.model)
+        response_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
         shared = body.sampling_params(
@@ -325,13 +242,6 @@ class CompletionService:
                     if delta.finish_reason is not None:
                         watch.end = str(delta.finish_reason)
                     yield delta
-
-
-async def _off_loop_if_long(size: int, function: Callable[[Body], Planned], body: Body) -> Planned:
-    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
-    if size > LONG_TEXT_CHARS:
-        return await asyncio.to_thread(function, body)
-    return function(body)
 
 
 def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:

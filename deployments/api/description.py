@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from wingbeat.deployments.api.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
 from wingbeat.deployments.api.chat_requests import ChatBody
 from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
+from wingbeat.deployments.api.prefix_routes import PREFIXES_PATH, SavePrefixBody
 from wingbeat.deployments.api.requests import CompletionBody
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
 from wingbeat.deployments.api.token_routes import DetokenizeBody, TokenizeBody
@@ -24,6 +25,7 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/messages/count_tokens": CountBody,
     LOAD_PATH: LoadAdapterBody,
     UNLOAD_PATH: UnloadAdapterBody,
+    PREFIXES_PATH: SavePrefixBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

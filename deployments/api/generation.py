@@ -7,7 +7,8 @@ from typing import NamedTuple
 from wingbeat.deployments.api.round_trace import RoundBody
 from wingbeat.deployments.parsing.message import Parser, PlainText
 from wingbeat.runtime.scheduling.images import ImageInput
-from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics, TokenLogprob
+from wingbeat.runtime.scheduling.request import FinishReason, Request, TokenLogprob
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 

@@ -59,6 +59,8 @@ class GenerationBody(SamplingFields, RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
+    prefix: str | None = None
+    """Extension: the name of a saved prefix that stands before the request's own prompt."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=INT32_MAX)
     """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
     add_special_tokens: bool | None = None
@@ -71,6 +73,12 @@ class GenerationBody(SamplingFields, RequestBody):
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is allowed only when 'stream' is true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_prefix(self) -> Self:
+        if self.prefix is not None and self.truncate_prompt_tokens is not None:
+            raise invalid("truncate_prompt_tokens", "contradicts 'prefix'; give one of them")
         return self
 
     @property

@@ -10,7 +10,8 @@ from wingbeat.deployments.api.generation import ChoiceDelta, Generation
 from wingbeat.deployments.api.round_trace import HeldRounds
 from wingbeat.deployments.api.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.deployments.metrics.timings import Timings
-from wingbeat.runtime.scheduling.request import FinishReason, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import FinishReason
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 DONE = b"data: [DONE]\n\n"
 

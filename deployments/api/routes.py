@@ -16,6 +16,7 @@ from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.model_routes import add_model_routes
 from wingbeat.deployments.api.monitoring import add_monitoring, watchers
 from wingbeat.deployments.api.parsed_chat import ParsedChatShape
+from wingbeat.deployments.api.prefix_routes import add_prefix_routes
 from wingbeat.deployments.api.requests import CompletionBody
 from wingbeat.deployments.api.responses import (
     CompletionShape,
@@ -61,6 +62,7 @@ def create_app(
     add_model_routes(app, service)
     if updates_adapters:
         add_adapter_routes(app, service)
+    add_prefix_routes(app, service)
     add_responses_route(app, service)
     add_messages_routes(app, service)
 

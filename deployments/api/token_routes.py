@@ -85,7 +85,7 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
     service.check_model(body.model)
     if body.images:
         raise invalid(body.images[0].path, "is not counted here; only text is")
-    text = await _off_loop(LONG_TEXT_CHARS + 1, service.chat_text, body)
+    text = await _off_loop(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
     token_ids = await _off_loop(len(text), service.tokenizer.encode, text, bool(own.add_special_tokens))
     return _tokens(service, token_ids, bool(own.return_token_strs))
 

@@ -15,6 +15,7 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.log import show_lines
 from wingbeat.deployments.start_up import StartUp
 
@@ -89,6 +90,9 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     _add_build_engine(app)
     _add_train(app)
     _add_extract(app)
+    prefix = _new_app("Saved prefixes, such as system prompts, of a server that runs.")
+    add_prefix_commands(prefix)
+    app.add_typer(prefix, name="prefix")
     return app
 
 

@@ -1,26 +1,14 @@
-"""LoRA adapters by the names that requests give, as routers and replicas know them; the last change of a name counts.
+"""LoRA adapters by the names that requests give, as routers and replicas know them.
 
-Every router has the whole list, and so has every replica, which keeps it for routers to come: a change is told to all
-replicas, and by each of them to its routers. Requests carry what an engine needs to read their adapter.
+Requests carry what an engine needs to read their adapter.
 """
 
-import asyncio
-import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
-from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.fleet.catalog import Catalog, FleetNames
 from wingbeat.runtime.lora.resident import AdapterName
-
-
-class CatalogEntry(NamedTuple):
-    """What a name stands for; it travels as a plain tuple."""
-
-    name: str
-    version: int
-    """Nanoseconds since 1970, by the clock of the router that changed it; 0 for what the settings say."""
-    adapter: AdapterName | None
-    """None for one that was unloaded."""
 
 
 class AdapterRefused(ValueError):
@@ -31,46 +19,18 @@ class AdapterExists(ValueError):
     """The name is taken."""
 
 
-class AdapterCatalog:
+class AdapterCatalog(Catalog[AdapterName]):
     """Names and their adapters."""
 
     def __init__(self, adapters: Iterable[AdapterName] = ()) -> None:
-        self._entries: dict[str, CatalogEntry] = {}
-        self.merge(CatalogEntry(adapter.name, 0, adapter) for adapter in adapters)
+        super().__init__(tuple, lambda fields: AdapterName(*fields))
+        for adapter in adapters:
+            self.put(adapter.name, adapter, 0)
 
     @property
     def adapters(self) -> tuple[AdapterName, ...]:
         """Those that requests may name."""
-        return tuple(entry.adapter for entry in self._entries.values() if entry.adapter is not None)
-
-    def find(self, name: str) -> AdapterName | None:
-        """The adapter of a name; None where there is none."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry.adapter
-
-    def put(self, name: str, adapter: AdapterName | None) -> None:
-        """Let a name stand for an adapter from now on, or for none."""
-        before = self._entries.get(name)
-        version = max(time.time_ns(), 0 if before is None else before.version + 1)
-        self._entries[name] = CatalogEntry(name, version, adapter)
-
-    def merge(self, entries: Iterable[tuple]) -> bool:
-        """Take over what is newer; returns whether anything was."""
-        changed = False
-        for name, version, fields in entries:
-            before = self._entries.get(name)
-            if before is None or before.version < version:
-                self._entries[name] = CatalogEntry(name, version, None if fields is None else AdapterName(*fields))
-                changed = True
-        return changed
-
-    def changes(self) -> tuple[tuple, ...]:
-        """What differs from the settings, to be merged elsewhere."""
-        return tuple(
-            (entry.name, entry.version, None if entry.adapter is None else tuple(entry.adapter))
-            for entry in self._entries.values()
-            if entry.version
-        )
+        return self.things
 
 
 class AdapterTransport(Protocol):
@@ -85,23 +45,22 @@ class AdapterTransport(Protocol):
         ...
 
     async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        """What `AdapterCatalog.changes` says."""
+        """What `Catalog.changes` says."""
         ...
 
 
-class FleetAdapters:
-    """A router's catalog, and how it is changed in all engines.
+class FleetAdapters(FleetNames[AdapterName]):
+    """A router's adapters, and how they are changed in all engines.
 
     Args:
         engine_ids: of those that take requests.
     """
 
+    catalog: AdapterCatalog
+
     def __init__(self, transport: AdapterTransport, engine_ids: Callable[[], list[str]]) -> None:
-        self.catalog = AdapterCatalog()
+        super().__init__(AdapterCatalog(), transport.tell_adapters, engine_ids)
         self._transport = transport
-        self._engine_ids = engine_ids
-        self._changing = asyncio.Lock()
-        self._sharing: list[asyncio.Future] = []
 
     async def load(self, name: str, path: str, in_place: bool = False) -> AdapterName:
         """Have every engine read and check an adapter, then let requests name it.
@@ -118,14 +77,7 @@ class FleetAdapters:
             before = self.catalog.find(name)
             if before is not None and not in_place:
                 raise AdapterExists(name)
-            calls = [self._transport.load_adapter(engine_id, name, path) for engine_id in self._engine_ids()]
-            if not calls:
-                raise EngineUnavailable()
-            try:
-                answers = await asyncio.gather(*calls)
-            except Exception as error:
-                # Whatever the transport raises for an engine that is gone.
-                raise EngineUnavailable("An engine was lost before it answered.") from error
+            answers = await self._ask_all(partial(self._transport.load_adapter, name=name, path=path))
             for fields, problem in answers:
                 if fields is None:
                     raise AdapterRefused(problem)
@@ -143,19 +95,8 @@ class FleetAdapters:
                 await self._change(name, None, before)
             return before
 
-    def share(self, engine_id: str) -> None:
-        """Tell a replica that has come what it may not know; one that is gone again needs nothing."""
-        if changes := self.catalog.changes():
-            telling = self._transport.tell_adapters(engine_id, changes)
-            self._sharing.append(asyncio.gather(telling, return_exceptions=True))
-            self._sharing = [task for task in self._sharing if not task.done()]
-
     async def _change(self, name: str, adapter: AdapterName | None, before: AdapterName | None) -> None:
         self.catalog.put(name, adapter)
-        changes = self.catalog.changes()
         held = {one.digest for one in self.catalog.adapters}
-        calls = [self._transport.tell_adapters(engine_id, changes) for engine_id in self._engine_ids()]
-        if before is not None and before.digest not in held:
-            calls += [self._transport.unload_adapter(engine_id, before.digest) for engine_id in self._engine_ids()]
-        # One that is gone holds nothing, and is told when it is back.
-        await asyncio.gather(*calls, return_exceptions=True)
+        goes = before is not None and before.digest not in held
+        await self._tell_all(*[partial(self._transport.unload_adapter, digest=before.digest)] if goes else [])

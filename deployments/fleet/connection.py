@@ -70,6 +70,7 @@ class EngineConnection:
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
         on_adapters: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
+        on_prefixes: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
@@ -89,6 +90,7 @@ class EngineConnection:
         self._on_tokens = on_tokens
         self._on_open = on_open
         self._on_adapters = on_adapters
+        self._on_prefixes = on_prefixes
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
@@ -237,6 +239,8 @@ class EngineConnection:
             self.index.apply(report.changes)
         if report.adapters is not None:
             self._on_adapters(report.adapters)
+        if report.prefixes is not None:
+            self._on_prefixes(report.prefixes)
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 

@@ -21,7 +21,9 @@ from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
 from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
+from wingbeat.deployments.fleet.reservation import Reservation
 from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
@@ -33,20 +35,6 @@ RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
 SHUTTING_DOWN = "The server is shutting down."
-
-
-class Reservation:
-    """Places for requests, in the engines or in the queue before them; taken until they are released."""
-
-    def __init__(self, pool: "EnginePool", num_requests: int) -> None:
-        self._pool = pool
-        self._num_left = num_requests
-
-    def release(self, num_requests: int | None = None) -> None:
-        """Give back some places, or all that are left; more than are left are not given back."""
-        num_requests = self._num_left if num_requests is None else min(num_requests, self._num_left)
-        self._num_left -= num_requests
-        self._pool.num_admitted -= num_requests
 
 
 class EnginePool:
@@ -85,6 +73,8 @@ class EnginePool:
         self._info: ModelInfo | None = None
         self.adapters = FleetAdapters(source, self._open_engines)
         """LoRA adapters that requests may name."""
+        self.prefixes = FleetPrefixes(source, self._open_engines)
+        """Saved prefixes, likewise."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
         self._retired: set[EngineConnection] = set()
@@ -326,14 +316,16 @@ class EnginePool:
 
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
-            opened, merge = partial(self._opened, engine_id), self.adapters.catalog.merge
+            opened = partial(self._opened, engine_id)
+            merges = self.adapters.catalog.merge, self.prefixes.catalog.merge
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, opened, self._answers, merge
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, *merges
             )
 
     def _opened(self, engine_id: str) -> None:
         self._wait.over()
         self.adapters.share(engine_id)
+        self.prefixes.share(engine_id)
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

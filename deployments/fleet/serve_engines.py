@@ -85,6 +85,26 @@ class ServeEngines:
         """Tell a replica which adapters there are."""
         await self._handle.tell_adapters.remote(engine_id=engine_id, entries=entries)
 
+    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
+        """Pin a prefix: None, or code and reason where it cannot be."""
+        return await self._handle.save_prefix.remote(engine_id=engine_id, fields=fields)
+
+    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
+        """Let go of one that is not to be kept."""
+        await self._handle.drop_prefix.remote(engine_id=engine_id, name=name, version=version)
+
+    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
+        """Fields of the prefix that has this name on disk."""
+        return await self._handle.stored_prefix.remote(engine_id=engine_id, name=name)
+
+    async def describe_prefixes(self, engine_id: str) -> dict[str, Any]:
+        """The prefixes that an engine has."""
+        return await self._handle.describe_prefixes.remote(engine_id=engine_id)
+
+    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        """Tell a replica which prefixes there are."""
+        await self._handle.tell_prefixes.remote(engine_id=engine_id, entries=entries)
+
     async def reset_prefix_cache(self, engine_id: str) -> None:
         """Forget cached prefixes."""
         await self._handle.reset_prefix_cache.remote(engine_id=engine_id)

@@ -15,10 +15,10 @@ from wingbeat.runtime.scheduling.request import (
     Request,
     RequestOutput,
     SamplingParams,
-    SpeculationMetrics,
     TokenLogprob,
     VerifiedRound,
 )
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None, tuple]
 """(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether
@@ -68,17 +68,19 @@ class EngineReport(NamedTuple):
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
     adapters: tuple[tuple, ...] | None = None
     """`AdapterCatalog.changes` of its replica; None where they are as they were."""
+    prefixes: tuple[tuple, ...] | None = None
+    """The same of saved prefixes."""
 
 
 def pack_report(report: EngineReport) -> tuple:
     """A report as it travels among the outputs."""
-    return REPORT, None if report.changes is None else tuple(report.changes), report.others, report.adapters
+    return REPORT, None if report.changes is None else tuple(report.changes), *report[1:]
 
 
 def unpack_report(packed: tuple) -> EngineReport:
     """The inverse."""
-    _, changes, others, adapters = packed
-    return EngineReport(None if changes is None else CacheChanges(*changes), others, adapters)
+    _, changes, *others = packed
+    return EngineReport(None if changes is None else CacheChanges(*changes), *others)
 
 
 def pack_request(number: int, request: Request) -> WireRequest:

@@ -106,6 +106,8 @@ def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
     yield gauge("wingbeat_kv_blocks", "KV blocks.", LABELS, rows(snapshot, lambda figures: figures["num_blocks"]))
     text = "KV blocks that can be handed out, cached ones included."
     yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, lambda figures: figures["num_free_blocks"]))
+    text = "KV blocks of saved prefixes, which nothing else may have."
+    yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, lambda figures: figures["num_pinned_blocks"]))
 
 
 def _images(snapshot: FleetSnapshot) -> Iterator[Metric]:

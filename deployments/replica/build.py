@@ -5,6 +5,7 @@ The drafter's process imports this file too, so what only the verifier needs is 
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,10 @@ from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
 
 
 def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
@@ -61,7 +66,21 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         images=engine.loaded.images,
     )
     spec = engine.channel_spec if config.has_drafter() else None
-    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters)
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters, _prefixes(config, engine))
+
+
+def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":
+    """What keeps saved prefixes; of a model that is divided among ranks their keys and values are not on disk."""
+    from wingbeat.runtime.prefixes.identity import identity_of, tokenizer_digest
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
+    from wingbeat.runtime.prefixes.prefix_store import PrefixStore
+
+    if config.prefix_dir is None:
+        return PrefixKeeper(engine)
+    folder = config.model_dir()
+    identity, tokenizer = identity_of(folder, engine.loaded, engine.config.block_size), tokenizer_digest(folder)
+    has_contents = config.tensor_parallel_size == 1
+    return PrefixKeeper(engine, PrefixStore(config.prefix_dir, identity, tokenizer, has_contents))
 
 
 def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:

@@ -3,8 +3,11 @@
 The next process is forked from one that has imported torch, so a drafter that dies is replaced within a second.
 """
 
+import asyncio
 import contextlib
 from typing import Any
+
+import ray
 
 from wingbeat.cluster.fork_server import Forked, ForkServer
 from wingbeat.cluster.placement import assigned_devices, claim_devices
@@ -16,6 +19,8 @@ from wingbeat.deployments.replica.drafter_messages import DrafterStatus
 SERVE = "wingbeat.deployments.replica.drafter_calls:serve"
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
+RENEW_S = 10.0
+"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
 
 
 class DrafterLost(RuntimeError):
@@ -75,3 +80,12 @@ class DrafterActor:
     def close(self) -> None:
         """End its process, where this is no actor that ends with all it has."""
         self._server.close()
+
+
+async def renewed(actor: ray.actor.ActorHandle, convention: bytes | None = None) -> bool:
+    """Whether a `DrafterActor` has begun another process; not where it is gone or stuck itself."""
+    try:
+        await asyncio.wait_for(actor.renew.remote(convention), RENEW_S)
+    except (ray.exceptions.RayError, TimeoutError):
+        return False
+    return True

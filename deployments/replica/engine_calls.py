@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine_setup import EngineSetup
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from wingbeat.deployments.replica.live_recording import TrafficCapture
     from wingbeat.runtime.engine.round_clock import RoundTrace
+    from wingbeat.runtime.prefixes.prefix_keeper import Refusal
     from wingbeat.runtime.protocol.ends import VerifierEnd
 
 
@@ -35,6 +39,8 @@ class EngineCalls:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
         self._adapters = setup.adapters
+        self._served_adapters = setup.info.adapters
+        self._prefixes = setup.prefixes
         self._config = config
         self._engine_id = engine_id
         self._end = end
@@ -75,6 +81,45 @@ class EngineCalls:
         """Free an adapter's place once no sequence runs with it."""
         if self._adapters is not None:
             self._adapters.resident.unload(digest)
+
+    def open_prefixes(self, entries: tuple[tuple, ...]) -> tuple[tuple, ...]:
+        """Pin what is kept on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
+        if self._prefixes is None:
+            return ()
+        found = self._prefixes.open(self._served_adapters)
+        self.keep_prefixes(entries)
+        return tuple((prefix.name, prefix.version, prefix.fields()) for prefix in found)
+
+    def save_prefix(self, fields: tuple) -> "Future[Refusal | None] | tuple[str, str]":
+        """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
+        if self._prefixes is None:
+            return "invalid_value", "cannot be kept: this engine keeps no prefixes"
+        return self._prefixes.save(SavedPrefix.of_fields(fields))
+
+    def drop_prefix(self, name: str, version: int) -> None:
+        """Let go of one that is not to be kept."""
+        if self._prefixes is not None:
+            self._prefixes.drop(name, version)
+
+    def keep_prefixes(self, entries: tuple[tuple, ...]) -> "Future[None] | None":
+        """Have the prefixes that `Catalog.changes` says; ends once those that are pinned are written."""
+        if self._prefixes is None:
+            return None
+        return self._prefixes.keep(
+            (name, version, None if fields is None else SavedPrefix.of_fields(fields))
+            for name, version, fields in entries
+        )
+
+    def stored_prefix(self, name: str) -> tuple | None:
+        """Fields of the prefix that has this name on disk."""
+        found = None if self._prefixes is None else self._prefixes.stored(name)
+        return None if found is None else found.fields()
+
+    def describe_prefixes(self) -> dict[str, Any]:
+        """What is pinned."""
+        if self._prefixes is None:
+            return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
+        return self._prefixes.describe()
 
     def attach_drafter(self) -> None:
         """Draft from the next round on, with the drafter that has attached to the channel."""
@@ -122,5 +167,7 @@ class EngineCalls:
 
     def close(self) -> None:
         """Finish what is being written; the last call."""
+        if self._prefixes is not None:
+            self._prefixes.close()
         if self._capture is not None:
             self._capture.writer.close()

@@ -101,6 +101,11 @@ class EngineClient:
         for stream in self._streams.values():
             stream.tell_adapters(entries)
 
+    def tell_prefixes(self, entries: tuple[tuple, ...]) -> None:
+        """Tell every router which saved prefixes there are."""
+        for stream in self._streams.values():
+            stream.tell_prefixes(entries)
+
     def disconnect(self, client_id: str) -> None:
         """Close a client's stream and abort whatever it still runs; harmless when repeated."""
         stream = self._streams.pop(client_id, None)

@@ -10,6 +10,7 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.child_process import ChildProcess
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.prefixes import PrefixCatalog
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.supervisor import DrafterHandle, DrafterSupervisor
@@ -37,6 +38,7 @@ class EngineLife:
         start: what the engine's process is to run.
         launch_drafter: None where there is none.
         launch_ranks: those that the engine leads; None where its process has the whole model.
+        prefixes: that the engine shall have; what it finds on disk is added.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class EngineLife:
         start: EngineStart,
         launch_drafter: LaunchDrafter | None,
         launch_ranks: "Callable[[], RayRanks] | None" = None,
+        prefixes: PrefixCatalog | None = None,
     ) -> None:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
         self.supervisor: DrafterSupervisor | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
         self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
+        self._prefixes = PrefixCatalog() if prefixes is None else prefixes
         self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
         self._drafter = None if launch_drafter is None else launch_drafter(None)
@@ -80,8 +84,10 @@ class EngineLife:
         self.info = started.info
         if self._drafter is not None and started.channel_name is not None:
             await self._start_drafter(started.channel_name, started.checks_drafter)
+        # Last, so that nothing of the drafter's self-test is in either.
+        if config.prefix_dir is not None or self._prefixes.changes():
+            self._prefixes.merge(await self.client.call("open_prefixes", self._prefixes.changes()))
         if config.capture_dir is not None:
-            # Last, so that nothing of the drafter's self-test is in it.
             await self.client.call("start_capture")
 
     async def end(self) -> None:

@@ -41,6 +41,7 @@ class EngineLoop:
         calls: an object whose methods the replica may call by name.
         trial: tries grammars out before they are compiled; it is closed with the loop.
         cache_log: of the engine's prefix cache; None tells nothing of it.
+        take_own: told what becomes of requests that came from no router.
     """
 
     def __init__(
@@ -51,12 +52,15 @@ class EngineLoop:
         stream_interval_s: float = 0.02,
         trial: "GrammarTrial | None" = None,
         cache_log: "CacheLog | None" = None,
+        take_own: Callable[[RequestOutput], None] = lambda output: None,
     ) -> None:
         self._engine = engine
         self._link = link
         self._calls = calls
         self._stream_interval_s = stream_interval_s
-        self._compiled_grammars: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._take_own = take_own
+        self._from_threads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What other threads leave to do: of compiled grammars and of calls that took longer."""
         self._outboxes: dict[str, Outbox] = {}
         self._owners: dict[str, tuple[str, int]] = {}
         self._started: set[str] = set()
@@ -127,8 +131,8 @@ class EngineLoop:
         for kind, *arguments in self._link.receive():
             self._handlers[kind](*arguments)
         with contextlib.suppress(queue.Empty):
-            while not self._compiled_grammars.empty():
-                self._compiled_grammars.get_nowait()()
+            while not self._from_threads.empty():
+                self._from_threads.get_nowait()()
         return self._stopping
 
     def _wait_for_work(self) -> None:
@@ -157,13 +161,29 @@ class EngineLoop:
             self._link.send((ToReplica.OUTPUTS, due))
 
     def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Run a method for the replica; its exception is the answer, and not the loop's matter."""
+        """Run a method for the replica; its exception is the answer, and not the loop's matter.
+
+        Where it returns a future, that has the answer.
+        """
         result, problem = None, None
         try:
             result = getattr(self._calls, name)(*arguments)
         except Exception as error:
             problem = portable(error)
+        if isinstance(result, Future):
+            result.add_done_callback(lambda done: self._do_soon(lambda: self._call_done(number, done)))
+            return
         self._link.send((ToReplica.RESULT, number, result, problem))
+
+    def _call_done(self, number: int, done: "Future[Any]") -> None:
+        error = done.exception()
+        result, problem = (done.result(), None) if error is None else (None, portable(error))
+        self._link.send((ToReplica.RESULT, number, result, problem))
+
+    def _do_soon(self, work: Callable[[], None]) -> None:
+        """Have something done between two rounds; from any thread."""
+        self._from_threads.put(work)
+        self._link.wake()
 
     def _add(self, client_id: str, requests: Iterable[WireRequest]) -> None:
         if client_id not in self._outboxes:
@@ -192,8 +212,7 @@ class EngineLoop:
             raise ValueError("structured_outputs is not served here: the model has no tokenizer")
 
         def queue_it(grammar: Future[Any]) -> None:
-            self._compiled_grammars.put(lambda: self._add_compiled(request, grammar, number, outbox))
-            self._link.wake()
+            self._do_soon(lambda: self._add_compiled(request, grammar, number, outbox))
 
         self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
 
@@ -252,6 +271,7 @@ class EngineLoop:
         for output in outputs:
             owner = self._owners.get(output.request_id)
             if owner is None:
+                self._take_own(output)
                 continue
             client_id, number = owner
             finished = output.finish_reason is not None

@@ -72,7 +72,8 @@ def serve(link: Link) -> bool:
     name = None if channel is None else channel.name
     calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
     interval_s = config.stream_interval_ms / 1000
-    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log)
+    own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
+    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     if start.core is not None:
         pin_thread(start.core)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.kv.cache_log import CacheLog
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.protocol.ends import VerifierEnd
     from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -77,3 +78,5 @@ class EngineSetup(NamedTuple):
     """Of its prefix cache; None where routers are told nothing of it."""
     adapters: ServedAdapters | None = None
     """On top of its model; None where it serves none."""
+    prefixes: "PrefixKeeper | None" = None
+    """Keeps saved prefixes in the engine; None where there is no such thing."""

@@ -71,8 +71,12 @@ class PoolMember:
         while True:
             try:
                 lived_s, why = await self._live()
-            finally:
+                # One that never answered is not asked: whatever ails it may be its host's.
+                keeps_host = lived_s > 0 and await self.drafter.renew()
+            except BaseException:
                 self._end()
+                raise
+            self._end(keeps_host)
             self._back_off.lasted(lived_s)
             pause_s = self._back_off.take()
             logger.warning("Drafter %d of the pool %s, the next one starts in %.0f s", self.number, why, pause_s)
@@ -82,7 +86,8 @@ class PoolMember:
         """One drafter from its start to its end: how long it was there, and what became of it."""
         began: float | None = None
         try:
-            self.drafter = self._start()
+            if self.drafter is None:
+                self.drafter = self._start()
             self.num_started += 1
             status = await self.drafter.status()
             began = self._clock()
@@ -119,9 +124,11 @@ class PoolMember:
             asking.cancel()
             self._asked_at = None
 
-    def _end(self) -> None:
-        drafter, self.drafter = self.drafter, None
+    def _end(self, keeps_host: bool = False) -> None:
         process = None if self.status is None else self.status.process
         self.status, self.num_promised, self._blamed = None, 0, False
+        if keeps_host:
+            return
+        drafter, self.drafter = self.drafter, None
         if drafter is not None:
             drafter.kill(process)

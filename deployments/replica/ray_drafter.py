@@ -1,6 +1,5 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
-import asyncio
 from collections.abc import Callable
 
 import ray
@@ -9,12 +8,9 @@ from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
-from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafter_actor import DrafterActor, renewed
 from wingbeat.deployments.replica.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.supervisor import root_cause
-
-RENEW_S = 10.0
-"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
 
 
 class RayDrafter:
@@ -51,11 +47,7 @@ class RayDrafter:
 
     async def renew(self) -> bool:
         """Begin another process in its actor; False where that is gone too."""
-        try:
-            await asyncio.wait_for(self._actor.renew.remote(self.convention), RENEW_S)
-        except (ray.exceptions.RayError, TimeoutError):
-            return False
-        return True
+        return await renewed(self._actor, self.convention)
 
     def kill(self) -> None:
         """End it without waiting: through Ray, which gives its bundle back, and by signal."""

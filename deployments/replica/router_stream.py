@@ -32,6 +32,7 @@ class RouterStream:
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
         self._adapters: tuple[tuple, ...] | None = None
+        self._prefixes: tuple[tuple, ...] | None = None
         self._ended_by: Exception | None = None
 
     def put(self, message: list[WireOutput]) -> None:
@@ -67,6 +68,11 @@ class RouterStream:
         self._adapters = entries
         self._ready.set()
 
+    def tell_prefixes(self, entries: tuple[tuple, ...]) -> None:
+        """What `PrefixCatalog.changes` says now."""
+        self._prefixes = entries
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
@@ -86,8 +92,9 @@ class RouterStream:
         return message
 
     def _waiting(self) -> list[WireOutput]:
-        report = EngineReport(self._changes.take(), self._others, self._adapters)
+        report = EngineReport(self._changes.take(), self._others, self._adapters, self._prefixes)
         message = [] if report == EngineReport() else [pack_report(report)]
         message += [*self._outputs.values(), *self._last_words.values()]
-        self._others, self._adapters, self._outputs, self._last_words = None, None, {}, {}
+        self._others = self._adapters = self._prefixes = None
+        self._outputs, self._last_words = {}, {}
         return message

@@ -8,7 +8,7 @@ import ray
 from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
-from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafter_actor import DrafterActor, renewed
 from wingbeat.deployments.replica.drafter_messages import DrafterStatus, Placed
 
 ANSWER_S = 60.0
@@ -48,6 +48,10 @@ class SharedDrafter:
     def release_newest(self) -> None:
         """Have it let go of the verifier that came last, without waiting."""
         self._actor.call.remote("release_newest")
+
+    async def renew(self) -> bool:
+        """Begin another process in its actor, which serves nobody yet; False where that is gone too."""
+        return await renewed(self._actor)
 
     def kill(self, process: ActorProcess | None) -> None:
         """End it without waiting: through Ray, and by signal once its process is known."""

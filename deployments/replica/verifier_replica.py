@@ -18,7 +18,6 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.adapters import AdapterCatalog
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.log import show_log
@@ -32,6 +31,7 @@ from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
 from wingbeat.deployments.replica.ray_drafter import RayDrafter
+from wingbeat.deployments.replica.served_names import ServedNames
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -51,7 +51,7 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model, such as that before an update."""
 
 
-class Verifier:
+class Verifier(ServedNames):
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
@@ -61,11 +61,11 @@ class Verifier:
     """
 
     async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
+        super().__init__()
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
-        self._adapters = AdapterCatalog()
         self._tasks: list[asyncio.Task] = []
         self._config = config
         self._speed = EngineSpeed(config.max_num_seqs)
@@ -80,7 +80,7 @@ class Verifier:
             launch = partial(RayDrafter, config, core)
         elif config.has_drafter():
             launch = partial(PoolDrafter, ServedPool(drafters))
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks()))
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._prefixes))
         try:
             await self._engines.start()
         except BaseException:
@@ -151,8 +151,7 @@ class Verifier:
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)
-        if changes := self._adapters.changes():
-            stream.tell_adapters(changes)
+        self._tell_names(stream)
         try:
             yield []
             while True:
@@ -244,27 +243,6 @@ class Verifier:
         """
         self._check(engine_id)
         await self._engines.client.call("reset_prefix_cache")
-
-    async def load_adapter(self, *, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
-        """Have the engine read and check an adapter: its fields, or None and why it is not served.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id)
-        return await self._engines.client.call("load_adapter", name, path)
-
-    async def unload_adapter(self, *, engine_id: str, digest: str) -> None:
-        """Free an adapter's place once nobody runs with it; raises as `load_adapter`."""
-        self._check(engine_id)
-        await self._engines.client.call("unload_adapter", digest)
-
-    async def tell_adapters(self, *, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        """Keep what a router says of adapters, and tell the other routers; raises as `load_adapter`."""
-        self._check(engine_id)
-        if self._adapters.merge(entries):
-            self._engines.client.tell_adapters(self._adapters.changes())
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from wingbeat.runtime.checks.trial_prompts import trial_requests
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

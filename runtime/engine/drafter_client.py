@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.engine.context_writer import write_context
 from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
 from wingbeat.runtime.engine.drafter_state import DrafterState
-from wingbeat.runtime.engine.outcome_writer import OutcomeWriter, write_numbers
+from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
+from wingbeat.runtime.engine.recorded_context import RecordedContexts
 from wingbeat.runtime.engine.replay_plan import with_replays
 from wingbeat.runtime.engine.root_masks import write_root_masks
 from wingbeat.runtime.engine.round_clock import RoundClock
@@ -52,6 +54,7 @@ class DrafterClient(RoundObserver):
             Looking at trees is no wait there, so they are cut to the nodes a round needs, each of which costs its share
             of the pass.
         states: of layers that keep a state of their own, which says where a replay may begin.
+        contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class DrafterClient(RoundObserver):
         clock: RoundClock,
         inbox: TreeInbox | None,
         states: StateKeeper | None = None,
+        contexts: RecordedContexts | None = None,
     ) -> None:
         self.config = config
         self.block_manager = block_manager
         self.slots = slots
         self._inbox = inbox
         self._states = states
+        self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
         """Why the latest plan asks for no trees, where it asks for none."""
@@ -120,6 +125,8 @@ class DrafterClient(RoundObserver):
             if filled < size:
                 break
         draft.complete = self._stateless or draft.length == seq.num_computed
+        if not draft.complete:
+            draft.recorded = self._contexts.find(seq)
         history = self._end.token_ids
         copy_into(history[seq.slot, : len(seq.token_ids)], upload(seq.token_ids, history.device))
 
@@ -163,6 +170,7 @@ class DrafterClient(RoundObserver):
             return
         # Pieces of prompts have to be published first: they may complete the context of who is drafted for next.
         with_context = any(chunk.seq.request.params.speculation for chunk in plan.chunks)
+        with_context |= any(seq.draft.is_recorded for seq in plan.decodes)
         if not with_context:
             proposals = self._proposals(plan, flight)
             draft = self._speculation.plan(plan.decodes, proposals)
@@ -175,7 +183,7 @@ class DrafterClient(RoundObserver):
             return
         writer = OutcomeWriter(outcome)
         if not self._stateless:
-            self._write_chunks(plan, flight, writer)
+            write_context(plan, flight, writer, self._deferred, self._advance)
         self._write_decodes(plan.decodes, flight.decodes, writer)
         self._publish_history(plan, flight)
         if with_context:
@@ -243,37 +251,6 @@ class DrafterClient(RoundObserver):
     def _trees_of(self, reply: TreeReply, rows: DecodeRows) -> TokenTree:
         """A reply's trees by decode instead of by slot."""
         return TokenTree(*(getattr(reply, name).index_select(0, rows.slots) for name in TokenTree._fields))
-
-    def _write_chunks(self, plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter) -> None:
-        """Copy the chunks that continue the drafter's context, then what was kept back; others are replayed later."""
-        begin = num_sampled = 0
-        for chunk in plan.chunks:
-            seq, end = chunk.seq, chunk.start + chunk.length
-            rows = slice(begin, begin + chunk.length)
-            sampled = flight.sampled[num_sampled] if chunk.samples else None
-            begin += chunk.length
-            num_sampled += chunk.samples
-            if not seq.request.params.speculation or seq.draft.length != chunk.start:
-                continue
-            taps, next_token_ids = writer.add_chunk(seq.slot, chunk.start, chunk.length)
-            if flight.chunk_taps is not None:
-                copy_into(taps, flight.chunk_taps[rows])
-            write_numbers(next_token_ids, seq.token_ids[chunk.start + 1 : end + 1])
-            if sampled is not None:
-                copy_into(next_token_ids[-1], sampled)
-            self._advance(seq, end)
-            if chunk.replay:
-                seq.draft.complete = end == seq.num_computed
-        for seq in plan.decodes:
-            draft = seq.draft
-            if not draft.num_deferred:
-                continue
-            if not writer.has_room(draft.num_deferred):  # prompts took the room: replayed later
-                draft.num_deferred, draft.complete = 0, False
-                continue
-            end = draft.deferred_from + draft.num_deferred
-            self._deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred))
-            self._advance(seq, end)
 
     def _write_decodes(self, decodes: list[Sequence], paths: AcceptedPaths, writer: OutcomeWriter) -> None:
         seqs = [seq for seq in decodes if seq.draft.complete]

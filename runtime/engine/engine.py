@@ -9,6 +9,7 @@ from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
+from wingbeat.runtime.engine.recorded_context import RecordedContexts
 from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
@@ -20,8 +21,9 @@ from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.certain_tokens import with_certain
@@ -61,10 +63,7 @@ class Engine:
         grammars: Grammars | None = None,
         backend: Backend = TORCH,
     ) -> None:
-        if config.max_model_len > loaded.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len is {config.max_model_len}: {loaded.name} has {loaded.max_position_embeddings} positions"
-            )
+        loaded.check_length(config.max_model_len)
         self.config = config = with_states(loaded, config)
         self.loaded = loaded
         self.needs = needs
@@ -73,24 +72,24 @@ class Engine:
         self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
         self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
         self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        asked = (loaded.resident_adapters, loaded.sees_whole_images)
-        self.scheduler = Scheduler(config, self.block_manager, loaded.eos_token_ids, *asked)
+        asked = (loaded.eos_token_ids, loaded.resident_adapters, loaded.sees_whole_images)
+        self.scheduler = Scheduler(config, self.block_manager, *asked)
         on_host = on_host if backend.on_host is None else backend.on_host
-        parts = (loaded, self.model, self.cache, self.slots)
-        self.runner = ModelRunner(*parts, config, graph_device, on_host, self.states)
+        parts = (loaded, self.model, self.cache, self.slots, config, graph_device, on_host, self.states)
+        self.runner = ModelRunner(*parts)
         self.clock = RoundClock()
         fixed = FixedSpeculation(config.speculation.max_path - 1)
         self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
-        self.drafting = DrafterClient(
-            config, self.block_manager, self.slots, self.policy, self.clock, self.runner.inbox, self.states
-        )
+        self.contexts = RecordedContexts(self.block_manager, self.model.taps_size, loaded.dtype)
+        parts = (self.slots, self.policy, self.clock, self.runner.inbox, self.states, self.contexts)
+        self.drafting = DrafterClient(config, self.block_manager, *parts)
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.tracer = RoundTracer()
-        self._own_observers = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer)
-        self._own_observers += () if self.states is None else (self.states,)
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer, self.contexts)
+        self._own_observers = own if self.states is None else (*own, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []

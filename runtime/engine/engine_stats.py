@@ -9,7 +9,7 @@ from wingbeat.runtime.engine.request_clock import RequestTimes
 from wingbeat.runtime.engine.round_clock import PhaseTimes
 from wingbeat.runtime.graphs.graph_runner import GraphStats
 from wingbeat.runtime.histogram import Histogram
-from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
 
 
@@ -34,6 +34,8 @@ class EngineStats:
     forced_acceptance: ForcedAcceptance | None = None
     """The profile that acceptance is drawn from, in a benchmark: the text is not the model's."""
     requests: RequestTimes = field(default_factory=RequestTimes)
+    num_pinned_blocks: int = 0
+    """Of saved prefixes; they are never free."""
     prefix_query_tokens: int = 0
     """Of prompts that were looked up in the prefix cache."""
     prefix_hit_tokens: int = 0

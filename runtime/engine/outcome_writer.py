@@ -23,9 +23,14 @@ class OutcomeWriter:
         self._chunk_lens: list[int] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def capacity(self) -> int:
+        """Tokens of chunks that fit."""
+        return self.outcome.chunk_taps.shape[0]
+
     def has_room(self, num_tokens: int) -> bool:
         """Whether a chunk of so many tokens fits."""
-        return self.num_chunk_tokens + num_tokens <= self.outcome.chunk_taps.shape[0]
+        return self.num_chunk_tokens + num_tokens <= self.capacity
 
     def add_chunk(self, slot: int, position: int, length: int) -> tuple[Tensor, Tensor]:
         """Another chunk, to be filled in: its taps [length, taps_size] and next tokens int64 [length]."""

@@ -18,7 +18,8 @@ def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> Scheduler
     chunks: list[Chunk] = []
     held: list[Sequence] = []
     for seq in plan.decodes:
-        if seq.draft.complete or not seq.request.params.speculation or not budget:
+        draft = seq.draft
+        if draft.complete or draft.is_recorded or not seq.request.params.speculation or not budget:
             continue
         start = seq.draft.length if states is None else states.replay_start(seq, seq.draft.length)
         if start is None:

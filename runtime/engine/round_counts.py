@@ -8,8 +8,8 @@ from typing import Any
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.histogram import Histogram
-from wingbeat.runtime.scheduling.request import SpeculationMetrics
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)

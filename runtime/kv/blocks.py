@@ -4,18 +4,15 @@ Block ids index the verifier's and the drafter's KV alike, so one allocator serv
 cached on both sides as far as the drafter has filled it. Knows nothing of requests: callers keep the block tables.
 """
 
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
+from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
 from wingbeat.runtime.kv.cache_log import CacheLog
 from wingbeat.runtime.kv.saved_states import SavedStates
 
 RESERVED_BLOCK = 0
 """Never handed out: rows that only pad a batch write here."""
-ROOT_HASH = bytes(16)
-"""Parent hash of a sequence's first block."""
 
 
 class NoFreeBlocks(RuntimeError):
@@ -26,28 +23,12 @@ class IntegrityError(AssertionError):
     """The bookkeeping contradicts itself or the tables it was checked against."""
 
 
-def hash_block(parent_hash: bytes, token_ids: Sequence[int]) -> bytes:
-    """128-bit BLAKE2b of a full block and all before it; wide enough that equal hashes are taken as equal tokens."""
-    return blake2b(parent_hash + array("q", token_ids).tobytes(), digest_size=16).digest()
-
-
-def salted_root(salt: str, adapter: str = "") -> bytes:
-    """Parent hash of the first block of sequences that share prefixes only with others of the same salt and adapter.
-
-    Args:
-        adapter: digest of its files; empty for none.
-    """
-    if not (salt or adapter):
-        return ROOT_HASH
-    salted = salt.encode("utf-8", "surrogatepass")
-    return blake2b(salted, digest_size=16, key=adapter.encode(), person=b"salt").digest()
-
-
 class BlockManager:
     """Reference-counted blocks, a hash-chained prefix cache, and how far the drafter has filled each block.
 
     A block is reserved (block 0), live (referenced), free, or free and cached: its content may still be acquired until
-    allocation runs out of plainly free blocks and evicts the least recently used cached one.
+    allocation runs out of plainly free blocks and evicts the least recently used cached one. A pinned block is a cached
+    one that is live as long as it is pinned.
 
     Args:
         states: of layers that have recurrent ones: a prefix is found as far as its state is kept.
@@ -84,6 +65,8 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._cached: dict[bytes, int] = {}
+        self._pins: Counter[int] = Counter()
+        """By block, how many pinned prefixes it belongs to."""
         self._draft_incarnations = [0] * num_blocks
         self._draft_filled = [0] * num_blocks
 
@@ -92,11 +75,17 @@ class BlockManager:
         """Blocks `allocate` can hand out, cached ones included."""
         return len(self._free) + len(self._free_cached)
 
+    @property
+    def num_pinned(self) -> int:
+        """Blocks of pinned prefixes, each counted once."""
+        return len(self._pins)
+
     def figures(self) -> dict[str, int]:
         """The fields of an engine's stats that are counted here."""
         return {
             "num_blocks": self.num_blocks,
             "num_free_blocks": self.num_free,
+            "num_pinned_blocks": self.num_pinned,
             "prefix_query_tokens": self.query_tokens,
             "prefix_hit_tokens": self.hit_tokens,
         }
@@ -111,22 +100,56 @@ class BlockManager:
             token_ids: the prompt.
             root_hash: parent hash of the first block, where sequences of equal tokens have different KV.
         """
-        matched: list[int] = []
         self.query_tokens += len(token_ids)
-        if not self.enable_prefix_caching:
-            return matched
+        matched = self.find(token_ids[: len(token_ids) - 1], root_hash)
+        if self.states is not None:
+            while matched and not self.states.has(self._hashes[matched[-1]]):
+                matched.pop()
+        self.hit_tokens += len(matched) * self.block_size
+        return matched
+
+    def find(self, token_ids: Sequence[int], root_hash: bytes = ROOT_HASH) -> list[int]:
+        """Cached blocks that hold the beginning of some tokens, all of them included; counts nothing."""
+        found: list[int] = []
         block_hash, size = root_hash, self.block_size
-        for begin in range(0, len(token_ids) - size, size):
+        for begin in range(0, len(token_ids) - size + 1, size) if self.enable_prefix_caching else ():
             block_hash = hash_block(block_hash, token_ids[begin : begin + size])
             block_id = self._cached.get(block_hash)
             if block_id is None:
                 break
-            matched.append(block_id)
+            found.append(block_id)
+        return found
+
+    def is_pinned(self, block_id: int) -> bool:
+        """Whether a pinned prefix has it."""
+        return block_id in self._pins
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Keep a prefix that is cached: eviction never takes its blocks, nor the state behind the last one.
+
+        Raises:
+            IntegrityError: a block is not cached; nothing is pinned.
+            KeyError: the state behind the last one is not kept; likewise.
+        """
+        lost = [block_id for block_id in blocks if not self._is_cached(block_id)]
+        _require(not lost, f"blocks {lost} are to be pinned, but not cached")
         if self.states is not None:
-            while matched and not self.states.has(self._hashes[matched[-1]]):
-                matched.pop()
-        self.hit_tokens += len(matched) * size
-        return matched
+            self.states.pin(self._hashes[blocks[-1]])
+        self.acquire(blocks)
+        self._pins.update(blocks)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Let eviction take a prefix again, unless others have its blocks too.
+
+        Raises:
+            IntegrityError: a block is not pinned; nothing is unpinned.
+        """
+        loose = [block_id for block_id in blocks if block_id not in self._pins]
+        _require(not loose, f"blocks {loose} are to be unpinned, but not pinned")
+        if self.states is not None:
+            self.states.unpin(self._hashes[blocks[-1]])
+        self._pins -= Counter(blocks)
+        self.release(blocks)
 
     def allocate(self, num: int) -> list[int]:
         """Hand out `num` blocks with one reference each; their former content is forgotten.
@@ -229,13 +252,18 @@ class BlockManager:
         self._draft_incarnations[block_id] = incarnation
 
     def reset_cache(self) -> None:
-        """Forget every cached prefix. What is live stays with its owners; their next blocks are cached."""
+        """Forget every cached prefix but the pinned ones.
+
+        What is live stays with its owners; their next blocks are cached.
+        """
         self._free.extend(self._free_cached)
         self._free_cached.clear()
-        self._cached.clear()
+        self._cached = {self._hashes[block_id]: block_id for block_id in self._pins}
         if self.states is not None:
             self.states.clear()
         self.log.cleared()
+        for block_hash in self._cached:
+            self.log.cached(block_hash)
 
     def forget(self) -> None:
         """Be as new: nothing cached, nothing counted.
@@ -250,12 +278,12 @@ class BlockManager:
         self.log.cleared()
 
     def check_integrity(self, live_tables: Iterable[Sequence[int]]) -> None:
-        """Compare the bookkeeping with itself and with every block table in use.
+        """Compare the bookkeeping with itself, its pins and every block table in use.
 
         Raises:
             IntegrityError: naming the first block that does not add up.
         """
-        held: Counter[int] = Counter()
+        held = Counter(self._pins)
         for table in live_tables:
             counts = Counter(table)
             twice = [block_id for block_id, count in counts.items() if count > 1]

@@ -4,7 +4,7 @@ A block of keys and values is of use at any prefix's end; a state is that of one
 ends of some blocks, under the same hashes, and leave with their block.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 
 class SavedStates:
@@ -30,12 +30,24 @@ class SavedStates:
         self._free = list(reversed(range(num_rows)))
         self._pending: dict[int, int] = {}
         self._cached: OrderedDict[bytes, int] = OrderedDict()
+        self._pins: Counter[bytes] = Counter()
+        """By hash, how many pinned prefixes end there."""
         self._num_lent = 0
 
     @property
     def num_cached(self) -> int:
         """Prefixes whose states can be found."""
         return len(self._cached)
+
+    @property
+    def num_pinned(self) -> int:
+        """States that are never given up for another."""
+        return len(self._pins)
+
+    @property
+    def most_pinned(self) -> int:
+        """So many may be pinned: running sequences and drafters' replays have the other half."""
+        return self.num_rows // 2
 
     def next_end(self, position: int, end: int) -> int | None:
         """The first prefix length behind `position`, at most `end`, whose state is kept."""
@@ -92,6 +104,19 @@ class SavedStates:
         self._cached.move_to_end(block_hash)
         return self._cached[block_hash]
 
+    def pin(self, block_hash: bytes) -> None:
+        """Keep a cached state from making room.
+
+        Raises:
+            KeyError: it is not here.
+        """
+        self.find(block_hash)
+        self._pins[block_hash] += 1
+
+    def unpin(self, block_hash: bytes) -> None:
+        """The inverse."""
+        self._pins -= Counter([block_hash])
+
     def lend(self) -> int | None:
         """A row for a caller's own use; None where all are in use."""
         row = self._take()
@@ -104,9 +129,9 @@ class SavedStates:
         self._free.append(row)
 
     def clear(self) -> None:
-        """Forget every cached state."""
-        self._free.extend(self._cached.values())
-        self._cached.clear()
+        """Forget every cached state but the pinned ones."""
+        for block_hash in [block_hash for block_hash in self._cached if block_hash not in self._pins]:
+            self._free.append(self._cached.pop(block_hash))
 
     def mismatch(self, cached: dict[bytes, int]) -> str | None:
         """What does not add up; None where everything does.
@@ -121,10 +146,12 @@ class SavedStates:
             )
         if not self._cached.keys() <= cached.keys():
             return "a state is cached under the hash of a block that is not"
+        if not self._pins.keys() <= self._cached.keys():
+            return "a state is pinned that is not cached"
         return None
 
     def _take(self) -> int | None:
-        if not self._free and self._cached:
-            _, row = self._cached.popitem(last=False)
-            return row
-        return self._free.pop() if self._free else None
+        if self._free:
+            return self._free.pop()
+        oldest = next((block_hash for block_hash in self._cached if block_hash not in self._pins), None)
+        return None if oldest is None else self._cached.pop(oldest)

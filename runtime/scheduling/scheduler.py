@@ -274,7 +274,8 @@ class Scheduler:
             if place is None:
                 return False
             seq.adapter_id = place
-        cached = [] if seq.wants_prompt_logprobs else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
+        computes_all = seq.wants_prompt_logprobs or seq.request.fresh
+        cached = [] if computes_all else self.block_manager.match_prefix(seq.prefix_ids(), seq.root_hash)
         self.block_manager.acquire(cached)
         seq.blocks = list(cached)
         if not self._extend(seq, len(seq.token_ids)):

@@ -4,10 +4,11 @@ from typing import Protocol
 
 import numpy as np
 
-from wingbeat.runtime.kv.blocks import salted_root
+from wingbeat.runtime.kv.block_hash import salted_root
 from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.images import prefix_ids
-from wingbeat.runtime.scheduling.request import FinishReason, Request, SpeculationMetrics
+from wingbeat.runtime.scheduling.request import FinishReason, Request
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.token_reports import TokenReports
 
 

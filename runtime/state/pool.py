@@ -116,6 +116,14 @@ class StatePool:
         for part in self._tensors():
             part[row].zero_()
 
+    def row(self, row: int) -> dict[str, Tensor]:
+        """One row of every layer's state, by name; what is written to these is in the pool."""
+        return {
+            f"{layer}.{'recurrent' if recurrent else 'conv'}.{index}": part[row]
+            for layer, parts in self._layers.items()
+            for (recurrent, index), part in parts.items()
+        }
+
     def _tensors(self) -> list[Tensor]:
         return [part for parts in self._layers.values() for part in parts.values()]
 

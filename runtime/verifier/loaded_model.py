@@ -73,6 +73,13 @@ class LoadedModel:
         """Whether tokens of an image attend to later ones of it."""
         return self.vision is not None and self.vision.sees_whole_images
 
+    def check_length(self, max_model_len: int) -> None:
+        """Raises ValueError where the model has fewer positions."""
+        if max_model_len > self.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len is {max_model_len}: {self.name} has {self.max_position_embeddings} positions"
+            )
+
     def check(self, request: Request, most_at_once: int) -> None:
         """Raises ValueError for tokens that it does not have, and, beginning with "images", for what `Vision.check`
         refuses."""

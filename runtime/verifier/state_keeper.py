@@ -61,6 +61,8 @@ class StateKeeper(RoundObserver):
         self.device = loaded.device
         self._first_saved = config.max_num_seqs
         self.pool = StatePool(loaded.states, self._first_saved + self.saved.num_rows, loaded.device)
+        self.marks: dict[str, int] = {}
+        """By request, another length of its prompt at which the state is kept: where a saved prefix ends."""
         self._lengths = [0] * config.max_num_seqs
         self._replays: dict[int, _Replay] = {}
         self._round: RoundStates | None = None
@@ -77,6 +79,22 @@ class StateKeeper(RoundObserver):
         else:
             self.pool.clear(slot)
         self._lengths[slot] = length
+
+    def kept(self, block_id: int) -> dict[str, Tensor]:
+        """The state behind a cached block, by the names of its parts.
+
+        Raises:
+            KeyError: it is not kept.
+        """
+        return self.pool.row(self._first_saved + self.saved.find(self.block_manager.block_hash(block_id)))
+
+    def put(self, block_id: int, parts: dict[str, Tensor]) -> bool:
+        """Keep a state behind a live block that is not cached yet; False where there is no row for it."""
+        row = self.saved.take(block_id)
+        if row is not None:
+            for name, part in self.pool.row(self._first_saved + row).items():
+                part.copy_(parts[name])
+        return row is not None
 
     def replay_start(self, seq: Sequence, wanted: int) -> int | None:
         """Position at or before `wanted` from which a replay can go on; None where there is no row for its state."""
@@ -192,12 +210,19 @@ class StateKeeper(RoundObserver):
         self._lengths[seq.slot] = end
         live, pieces = upload([seq.slot], self.device), []
         while position < end:
-            kept = self.saved.next_end(position, end)
+            kept = self._next_end(seq, position, end)
             stop = end if kept is None else kept
             saved = [] if kept is None else [(seq.slot, self._row_of(seq, kept))]
             pieces.append(Piece(row, stop - position, live, self._saves(saved)))
             row, position = row + stop - position, stop
         return pieces
+
+    def _next_end(self, seq: Sequence, position: int, end: int) -> int | None:
+        """The first length of a prompt behind `position`, at most `end`, whose state is kept."""
+        regular, mark = self.saved.next_end(position, end), self.marks.get(seq.request.request_id, 0)
+        if self.saved.enabled and position < mark <= end:
+            return mark if regular is None else min(mark, regular)
+        return regular
 
     def _steps(self, paths: list[tuple[Sequence, list[int]]]) -> list[AcceptedStep]:
         """Accepted rows cut where states are kept; parts of equal length that come at the same turn go together."""

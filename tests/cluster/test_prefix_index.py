@@ -3,7 +3,8 @@
 import pytest
 
 from wingbeat.cluster.prefix_index import PrefixIndex, PromptBlocks
-from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, hash_block, salted_root
+from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block, salted_root
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges
 
 

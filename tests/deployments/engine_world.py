@@ -24,13 +24,14 @@ class ThreadedEngine:
         link = Link.create(ring_bytes)
         # Of its own, so that the two sides can be closed one after the other.
         self._engine_link = Link(*map(os.dup, link.child_fds), is_parent=False)
-        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, adapters=getattr(engine, "adapters", None))
+        parts = {name: getattr(engine, name, None) for name in ("adapters", "prefixes")}
+        setup = EngineSetup(engine, ModelInfo("fake", 200, 50), None, **parts)
         config = AppConfig(lora_update_dir=getattr(engine, "adapters_dir", None))
         calls = EngineCalls(setup, config, "fake")
         self.client = EngineClient(link)
-        self.loop = EngineLoop(
-            engine, self._engine_link, calls, stream_interval_s, cache_log=getattr(engine, "cache_log", None)
-        )
+        own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
+        cache_log = getattr(engine, "cache_log", None)
+        self.loop = EngineLoop(engine, self._engine_link, calls, stream_interval_s, cache_log=cache_log, **own)
         self._event_loop = asyncio.get_running_loop()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

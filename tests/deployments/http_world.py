@@ -16,9 +16,12 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
+from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
-from wingbeat.runtime.scheduling.request import Request, RequestOutput, SpeculationMetrics
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -72,6 +75,39 @@ class FakeAdapterFiles:
         self.told.append(entries)
 
 
+class FakePrefixes:
+    """An engine that pins up to 40 tokens in blocks of 4, and remembers what it was told; `files` are on its disk."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+        self.pinned: dict[tuple[str, int], int] = {}
+        self.dropped: list[str] = []
+        self.files: dict[str, SavedPrefix] = {}
+
+    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
+        prefix = SavedPrefix.of_fields(fields)
+        if len(prefix.token_ids) > 40:
+            return "pinned_memory_exceeded", "needs more than 40"
+        self.pinned[prefix.name, prefix.version] = len(prefix.token_ids) // 4
+        return None
+
+    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
+        self.dropped.append(name)
+
+    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
+        return self.files[name].fields() if name in self.files else None
+
+    async def describe_prefixes(self, engine_id: str) -> dict:
+        figures = [
+            {"name": name, "version": version, "blocks": blocks, "bytes": 100 * blocks, "saved": f"/kept/{name}"}
+            for (name, version), blocks in self.pinned.items()
+        ]
+        return {"pinned_tokens": 4 * sum(self.pinned.values()), "max_pinned_tokens": 40, "prefixes": figures}
+
+    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        self.told.append(entries)
+
+
 class FakePool:
     """Answers a request with a script's text, a few tokens at a time; remembers what was asked and what was aborted."""
 
@@ -84,6 +120,8 @@ class FakePool:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self.files = FakeAdapterFiles()
         self.adapters = FleetAdapters(self.files, lambda: ["engine"])
+        self.prefix_engine = FakePrefixes()
+        self.prefixes = FleetPrefixes(self.prefix_engine, lambda: ["engine"])
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
 from wingbeat.deployments.fleet.adapters import AdapterCatalog
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.fleet.prefixes import PrefixCatalog
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
@@ -20,6 +22,7 @@ class LocalEngines:
         self.engines = {name: engine(round_s) for name in names}
         self.loops = {name: ThreadedEngine(engine) for name, engine in self.engines.items()}
         self.catalogs = {name: AdapterCatalog() for name in names}
+        self.prefixes = {name: PrefixCatalog() for name in names}
         self.killed: set[str] = set()
         self.streams: dict[str, list[RouterStream]] = {name: [] for name in names}
         self.listeners: list[Callable[[frozenset[str]], None]] = []
@@ -40,6 +43,8 @@ class LocalEngines:
         stream = self.loops[engine_id].connect(client_id)
         if changes := self.catalogs[engine_id].changes():
             stream.tell_adapters(changes)
+        if changes := self.prefixes[engine_id].changes():
+            stream.tell_prefixes(changes)
         self.streams[engine_id].append(stream)
         try:
             yield []
@@ -81,6 +86,28 @@ class LocalEngines:
         self._require_alive(engine_id)
         if self.catalogs[engine_id].merge(entries):
             self.loops[engine_id].client.tell_adapters(self.catalogs[engine_id].changes())
+
+    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
+        return await self._call(engine_id, "save_prefix", fields)
+
+    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
+        await self._call(engine_id, "drop_prefix", name, version)
+
+    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
+        return await self._call(engine_id, "stored_prefix", name)
+
+    async def describe_prefixes(self, engine_id: str) -> dict[str, Any]:
+        return await self._call(engine_id, "describe_prefixes")
+
+    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
+        self._require_alive(engine_id)
+        if self.prefixes[engine_id].merge(entries):
+            self.loops[engine_id].client.tell_prefixes(self.prefixes[engine_id].changes())
+            await self._call(engine_id, "keep_prefixes", self.prefixes[engine_id].changes())
+
+    async def _call(self, engine_id: str, name: str, *arguments: Any) -> Any:
+        self._require_alive(engine_id)
+        return await self.loops[engine_id].client.call(name, *arguments)
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""

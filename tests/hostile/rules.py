@@ -47,6 +47,14 @@ def _speculation(found: Findings, name: str, value: Any) -> None:
     _object(found, name, value, {"enabled": flag, "trace": flag}, {})
 
 
+def _prefix(found: Findings, name: str, value: Any) -> None:
+    # No prefix is saved here.
+    if isinstance(value, str):
+        found.wrong(name, "prefix_not_found", status=404)
+    else:
+        found.wrong(name)
+
+
 def _stream_options(found: Findings, name: str, value: Any) -> None:
     served = {"include_usage": flag, "continuous_usage_stats": flag}
     _object(found, name, value, served, {"include_obfuscation": (None, False)})
@@ -81,6 +89,7 @@ HONOURED: dict[str, Callable[[Findings, str, Any], None]] = {
     "stream_options": _stream_options,
     "ignore_eos": flag,
     "speculation": _speculation,
+    "prefix": _prefix,
     **sampling_rules.SAMPLING,
 }
 
@@ -220,6 +229,8 @@ def _together(found: Findings, body: dict[str, Any], is_chat: bool) -> None:
     if options is not None and body.get("stream") is not True:
         found.open("stream_options")
         found.must_fail |= isinstance(options, dict) and any(options.values())
+    if None not in (body.get("prefix"), body.get("truncate_prompt_tokens")):
+        found.wrong("truncate_prompt_tokens")
     n, best_of = body.get("n"), body.get("best_of")
     if is_chat:
         old, new = body.get("max_tokens"), body.get("max_completion_tokens")

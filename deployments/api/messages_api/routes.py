@@ -35,7 +35,7 @@ def add_messages_routes(app: FastAPI, service: CompletionService) -> None:
         with field_names(NAMES):
             chat = body.as_chat()
             service.check_model(chat.model)
-            return {"input_tokens": len((await service.chat_prompt(chat)).token_ids)}
+            return {"input_tokens": len((await service.prompts.of_chat(chat)).token_ids)}
 
 
 async def _whole(generation: Generation, answer: ParsedAnswer) -> dict[str, Any]:

@@ -16,14 +16,8 @@ from wingbeat.deployments.fleet.wire import Verdict, pack_output, pack_request, 
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.outbox import Outbox
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.runtime.scheduling.request import (
-    FinishReason,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    SpeculationMetrics,
-    VerifiedRound,
-)
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, VerifiedRound
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 
 def test_a_request_streams_its_tokens_in_order_and_ends_with_metrics():

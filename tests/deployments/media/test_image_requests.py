@@ -96,7 +96,7 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
 def test_text_alone_is_written_in_parts_for_the_template(llava):
     service = service_of(llava, 261, images="images are not served: of this model")
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode())
-    assert service.chat_text(body) == "user: hello\nassistant: "
+    assert service.prompts.chat_text(body) == "user: hello\nassistant: "
 
 
 def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():

@@ -15,7 +15,7 @@ from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.router_reports import RouterReports
 from wingbeat.runtime.engine.engine_stats import EngineStats
 from wingbeat.runtime.histogram import Histogram
-from wingbeat.runtime.scheduling.request import SpeculationMetrics
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.speculation.policy import PolicyStats
 
 SPECULATION = SpeculationMetrics(4, 20, 6, [3, 2, 1])
@@ -27,6 +27,7 @@ def engine_stats(**fields: Any) -> EngineStats:
         "num_running": 2,
         "num_waiting": 1,
         "num_free_blocks": 75,
+        "num_pinned_blocks": 5,
         "num_blocks": 101,
         "num_preemptions": 3,
         "drafter_state": "attached",

@@ -45,6 +45,9 @@ class FakeDrafter:
         self.attached: list[tuple[str, int, bytes | None]] = []
         self.detached: list[str] = []
         self.killed: list[ActorProcess | None] = []
+        self.renewals = 0
+        """Processes that its actor can begin after the first one."""
+        self.renewed: Callable[[], None] = lambda: None
 
     async def status(self) -> DrafterStatus:
         return self.told()
@@ -57,6 +60,13 @@ class FakeDrafter:
 
     def detach(self, channel_name: str) -> None:
         self.detached.append(channel_name)
+
+    async def renew(self) -> bool:
+        if not self.renewals:
+            return False
+        self.renewals -= 1
+        self.renewed()
+        return True
 
     def kill(self, process: ActorProcess | None) -> None:
         self.killed.append(process)
@@ -101,6 +111,34 @@ def dies_at(age: float) -> Callable[[float], DrafterStatus]:
         return status()
 
     return script
+
+
+def test_a_drafter_that_dies_gets_a_new_process_of_its_actor_while_there_is_one():
+    time, drafters, ages = FakeTime(300.0), [], []
+
+    def start() -> FakeDrafter:
+        born = [time.now]
+
+        def age() -> DrafterStatus:
+            return dies_at(70.0)(time.now - born[0])
+
+        def begin_again() -> None:
+            ages.append(time.now)
+            born[0] = time.now
+
+        drafters.append(FakeDrafter(age))
+        drafters[-1].renewals, drafters[-1].renewed = 2, begin_again
+        return drafters[-1]
+
+    async def main() -> None:
+        one = PoolMember(0, start=start, complaint_s=COMPLAINT_S, sleep=time.sleep, clock=time.clock)
+        with pytest.raises(Over):
+            await one.run()
+        assert one.num_started == 5
+
+    asyncio.run(main())
+    assert ages[:3] == [70.0, 140.0, 280.0]
+    assert drafters[0].killed == [status().process]
 
 
 def test_a_drafter_that_dies_is_replaced_at_once_and_one_that_never_starts_less_and_less_often():

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, IntegrityError, NoFreeBlocks, hash_block
+from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
+from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError, NoFreeBlocks
 
 
 def fill(manager: BlockManager, table: list[int], token_ids: list[int]) -> None:
@@ -249,3 +250,67 @@ def test_a_reset_forgets_what_is_cached_and_leaves_what_is_live():
     manager.register(block_id, ROOT_HASH, first[:2])
     assert manager.match_prefix(first) == [block_id]
     manager.check_integrity([[block_id]])
+
+
+def test_eviction_never_takes_a_pinned_block():
+    manager = BlockManager(8, 2)
+    table = cached_sequence(manager, [1, 2, 3, 4, 5, 6])
+    manager.release(table)
+    manager.pin(table[:2])
+    assert (manager.num_pinned, manager.num_free) == (2, 5)
+    others = manager.allocate(5)
+    assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7]) == table[:2]
+    with pytest.raises(NoFreeBlocks):
+        manager.allocate(1)
+    manager.check_integrity([others])
+
+
+def test_what_is_unpinned_is_an_ordinary_cached_prefix_again():
+    manager = BlockManager(4, 2)
+    table = cached_sequence(manager, [1, 2, 3, 4])
+    manager.pin(table)
+    manager.release(table)
+    manager.unpin(table)
+    assert (manager.num_pinned, manager.num_free) == (0, 3)
+    assert manager.match_prefix([1, 2, 3, 4, 5]) == table
+    manager.allocate(3)
+    assert manager.match_prefix([1, 2, 3, 4, 5]) == []
+
+
+def test_a_block_of_two_pinned_prefixes_counts_once_and_stays_for_the_second():
+    manager = BlockManager(8, 2)
+    table = cached_sequence(manager, [1, 2, 3, 4])
+    manager.pin(table)
+    manager.pin(table[:1])
+    manager.release(table)
+    assert manager.num_pinned == 2
+    manager.unpin(table)
+    assert (manager.num_pinned, manager.is_pinned(table[0]), manager.is_pinned(table[1])) == (1, True, False)
+    manager.check_integrity([])
+
+
+def test_a_reset_forgets_all_but_pinned_prefixes():
+    manager = BlockManager(8, 2)
+    kept, lost = cached_sequence(manager, [1, 2, 3, 4]), cached_sequence(manager, [5, 6])
+    manager.pin(kept)
+    manager.release(kept)
+    manager.release(lost)
+    manager.log.take()
+    manager.reset_cache()
+    assert manager.match_prefix([1, 2, 3, 4, 5]) == kept
+    assert manager.match_prefix([5, 6, 7]) == []
+    changes = manager.log.take()
+    assert (changes.cleared, len(changes.cached)) == (True, 2 * 8)
+    manager.check_integrity([])
+
+
+def test_only_what_is_cached_is_pinned_and_only_what_is_pinned_unpinned():
+    manager = BlockManager(8, 2)
+    table = cached_sequence(manager, [1, 2, 3, 4])
+    plain = manager.allocate(1)
+    with pytest.raises(IntegrityError, match="to be pinned, but not cached"):
+        manager.pin([*table, *plain])
+    with pytest.raises(IntegrityError, match="to be unpinned, but not pinned"):
+        manager.unpin(table)
+    assert manager.num_pinned == 0
+    manager.check_integrity([table, plain])

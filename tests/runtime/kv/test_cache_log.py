@@ -2,7 +2,8 @@
 
 import random
 
-from wingbeat.runtime.kv.blocks import ROOT_HASH, BlockManager, hash_block
+from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges, CacheLog, split_hashes
 
 

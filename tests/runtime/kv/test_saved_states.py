@@ -95,3 +95,27 @@ def test_rows_add_up_whatever_happens(seed):
         elif lent:
             blocks.states.give_back(lent.pop())
         blocks.check_integrity(live)
+
+
+def test_a_pinned_state_makes_no_room_and_is_not_forgotten():
+    blocks = manager(2)
+    table, _ = fill(blocks, [1] * 4, saved=(0,))
+    blocks.pin(table)
+    for token in (2, 3):
+        fill(blocks, [token] * 4, saved=(0,))
+    assert [bool(blocks.match_prefix([token] * 4 + [0])) for token in (1, 2, 3)] == [True, False, True]
+    blocks.reset_cache()
+    assert blocks.match_prefix([1] * 4 + [0]) == table
+    blocks.unpin(table)
+    assert blocks.states.num_pinned == 0
+    blocks.reset_cache()
+    assert blocks.match_prefix([1] * 4 + [0]) == []
+
+
+def test_a_prefix_whose_state_is_not_kept_is_not_pinned():
+    blocks = manager(2)
+    table, _ = fill(blocks, list(range(8)), saved=(0,))
+    with pytest.raises(KeyError):
+        blocks.pin(table)
+    assert blocks.num_pinned == 0
+    blocks.check_integrity([table])

@@ -1,0 +1,142 @@
+"""Prompts of requests: templates, tokens, adapters, saved prefixes and images, each checked against the model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from wingbeat.deployments.api import image_prompts
+from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.errors import invalid, prompt_too_long, shown, unknown_model
+from wingbeat.deployments.api.generation import Prompt
+from wingbeat.deployments.api.named_prefix import behind, prefix_of
+from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
+from wingbeat.deployments.fleet.engine_pool import EnginePool
+from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.media.reader import ImageReader
+    from wingbeat.runtime.vision.processor import ReadImage
+
+Body = TypeVar("Body", bound=GenerationBody)
+Made = TypeVar("Made")
+
+PROMPT_END_CHARS = 64
+"""More than what a chat template writes to open or close thoughts."""
+
+
+class Prompts:
+    """Makes the prompts of one model's requests.
+
+    Args:
+        images: reads images; None for a model of text alone.
+    """
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        tokenizer: Tokenizer,
+        images: "ImageReader | image_prompts.ImagesRefused | None" = None,
+    ) -> None:
+        self.images = images
+        self._pool = pool
+        self._tokenizer = tokenizer
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the chat template is given contents in parts: that of a model that takes images."""
+        return self.images is not None
+
+    async def of_completion(self, body: CompletionBody) -> list[Prompt]:
+        """In the request's order; raises ApiError where one does not fit the model."""
+        return await _off_loop_if_long(sum(map(len, body.prompt)), self._completion_prompts, body)
+
+    async def of_chat(self, body: ChatBody) -> Prompt:
+        """The conversation; raises ApiError where the template refuses it, or it is too long."""
+        if body.images:
+            if self.adapter_of(body.model) is not None:
+                raise invalid("model", "is an adapter, with which images are not served")
+            images = await image_prompts.read_images(self.images, body)
+            return await asyncio.to_thread(self._chat_prompt, body, images)
+        # Tools are many short texts, and a template goes through all of them.
+        size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
+        return await _off_loop_if_long(size, self._chat_prompt, body)
+
+    def with_prefix(self, body: ChatBody) -> ChatBody:
+        """As if its client had sent the messages of the prefix that it names; raises ApiError for the name of none."""
+        return behind(self._prefix_of(body), body)
+
+    def adapter_of(self, model: str | None) -> AdapterName | None:
+        """What runs on top of the base model; raises ApiError, 404, for the name of another model."""
+        if model is None or model == self._pool.info.model_name:
+            return None
+        adapter = self._pool.adapters.catalog.find(model)
+        if adapter is None:
+            raise unknown_model(model, self._pool.info.model_name)
+        return adapter
+
+    def _prefix_of(self, body: GenerationBody) -> SavedPrefix | None:
+        """The saved prefix that comes before a request's prompt; raises ApiError as `adapter_of`, and for its name."""
+        return prefix_of(self._pool.prefixes, body, self.adapter_of(body.model), self._pool.info.model_name)
+
+    def _completion_prompts(self, body: CompletionBody) -> list[Prompt]:
+        return [self._completion_prompt(prompt, body) for prompt in body.prompt]
+
+    def _completion_prompt(self, prompt: str | list[int], body: CompletionBody) -> Prompt:
+        echo, prefix = prompt if isinstance(prompt, str) else None, self._prefix_of(body)
+        adds = prefix is None if body.add_special_tokens is None else body.add_special_tokens
+        token_ids, is_cut = self._tokens(prompt, body, "prompt", adds)
+        vocab_size = self._pool.info.vocab_size
+        outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if outside is not None:
+            problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+            raise invalid("prompt", problem)
+        if prefix is not None:
+            token_ids, echo = (*prefix.token_ids, *token_ids), None
+        if not body.echo:
+            return Prompt(token_ids)
+        return Prompt(token_ids, self._tokenizer.decode(token_ids) if echo is None or is_cut else echo)
+
+    def chat_text(self, body: ChatBody) -> str:
+        """The conversation as its chat template writes it; raises ApiError where the template refuses it."""
+        try:
+            return self._tokenizer.render_chat(body.template_messages(self.in_parts), body.template_variables())
+        except ValueError as error:
+            raise invalid("messages", f"cannot be turned into a prompt: {error}") from error
+
+    def _chat_prompt(self, body: ChatBody, images: "Sequence[ReadImage]" = ()) -> Prompt:
+        text = self.chat_text(body)
+        if (num_tokens := sum(image.num_tokens for image in images)) > self._pool.info.max_model_len:
+            raise prompt_too_long("messages", self._pool.info.max_model_len, num_tokens)
+        expanded = image_prompts.expand(self.images, text, images)
+        token_ids, _ = self._tokens(expanded, body, "messages", bool(body.add_special_tokens))
+        return Prompt(
+            token_ids, end=text[-PROMPT_END_CHARS:], images=image_prompts.place(self.images, token_ids, images)
+        )
+
+    def _tokens(
+        self, prompt: str | list[int], body: GenerationBody, param: str, add_special_tokens: bool
+    ) -> tuple[tuple[int, ...], bool]:
+        """The prompt's tokens, and whether its beginning was cut off; raises ApiError where there are too many."""
+        limit, kept = self._pool.info.max_model_len, body.truncate_prompt_tokens
+        if kept == -1:
+            kept = max(1, limit - (body.asked_max_tokens or 1))
+        if isinstance(prompt, str):
+            try:
+                most = limit if kept is None else None
+                prompt = self._tokenizer.encode(prompt, add_special_tokens, max_tokens=most)
+            except TextTooLong as error:
+                raise prompt_too_long(param, limit, error.num_tokens) from None
+        if kept is None:
+            if len(prompt) > limit:
+                raise prompt_too_long(param, limit, len(prompt))
+            return tuple(prompt), False
+        return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
+
+
+async def _off_loop_if_long(size: int, function: Callable[[Body], Made], body: Body) -> Made:
+    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
+    if size > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(function, body)
+    return function(body)

@@ -1,0 +1,38 @@
+"""What an operator can set about saved prefixes."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from wingbeat.deployments.model_options import ModelOptions, none_by_word
+
+
+class PrefixOptions(ModelOptions):
+    """The part of `AppConfig` that says where saved prefixes are kept, and how many."""
+
+    prefix_dir: Path | None = Field(
+        None,
+        description="Folder in which every engine keeps saved prefixes, such as system prompts (/v1/prefixes), and "
+        "from which it reads them when it starts; none keeps them in memory alone.",
+    )
+    max_pinned_tokens: int | None = Field(
+        None, ge=0, description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks."
+    )
+
+    @field_validator("prefix_dir", "max_pinned_tokens", mode="before")
+    @classmethod
+    def _no_prefixes_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @model_validator(mode="after")
+    def _check_prefix_dir(self) -> Self:
+        if self.prefix_dir is not None and self.prefix_dir.exists() and not self.prefix_dir.is_dir():
+            raise ValueError(f"prefix_dir is {str(self.prefix_dir)!r}: must be a directory, or not there yet")
+        return self
+
+    def check_prefixes(self, enable_prefix_caching: bool) -> None:
+        """Raises ValueError where prefixes shall be kept and nothing is cached."""
+        if self.prefix_dir is not None and (not enable_prefix_caching or self.backend == "tensorrt"):
+            why = "enable_prefix_caching is False" if self.backend == "torch" else "backend is tensorrt"
+            raise ValueError(f"{why}: no prefixes are kept then; leave out prefix_dir")

@@ -1,0 +1,70 @@
+"""Hidden states of saved prefixes, kept for drafters that have not seen them: the verifier need not run there again."""
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
+
+
+class RecordedContexts(RoundObserver):
+    """Records the taps of prompts that it is asked to, and keeps those it is given.
+
+    Args:
+        taps_size: of what drafters are given per position; may be 0.
+        dtype: of it.
+    """
+
+    def __init__(self, block_manager: BlockManager, taps_size: int, dtype: torch.dtype) -> None:
+        self.taps_size = taps_size
+        self.dtype = dtype
+        self._block_manager = block_manager
+        self._recording: dict[str, list[Tensor]] = {}
+        """By request, what its chunks had so far."""
+        self._kept: dict[bytes, Tensor] = {}
+        """By hash of the last block: [num_tokens, taps_size], on the host."""
+
+    def record(self, request_id: str) -> None:
+        """Record a request's prompt from its first chunk on; it must be computed from its first token on."""
+        self._recording[request_id] = []
+
+    def take(self, request_id: str) -> Tensor:
+        """End a recording: [num_tokens, taps_size], on the host."""
+        return torch.cat([self._nothing(), *self._recording.pop(request_id, [])])
+
+    def keep(self, block_hash: bytes, taps: Tensor) -> None:
+        """Have the taps of a prefix at hand, by its last block."""
+        self._kept[block_hash] = taps
+
+    def forget(self, block_hash: bytes) -> None:
+        """The inverse; harmless where there are none."""
+        self._kept.pop(block_hash, None)
+
+    def find(self, seq: Sequence) -> Tensor | None:
+        """Those of the longest kept prefix that a sequence's computed blocks begin by."""
+        if not self._kept:
+            return None
+        for index in reversed(range(seq.num_computed // self._block_manager.block_size)):
+            found = self._kept.get(self._block_manager.block_hash(seq.blocks[index]))
+            if found is not None:
+                return found
+        return None
+
+    def launched(self, flight: RoundInFlight) -> None:
+        """Copy the rows of chunks that are recorded."""
+        begin = 0
+        for chunk in flight.plan.chunks:
+            rows = slice(begin, begin + chunk.length)
+            begin = rows.stop
+            parts = self._recording.get(chunk.seq.request.request_id)
+            if parts is None or chunk.replay:
+                continue
+            if chunk.start == 0:  # it was preempted, and begins again
+                parts.clear()
+            taps = flight.chunk_taps
+            empty = self._nothing(chunk.length)
+            parts.append(empty if taps is None else taps[rows].to("cpu", copy=True))
+
+    def _nothing(self, length: int = 0) -> Tensor:
+        return torch.zeros(length, self.taps_size, dtype=self.dtype)

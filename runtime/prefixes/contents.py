@@ -1,0 +1,104 @@
+"""What an engine holds of a prefix, as tensors by name: keys and values of whole blocks, and the state behind them.
+
+`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim]; `states.L.KIND.I` is a part of the state that
+layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what a drafter that needs these layers is given.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.engine.recorded_context import RecordedContexts
+    from wingbeat.runtime.kv.pool import KVCache
+    from wingbeat.runtime.verifier.state_keeper import StateKeeper
+
+Contents = dict[str, Tensor]
+TAPS = "taps."
+
+
+class PrefixContents:
+    """Reads and writes prefixes in an engine's memory.
+
+    Args:
+        states: of a model with recurrent layers; None where it has none.
+        contexts: what is recorded for drafters.
+        needs: of the engine's drafter.
+    """
+
+    def __init__(
+        self, cache: "KVCache", states: "StateKeeper | None", contexts: "RecordedContexts", needs: "DrafterNeeds"
+    ) -> None:
+        self._cache = cache
+        self._states = states
+        self._contexts = contexts
+        taps, keys = ("-".join(map(str, layers)) for layers in (needs.tap_layers, needs.kv_layers))
+        self._taps_name = f"{TAPS}{taps}+{keys}"
+
+    @torch.no_grad()
+    def read(self, blocks: Sequence[int], taps: Tensor | None) -> Contents:
+        """Copies on the host, of blocks that are cached, and what was recorded with them."""
+        rows = torch.tensor(blocks)
+        found = {
+            name: part.index_select(0, rows.to(part.device)).flatten(0, 1).cpu() for name, part in self._pool_parts()
+        }
+        if self._states is not None:
+            kept = self._states.kept(blocks[-1])
+            found |= {f"states.{name}": part.to("cpu", copy=True) for name, part in kept.items()}
+        return found if taps is None else found | {self._taps_name: taps}
+
+    def taps_in(self, contents: Contents) -> Tensor | None:
+        """What the engine's own drafter is given; None where another one's was recorded, or none's."""
+        return contents.get(self._taps_name)
+
+    @torch.no_grad()
+    def write(self, blocks: Sequence[int], contents: Contents) -> bool:
+        """Fill live blocks that are not cached yet; False where there is no room for the state.
+
+        Args:
+            contents: in which `mismatch` finds nothing.
+        """
+        rows, size = torch.tensor(blocks), self._cache.block_size
+        for name, part in self._pool_parts():
+            part[rows.to(part.device)] = contents[name].unflatten(0, (len(blocks), size)).to(part.device)
+        if self._states is None:
+            return True
+        kind = "states."
+        state = {name.removeprefix(kind): part for name, part in contents.items() if name.startswith(kind)}
+        return self._states.put(blocks[-1], state)
+
+    def mismatch(self, num_blocks: int, contents: Contents) -> str | None:
+        """Why tensors cannot be those of so many blocks of this engine; None where they can."""
+        expected = self._expected(num_blocks)
+        contents = {name: part for name, part in contents.items() if not name.startswith(TAPS) or name in expected}
+        expected = {name: what for name, what in expected.items() if not name.startswith(TAPS) or name in contents}
+        if odd := sorted(expected.keys() ^ contents.keys()):
+            return f"it {'lacks' if odd[0] in expected else 'has'} tensor {odd[0]}"
+        for name, (shape, dtype) in expected.items():
+            part = contents[name]
+            if tuple(part.shape) != shape or part.dtype != dtype:
+                return f"{name} is {list(part.shape)} of {part.dtype}, not {list(shape)} of {dtype}"
+        return None
+
+    def num_bytes(self, num_blocks: int) -> int:
+        """Of so many blocks, and the state behind them."""
+        state = 0 if self._states is None else self._states.pool.row_bytes
+        return num_blocks * self._cache.block_bytes + state
+
+    def _pool_parts(self) -> Iterator[tuple[str, Tensor]]:
+        for index, pair in enumerate(self._cache.layers):
+            for kind, part in zip(("keys", "values"), pair, strict=True):
+                if part.numel():
+                    yield f"layers.{index}.{kind}", part
+
+    def _expected(self, num_blocks: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        num_tokens = num_blocks * self._cache.block_size
+        expected = {name: ((num_tokens, *part.shape[2:]), part.dtype) for name, part in self._pool_parts()}
+        if self._states is not None:
+            rows = self._states.pool.row(0).items()
+            expected |= {f"states.{name}": (tuple(part.shape), part.dtype) for name, part in rows}
+        expected[self._taps_name] = ((num_tokens, self._contexts.taps_size), self._contexts.dtype)
+        return expected

@@ -1,0 +1,338 @@
+"""The prefixes that an engine has pinned: computed by a request of the engine's own, or read from disk.
+
+All calls come from the engine's thread, between two rounds; files are written by another one.
+"""
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from wingbeat.runtime.kv.block_hash import salted_root
+from wingbeat.runtime.kv.blocks import NoFreeBlocks
+from wingbeat.runtime.lora.resident import AdapterName
+from wingbeat.runtime.prefixes.contents import Contents, PrefixContents
+from wingbeat.runtime.prefixes.prefix_store import PrefixStore
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+INVALID, NO_ROOM = "invalid_value", "pinned_memory_exceeded"
+
+Key = tuple[str, int]
+"""Name and version: while one takes the place of another, both are there."""
+
+
+class Refusal(NamedTuple):
+    """Why a prefix is not pinned."""
+
+    code: str
+    """INVALID or NO_ROOM."""
+    reason: str
+    """Of the prompt, to be read behind its name."""
+
+
+@dataclass
+class _Pinned:
+    """A prefix that is here."""
+
+    prefix: SavedPrefix
+    blocks: list[int]
+    taps: Tensor | None
+    """What a drafter is given of it; None where drafters need none, or these are not on disk."""
+    path: Path | None = None
+    """Its file, once there is one."""
+    is_kept: bool = False
+    """Whether it is on disk, or about to be written."""
+
+
+@dataclass
+class _Computing:
+    """A prefix whose request runs or waits."""
+
+    prefix: SavedPrefix
+    num_blocks: int
+    num_new: int
+    """Of them, those that are not pinned yet."""
+    done: "Future[Refusal | None]"
+
+
+class PrefixKeeper:
+    """Owner of an engine's pins.
+
+    Args:
+        store: where prefixes are kept; None keeps them in memory alone.
+
+    Raises:
+        ValueError: the settings leave no room for a sequence beside what may be pinned; says what to change.
+    """
+
+    def __init__(self, engine: "Engine", store: PrefixStore | None = None) -> None:
+        self._engine = engine
+        self._blocks = engine.block_manager
+        self._contents = PrefixContents(engine.cache, engine.states, engine.contexts, engine.needs)
+        self._store = store
+        self.max_blocks = most_pinned_blocks(engine)
+        self._pinned: dict[Key, _Pinned] = {}
+        self._latest: dict[str, int] = {}
+        """By name, the version that is kept, or at which it was let go of."""
+        self._computing: dict[str, _Computing] = {}
+        """By request."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="wingbeat-prefixes")
+
+    def open(self, adapters: Iterable[AdapterName] = ()) -> list[SavedPrefix]:
+        """Pin what is kept on disk, or begin to compute it; returns all that is kept there.
+
+        Args:
+            adapters: that are served: a prefix is of the one that has its adapter's name now.
+        """
+        by_name = {adapter.name: adapter for adapter in adapters}
+        found = []
+        for prefix in [] if self._store is None else self._store.records():
+            own = prefix.adapter and by_name.get(prefix.adapter.name, prefix.adapter)
+            found.append(prefix._replace(adapter=own))
+            self._latest[prefix.name] = prefix.version
+            self._start(found[-1], is_new=False)
+        return found
+
+    def save(self, prefix: SavedPrefix) -> "Future[Refusal | None]":
+        """Pin a prefix, from its file where that is one of its tokens; it is not written before it is kept.
+
+        The future has why it cannot be, where it cannot.
+        """
+        done: Future[Refusal | None] = Future()
+        if self._key(prefix) in self._pinned:
+            done.set_result(None)
+            return done
+        for computing in self._computing.values():
+            if computing.prefix == prefix:
+                return computing.done
+        num_blocks = len(prefix.token_ids) // self._blocks.block_size
+        num_new = num_blocks - self._num_pinned_of(prefix)
+        if (refusal := self._refusal(prefix, num_blocks, num_new)) is not None:
+            done.set_result(refusal)
+        elif self._restore(prefix, num_blocks):
+            done.set_result(None)
+        else:
+            self._compute(_Computing(prefix, num_blocks, num_new, done))
+        return done
+
+    def keep(self, entries: Iterable[tuple[str, int, SavedPrefix | None]]) -> "Future[None]":
+        """Let names stand for prefixes, None for no longer: what is missing is pinned, what is not named any more goes.
+
+        The future ends once what is pinned already has been written.
+        """
+        for name, version, prefix in entries:
+            if version < self._latest.get(name, 0):
+                continue
+            self._latest[name] = version
+            for key in [key for key in self._pinned if key[0] == name and (key[1] < version or prefix is None)]:
+                self._unpin(key)
+            for request_id, computing in list(self._computing.items()):
+                if computing.prefix.name == name and (computing.prefix.version < version or prefix is None):
+                    self._give_up(request_id, "was deleted or replaced meanwhile")
+            if prefix is not None:
+                self._start(prefix, is_new=True)
+            elif self._store is not None:
+                self._writer.submit(self._store.delete, name, version)
+        return self._writer.submit(lambda: None)
+
+    def drop(self, name: str, version: int) -> None:
+        """Let go of a prefix that was pinned and is not to be kept; harmless where it is not here."""
+        if (name, version) in self._pinned:
+            self._unpin((name, version))
+        for request_id, computing in list(self._computing.items()):
+            if self._key(computing.prefix) == (name, version):
+                self._give_up(request_id, "is not to be kept")
+
+    def stored(self, name: str) -> SavedPrefix | None:
+        """The prefix of a name on disk."""
+        return None if self._store is None else self._store.record(name)
+
+    def take(self, output: RequestOutput) -> None:
+        """What became of a request; of those that are not the keeper's too."""
+        if output.finish_reason is None or output.request_id not in self._computing:
+            return
+        if output.failure is not None:
+            self._give_up(output.request_id, f"could not be computed: {output.failure}")
+            return
+        computed, taps = self._end(output.request_id)
+        refusal = None
+        try:
+            self._pin(computed.prefix, computed.num_blocks, taps)
+        except (RuntimeError, KeyError) as error:  # such as a state for which there was no row
+            refusal = Refusal(INVALID, f"could not be pinned: {error}")
+        computed.done.set_result(refusal)
+
+    def describe(self) -> dict[str, Any]:
+        """What is pinned, for people: `prefixes`, and the tokens of all and of how many there may be."""
+        size = self._blocks.block_size
+        return {
+            "pinned_tokens": self._blocks.num_pinned * size,
+            "max_pinned_tokens": self.max_blocks * size,
+            "prefixes": [
+                {
+                    "name": pinned.prefix.name,
+                    "version": pinned.prefix.version,
+                    "blocks": len(pinned.blocks),
+                    "bytes": self._contents.num_bytes(len(pinned.blocks)),
+                    "saved": None if pinned.path is None else str(pinned.path),
+                }
+                for pinned in self._pinned.values()
+            ],
+        }
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._writer.shutdown()
+
+    def _start(self, prefix: SavedPrefix, is_new: bool) -> None:
+        """Pin a prefix that is to be kept, now or as soon as it is computed, and write what is not on disk.
+
+        Args:
+            is_new: it may be another one than that on disk.
+        """
+        self.save(prefix).add_done_callback(lambda done: self._started(prefix, is_new, done))
+
+    def _started(self, prefix: SavedPrefix, is_new: bool, done: "Future[Refusal | None]") -> None:
+        if (refusal := done.result()) is not None:
+            logger.warning("Prefix %s is not pinned: it %s", prefix.name, refusal.reason)
+            return
+        pinned = self._pinned[self._key(prefix)]
+        if self._store is None or pinned.is_kept:
+            return
+        pinned.is_kept = True
+        reads = pinned.path is None and self._store.has_contents
+        contents = self._contents.read(pinned.blocks, pinned.taps) if reads else None
+        if is_new or reads:
+            self._writer.submit(self._write, pinned, contents)
+
+    def _write(self, pinned: _Pinned, contents: Contents | None) -> None:
+        pinned.path = self._store.write(pinned.prefix, contents)
+
+    def _refusal(self, prefix: SavedPrefix, num_blocks: int, num_new: int) -> Refusal | None:
+        size, states = self._blocks.block_size, self._blocks.states
+        if not self._blocks.enable_prefix_caching:
+            return Refusal(INVALID, "cannot be kept: this server caches no prefixes")
+        if not num_blocks:
+            return Refusal(INVALID, f"has {len(prefix.token_ids)} tokens: a prefix needs at least {size}, one KV block")
+        if num_blocks * size >= self._engine.config.max_model_len:
+            longest = self._engine.config.max_model_len
+            return Refusal(INVALID, f"has {len(prefix.token_ids)} tokens: max_model_len is {longest}")
+        left = self.max_blocks - self._blocks.num_pinned - sum(one.num_new for one in self._computing.values())
+        if num_new > left:
+            return Refusal(
+                NO_ROOM,
+                f"needs {num_new * size} more pinned tokens: {max(left, 0) * size} of {self.max_blocks * size} "
+                "(max_pinned_tokens) are left",
+            )
+        if states is not None and states.num_pinned + len(self._computing) >= states.most_pinned:
+            return Refusal(NO_ROOM, f"needs one more pinned state: {states.most_pinned} of {states.num_rows} may be")
+        return None
+
+    def _restore(self, prefix: SavedPrefix, num_blocks: int) -> bool:
+        """Pin a prefix from its file; False where that cannot be done."""
+        if self._store is None:
+            return False
+        contents = self._store.contents(prefix, lambda found: self._contents.mismatch(num_blocks, found))
+        if contents is None:
+            return False
+        try:
+            blocks = self._blocks.allocate(num_blocks)
+        except NoFreeBlocks:
+            return False
+        try:
+            if not self._contents.write(blocks, contents):
+                return False
+            size, parent = self._blocks.block_size, self._root(prefix)
+            for index, block_id in enumerate(blocks):
+                tokens = prefix.token_ids[index * size : (index + 1) * size]
+                parent = self._blocks.register(block_id, parent, tokens)
+            self._pin(prefix, num_blocks, self._contents.taps_in(contents)).path = self._store.path(prefix)
+        finally:
+            self._blocks.release(blocks)
+        return True
+
+    def _compute(self, computing: _Computing) -> None:
+        prefix, num_tokens = computing.prefix, computing.num_blocks * self._blocks.block_size
+        request_id = f"prefix {prefix.name} {prefix.version}"
+        # What a drafter is given of it is in no cache.
+        fresh = self._engine.needs.keeps_context
+        tokens = prefix.token_ids[:num_tokens]
+        request = Request(request_id, tokens, ONE_TOKEN, adapter=prefix.adapter, fresh=fresh)
+        try:
+            self._engine.add_request(request)
+        except ValueError as error:
+            computing.done.set_result(Refusal(INVALID, f"cannot be computed: {error}"))
+            return
+        self._computing[request_id] = computing
+        if fresh:
+            self._engine.contexts.record(request_id)
+        if self._engine.states is not None:
+            self._engine.states.marks[request_id] = num_tokens
+
+    def _pin(self, prefix: SavedPrefix, num_blocks: int, taps: Tensor | None) -> _Pinned:
+        blocks = self._blocks.find(prefix.token_ids, self._root(prefix))
+        if len(blocks) < num_blocks:
+            raise RuntimeError(f"{len(blocks)} of {num_blocks} blocks are cached")
+        self._blocks.pin(blocks)
+        pinned = self._pinned[self._key(prefix)] = _Pinned(prefix, blocks, taps)
+        if taps is not None:
+            self._engine.contexts.keep(self._blocks.block_hash(blocks[-1]), taps)
+        return pinned
+
+    def _unpin(self, key: Key) -> None:
+        blocks = self._pinned.pop(key).blocks
+        if not any(other.blocks == blocks for other in self._pinned.values()):
+            self._engine.contexts.forget(self._blocks.block_hash(blocks[-1]))
+        self._blocks.unpin(blocks)
+
+    def _give_up(self, request_id: str, reason: str) -> None:
+        self._engine.abort_request(request_id)
+        computing, _ = self._end(request_id)
+        computing.done.set_result(Refusal(INVALID, reason))
+
+    def _end(self, request_id: str) -> tuple[_Computing, Tensor | None]:
+        """What is no longer computed, and what was recorded of it."""
+        if self._engine.states is not None:
+            self._engine.states.marks.pop(request_id, None)
+        taps = self._engine.contexts.take(request_id) if self._engine.needs.keeps_context else None
+        return self._computing.pop(request_id), taps
+
+    def _num_pinned_of(self, prefix: SavedPrefix) -> int:
+        return sum(map(self._blocks.is_pinned, self._blocks.find(prefix.token_ids, self._root(prefix))))
+
+    @staticmethod
+    def _root(prefix: SavedPrefix) -> bytes:
+        return salted_root("", prefix.adapter_digest)
+
+    @staticmethod
+    def _key(prefix: SavedPrefix) -> Key:
+        return prefix.name, prefix.version
+
+
+def most_pinned_blocks(engine: "Engine") -> int:
+    """Blocks that may be pinned: what is left always holds a sequence of max_model_len, so that every request can end.
+
+    Raises:
+        ValueError: max_pinned_tokens is more.
+    """
+    config, num_blocks = engine.config, engine.block_manager.num_blocks
+    beside = max(0, num_blocks - 1 - config.max_blocks_per_seq)
+    if config.max_pinned_tokens is None:
+        return min((num_blocks - 1) // 4, beside)
+    wanted = config.max_pinned_tokens // config.block_size
+    if wanted > beside:
+        raise ValueError(
+            f"max_pinned_tokens is {config.max_pinned_tokens}: beside a sequence of max_model_len "
+            f"{config.max_model_len} there is room for {beside * config.block_size}; lower one of them, or give more KV"
+        )
+    return wanted

@@ -1,0 +1,42 @@
+"""A prefix under its name, as engines, replicas and routers know it."""
+
+import re
+from typing import NamedTuple
+
+from wingbeat.runtime.lora.resident import AdapterName
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class SavedPrefix(NamedTuple):
+    """What a name stands for; it travels as a plain tuple."""
+
+    name: str
+    version: int
+    """Nanoseconds since 1970: of two prefixes of one name the later one counts."""
+    token_ids: tuple[int, ...]
+    adapter: AdapterName | None = None
+    """The LoRA adapter for whose requests it is; None is the base model."""
+    conversation: str = ""
+    """JSON of the messages that it was made of, and of what else their template read; empty for a plain prompt."""
+
+    @property
+    def adapter_digest(self) -> str:
+        """Of its adapter; empty for none."""
+        return "" if self.adapter is None else self.adapter.digest
+
+    @classmethod
+    def of_fields(cls, fields: tuple) -> "SavedPrefix":
+        """The inverse of `fields`."""
+        name, version, token_ids, adapter, conversation = fields
+        adapter = None if adapter is None else AdapterName(*adapter)
+        return cls(name, version, tuple(token_ids), adapter, conversation)
+
+    def fields(self) -> tuple:
+        """As it travels."""
+        return (*self[:3], None if self.adapter is None else tuple(self.adapter), self.conversation)
+
+
+def is_prefix_name(name: str) -> bool:
+    """Whether a prefix may have this name, which is also that of its files."""
+    return _NAME.fullmatch(name) is not None

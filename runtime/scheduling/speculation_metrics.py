@@ -1,0 +1,85 @@
+"""What speculation did for requests, counted."""
+
+import itertools
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SpeculationMetrics:
+    """What speculation did for one request, or for all of them when summed.
+
+    Acceptance length is 1 + accepted / drafts: tokens per verified tree, the bonus token included.
+    """
+
+    num_drafts: int = 0
+    """Rounds in which a token tree of this request was verified."""
+    num_draft_tokens: int = 0
+    """Tree nodes verified, roots not counted."""
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """[p] counts the drafts whose node at depth p + 1 was accepted."""
+    forced_acceptance: bool = False
+    """Whether acceptance was drawn from a profile (`wingbeat.runtime.config.ForcedAcceptance`): a benchmark's text."""
+
+    def record(self, num_draft_tokens: int, num_accepted: int) -> None:
+        """Count one verified tree."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted
+        missing = num_accepted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position in range(num_accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per draft, the bonus token included; 1.0 before the first draft."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    def acceptance_rate_per_pos(self) -> list[float]:
+        """[p] is P(depth p + 1 accepted | depth p accepted)."""
+        reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
+        return [now / before for before, now in itertools.pairwise(reached) if before]
+
+    def add(self, other: "SpeculationMetrics") -> None:
+        """Sum another request's counts into these."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        missing = len(other.num_accepted_tokens_per_pos) - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position, count in enumerate(other.num_accepted_tokens_per_pos):
+            self.num_accepted_tokens_per_pos[position] += count
+        self.forced_acceptance |= other.forced_acceptance
+
+    def acceptance_histogram(self, max_depth: int) -> list[int]:
+        """[j] counts the verified trees that accepted exactly j nodes: 0 to `max_depth`, which none may exceed."""
+        missing = max_depth - len(self.num_accepted_tokens_per_pos)
+        reached = [self.num_drafts, *self.num_accepted_tokens_per_pos, *[0] * missing, 0]
+        return [here - deeper for here, deeper in itertools.pairwise(reached)]
+
+    def as_dict(self, num_spec_tokens: int = 0) -> dict:
+        """The response extension `metrics.speculative_decoding`; `forced_acceptance` is there only where it is true.
+
+        Args:
+            num_spec_tokens: greatest depth of a tree.
+        """
+        marks = {"forced_acceptance": True} if self.forced_acceptance else {}
+        depth = max(num_spec_tokens, len(self.num_accepted_tokens_per_pos))
+        accepted_share = self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": list(self.num_accepted_tokens_per_pos),
+            "acceptance_length": round(self.acceptance_length, 4),
+            "acceptance_rate_per_pos": [round(rate, 4) for rate in self.acceptance_rate_per_pos()],
+            # vLLM's names of the same.
+            "num_spec_steps": self.num_drafts,
+            "num_spec_tokens": depth,
+            "num_accepted_draft_tokens": self.num_accepted_tokens,
+            "mean_acceptance_length": round(self.acceptance_length, 4),
+            "draft_acceptance_rate": round(accepted_share, 4),
+            "acceptance_histogram": self.acceptance_histogram(depth),
+            **marks,
+        }

@@ -1,0 +1,95 @@
+"""From settings to an engine that keeps prefixes, and the calls about them that its replica makes."""
+
+import asyncio
+
+import pytest
+
+from tests.deployments.engine_world import ThreadedEngine
+from tests.fakes import FakeEngine
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.build import build_setup
+from wingbeat.deployments.replica.engine_calls import EngineCalls
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
+
+PREFIX = SavedPrefix("system", 5, tuple(range(5, 45)))
+
+
+def calls_of(model, **fields):
+    config = AppConfig(model=model, drafter="none", max_model_len=128, num_kv_blocks=64, **fields)
+    setup = build_setup(config, lambda convention: DrafterNeeds())
+    return setup, EngineCalls(setup, config, "engine")
+
+
+def finish(setup):
+    while setup.engine.has_unfinished_requests():
+        for output in setup.engine.step():
+            setup.prefixes.take(output)
+
+
+def test_a_prefix_is_kept_from_one_engine_to_the_next(tiny_model, tmp_path):
+    folder = tmp_path / "kept"
+    setup, calls = calls_of(tiny_model, prefix_dir=folder)
+    assert calls.open_prefixes(()) == ()
+    done = calls.save_prefix(PREFIX.fields())
+    finish(setup)
+    assert done.result(0) is None
+    calls.keep_prefixes((("system", 5, PREFIX.fields()),)).result(10)
+    calls.close()
+    setup, calls = calls_of(tiny_model, prefix_dir=folder)
+    assert calls.open_prefixes(()) == (("system", 5, PREFIX.fields()),)
+    assert not setup.engine.has_unfinished_requests()
+    (told,) = calls.describe_prefixes()["prefixes"]
+    assert (told["name"], told["blocks"], told["saved"]) == ("system", 2, str(folder / "system.safetensors"))
+    assert calls.stored_prefix("system") == PREFIX.fields()
+    assert calls.stored_prefix("other") is None
+    calls.close()
+
+
+def test_weights_that_changed_are_told_from_those_before(tiny_model, tmp_path, caplog):
+    for path in tiny_model.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    setup, calls = calls_of(tmp_path, prefix_dir=tmp_path / "kept")
+    calls.keep_prefixes((("system", 5, PREFIX.fields()),))
+    finish(setup)
+    calls.close()
+    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
+    weights[-3] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    setup, calls = calls_of(tmp_path, prefix_dir=tmp_path / "kept")
+    calls.open_prefixes(())
+    assert "system.safetensors has another weights" in caplog.text
+    assert calls.describe_prefixes()["prefixes"] == []
+    finish(setup)
+    assert len(calls.describe_prefixes()["prefixes"]) == 1
+    calls.close()
+
+
+def test_an_engine_that_keeps_none_says_so():
+    async def scenario():
+        one = ThreadedEngine(FakeEngine())
+        try:
+            refused = await one.client.call("save_prefix", PREFIX.fields())
+            assert refused == ("invalid_value", "cannot be kept: this engine keeps no prefixes")
+            assert await one.client.call("open_prefixes", ()) == ()
+            assert (await one.client.call("describe_prefixes"))["prefixes"] == []
+            for name, arguments in (("keep_prefixes", ((),)), ("drop_prefix", ("a", 1)), ("stored_prefix", ("a",))):
+                assert await one.client.call(name, *arguments) is None
+        finally:
+            one.close()
+
+    asyncio.run(scenario())
+
+
+def test_settings_that_cannot_keep_prefixes_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for fields, problem in (
+        ({"prefix_dir": tmp_path / "file"}, "must be a directory"),
+        ({"prefix_dir": tmp_path, "enable_prefix_caching": False}, "enable_prefix_caching is False"),
+        ({"max_pinned_tokens": -1}, "max_pinned_tokens"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            AppConfig(**fields)
+    config = AppConfig(prefix_dir="none", max_pinned_tokens="none")
+    assert (config.prefix_dir, config.max_pinned_tokens) == (None, None)
+    assert AppConfig(max_pinned_tokens=64).engine_config().max_pinned_tokens == 64
