@@ -4,15 +4,18 @@ import pytest
 
 from tests.covering import pairwise
 from tests.runtime.models import CHAIN, TREE, eagle_drafter, engine_config, greedy_params, new_engine
+from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from tests.runtime.vision_world import CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 ROOMS = {
     "roomy": {},
-    # Requests are preempted, and prompts come in pieces.
+    # Requests wait for room or are preempted, and prompts come in pieces.
     "tight": {"max_model_len": 116, "num_kv_blocks": 36, "block_size": 4, "max_num_batched_tokens": 24},
     "trickle": {"max_num_batched_tokens": 17},
     "no cache": {"enable_prefix_caching": False},
@@ -67,9 +70,32 @@ def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     on_host = None if device == "host" else False
     run = run_of(ref, drafter_of(kind, ref, speculation), None, speculation, on_host, **ROOMS[room])
     assert run.finish() == ref.continuations
-    assert (run.engine.stats().num_preemptions > 0) == (room == "tight")
     if kind == "right":
         assert run.engine.speculation.acceptance_length > 4
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_preempted_requests_are_computed_again_with_their_images(run_of, name):
+    ref = shown(name)
+    run = run_of(ref, None, None, CHAIN, **ROOMS["tight"] | {"max_model_len": 120, "enable_prefix_caching": False})
+    assert run.finish() == ref.continuations
+    assert run.engine.stats().num_preemptions > 0
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", [*reversed(CONFIGS)])
+def test_captured_rounds_beside_prompts_in_pieces_write_the_same(name):
+    """A replay rotates what is behind an image by what its slot says then."""
+    ref = shown(name)
+    limits = engine_config(TREE, max_num_seqs=3, max_num_batched_tokens=40)
+    engine = build_engine(ref.loaded, limits, drafter_of("right", ref, TREE), InProcessChannel, RecordingDevice())
+    try:
+        run = ShownRun(engine, ref.prompts, ref.images, greedy_params(NUM_TOKENS))
+        assert run.finish() == ref.continuations
+    finally:
+        engine.model.remove_taps()
+    assert sum(engine.stats().graphs.replays.values()) > 0
 
 
 @pytest.mark.few(2)
