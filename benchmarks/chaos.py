@@ -27,7 +27,7 @@ from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.supervisor import root_cause
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.runtime.tokenizer import Tokenizer
 
 MODEL_NAME = "benchmark"

@@ -19,7 +19,7 @@ from workload import held_out_prompts
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.recordings.corpus import stdlib_root
-from wingbeat.runtime.verifier.cpu_kernels import use_kernels
+from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
 
 BATCHES = (1, 4, 16)
 PROMPT_TOKENS = 128

@@ -28,7 +28,7 @@ from wingbeat.runtime.protocol.messages import (
 )
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows
 

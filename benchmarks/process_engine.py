@@ -11,10 +11,10 @@ from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, REPORT, pack_request
-from wingbeat.deployments.replica.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor
+from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
 CLIENT = "benchmark"

@@ -35,8 +35,8 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE = 8192

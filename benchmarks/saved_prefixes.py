@@ -33,8 +33,8 @@ from wingbeat.runtime.prefixes.prefix_store import PrefixStore
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 MAX_MODEL_LEN = 2048
 QUESTION_TOKENS = 24

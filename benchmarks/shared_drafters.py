@@ -19,8 +19,8 @@ from report import Report, Table, machine_facts, middle, model_facts, spread
 from workload import Prompt, describe, held_out_prompts
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, OWN, SHARED = "plain", "own", "shared"

@@ -41,7 +41,7 @@ KINDS = {
     "ray::ServeController": "controller",
 }
 MODULES = {
-    "wingbeat.deployments.replica.engine_process": "engine",
+    "wingbeat.deployments.replica.engine.engine_process": "engine",
     "wingbeat.cluster.fork_server": "drafter",
 }
 WARM_SHARE = 0.25

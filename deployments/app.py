@@ -28,7 +28,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
-from wingbeat.deployments.replica.drafter_pool import DrafterPool
+from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
 

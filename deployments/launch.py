@@ -18,7 +18,7 @@ from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, VERIFIER, build
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.supervisor import root_cause
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from wingbeat.deployments.api.access import Access, host_name, origin_name
-from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
+from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers

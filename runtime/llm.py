@@ -21,7 +21,7 @@ from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tensor_files import stored_dtype
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class LocalChannel(Protocol):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wingbeat.runtime.engine.engine import Engine
     from wingbeat.runtime.tokenizer import Tokenizer
     from wingbeat.runtime.verifier.backend import Backend
-    from wingbeat.runtime.verifier.loaded_model import LoadedModel
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 class PairSettings(NamedTuple):
@@ -145,9 +145,9 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
 
 def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     """By torch, in this process alone."""
-    from wingbeat.runtime.verifier.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
-    from wingbeat.runtime.verifier.cpu_threads import choose_threads
-    from wingbeat.runtime.verifier.loader import load_model
+    from wingbeat.runtime.verifier.loading.cpu_dtype import has_bfloat16_units, load_in_faster_dtype
+    from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
+    from wingbeat.runtime.verifier.loading.loader import load_model
 
     if settings.tries_bfloat16 and has_bfloat16_units():
         loaded = load_in_faster_dtype(settings.model, device)
@@ -155,7 +155,7 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
         loaded = load_model(settings.model, settings.dtype, device)
     max_loras, max_rank = settings.engine.max_loras, settings.engine.max_lora_rank
     if max_loras:
-        from wingbeat.runtime.verifier.adapted import ModelAdapters
+        from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
 
         loaded.adapters = ModelAdapters(loaded.model, loaded.decoder_layers, max_loras, max_rank)
     if settings.most_threads is not None and loaded.device.type == "cpu":

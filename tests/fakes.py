@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.replica.engine_setup import EngineSetup
+from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.kv.block_hash import ROOT_HASH, hash_block
 from wingbeat.runtime.kv.cache_log import CacheLog

@@ -320,4 +320,4 @@ MAY_IMPORT = {
     "runtime.vision": {"runtime.protocol", "runtime.scheduling"},
 }
 """Room -> rooms it may import, below it all. The serving path imports neither training nor recordings; the one window
-is `deployments.replica.live_recording`, which a setting opens."""
+is `deployments.replica.engine.live_recording`, which a setting opens."""

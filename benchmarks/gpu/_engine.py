@@ -16,7 +16,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 MAX_PREFILL_TOKENS = 4096
 CHAIN = SpeculationConfig(draft_steps=7, draft_top_k=1, verify_tree_size=8)

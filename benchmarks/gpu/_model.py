@@ -16,8 +16,8 @@ from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner,
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
-from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
-from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
 MAX_DEPTH = 6

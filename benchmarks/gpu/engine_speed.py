@@ -16,7 +16,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 FLAT_RATE = 0.79
 AT_LEAST = {1: 3.7, 4: 3.2, 16: 2.5, 64: 1.7, 256: 0.98}

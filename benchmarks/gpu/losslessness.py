@@ -19,8 +19,8 @@ from wingbeat.runtime.graphs.graph_runner import Bucket
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 PROMPT_LENS = (5, 17, 40, 3, 64, 9, 33, 21)
 SPECULATION = SpeculationConfig(draft_steps=5, draft_top_k=3, verify_tree_size=16)

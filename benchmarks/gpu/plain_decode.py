@@ -12,9 +12,9 @@ from _harness import PEER, Bench, Cases, Figure, Result, run
 from _model import Steps, llama_config, plain_step_bytes, random_model, shape_facts
 
 from wingbeat.runtime.graphs.graph_runner import Bucket
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.compiled import CompiledLayers
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 CONTEXT = 1024
 PEER_TOKENS = 64

@@ -27,7 +27,7 @@ from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.config import ForcedAcceptance
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 BATCHES = (1, 16)
 DRAFTER = "--drafter"

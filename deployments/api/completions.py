@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
-from wingbeat.deployments.api.chat_parsing import Reading, reading_of
-from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.errors import ApiError, invalid
-from wingbeat.deployments.api.generation import Choice, ChoiceDelta, Details, Generation, Prompt
-from wingbeat.deployments.api.merged_streams import merged
-from wingbeat.deployments.api.prompts import Prompts
-from wingbeat.deployments.api.requests import (
+from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.answers.merged_streams import merged
+from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
+from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
     GenerationBody,
 )
-from wingbeat.deployments.api.round_trace import REMEMBERING, take_rounds
+from wingbeat.deployments.api.errors import ApiError, invalid
+from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.deployments.metrics.client_figures import RouterFigures

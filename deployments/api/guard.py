@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
-from wingbeat.deployments.api.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499

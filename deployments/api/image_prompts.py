@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.content_parts import ImagePart, unserved_part
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.content_parts import ImagePart, unserved_part
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.fleet.interface import EngineOverloaded
 from wingbeat.deployments.media.limits import MediaError, MediaLimits

@@ -4,10 +4,10 @@ import itertools
 import json
 from typing import Any
 
-from wingbeat.deployments.api.chat_messages import ChatMessage
-from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import GenerationBody
 from wingbeat.deployments.api.errors import invalid, prompt_too_long, unknown_prefix
-from wingbeat.deployments.api.requests import GenerationBody
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from wingbeat.deployments.api import image_prompts
-from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.answers.generation import Prompt
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import invalid, prompt_too_long, shown, unknown_model
-from wingbeat.deployments.api.generation import Prompt
 from wingbeat.deployments.api.named_prefix import behind, prefix_of
-from wingbeat.deployments.api.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix

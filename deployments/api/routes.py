@@ -4,29 +4,29 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.adapter_routes import add_adapter_routes
-from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
-from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.description import add_description
-from wingbeat.deployments.api.generation import Generation
-from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
-from wingbeat.deployments.api.load import add_load
-from wingbeat.deployments.api.messages_api.routes import add_messages_routes
-from wingbeat.deployments.api.model_routes import add_model_routes
-from wingbeat.deployments.api.monitoring import add_monitoring, watchers
-from wingbeat.deployments.api.parsed_chat import ParsedChatShape
-from wingbeat.deployments.api.prefix_routes import add_prefix_routes
-from wingbeat.deployments.api.requests import CompletionBody
-from wingbeat.deployments.api.responses import (
+from wingbeat.deployments.api.answers.answering import read_body, streamed_answer, whole_answer
+from wingbeat.deployments.api.answers.generation import Generation
+from wingbeat.deployments.api.answers.parsed_chat import ParsedChatShape
+from wingbeat.deployments.api.answers.responses import (
     CompletionShape,
     ResponseShape,
     event_stream,
     whole_response,
 )
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.description import add_description
+from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
+from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
-from wingbeat.deployments.api.server_routes import add_server_routes, version_of_package
-from wingbeat.deployments.api.token_routes import add_token_routes
+from wingbeat.deployments.api.routers.adapter_routes import add_adapter_routes
+from wingbeat.deployments.api.routers.load import add_load
+from wingbeat.deployments.api.routers.model_routes import add_model_routes
+from wingbeat.deployments.api.routers.monitoring import add_monitoring, watchers
+from wingbeat.deployments.api.routers.prefix_routes import add_prefix_routes
+from wingbeat.deployments.api.routers.server_routes import add_server_routes, version_of_package
+from wingbeat.deployments.api.routers.token_routes import add_token_routes
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.page.playground import add_page
 

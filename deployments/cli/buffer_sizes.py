@@ -7,7 +7,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.free_memory import free_memory, free_shared_memory
 from wingbeat.runtime.kv.capacity import fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
     from wingbeat.runtime.protocol.messages import ChannelSpec

@@ -28,7 +28,7 @@ from wingbeat.runtime.heads.layouts import Family
 from wingbeat.runtime.heads.load import HeadCheckpoint, is_head_folder, read_checkpoint
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 _TOKEN_MAPS = ("d2t", "t2d")
 _LENT = ("embed_tokens.weight", "lm_head.weight")

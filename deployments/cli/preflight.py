@@ -13,8 +13,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_channel, check_memory
 from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
-from wingbeat.runtime.verifier.checkpoint import check_files, check_weights
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line, quiet
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line, quiet
 
 
 class PreflightError(ValueError):
@@ -139,7 +139,7 @@ def _check_device(config: AppConfig) -> None:
 
 
 def _check_factories(config: AppConfig) -> None:
-    from wingbeat.deployments.replica.factories import load_factory
+    from wingbeat.deployments.replica.engine.factories import load_factory
 
     for path in (config.engine_factory, config.drafter_factory):
         if path is not None:

@@ -22,9 +22,15 @@ from wingbeat.deployments.fleet.wire import (
     pack_given_up,
 )
 from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
-from wingbeat.deployments.replica.engine_messages import EngineStart, EngineStarted, ToEngine, ToReplica, portable
+from wingbeat.deployments.replica.engine.engine_messages import (
+    EngineStart,
+    EngineStarted,
+    ToEngine,
+    ToReplica,
+    portable,
+)
+from wingbeat.deployments.replica.engine.shared_images import share_images
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.deployments.replica.shared_images import share_images
 from wingbeat.runtime.kv.cache_log import CacheChanges
 
 logger = logging.getLogger(__name__)

@@ -11,16 +11,16 @@ from wingbeat.cluster.channels.remote_address import ChannelName
 from wingbeat.cluster.child_process import ChildProcess
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog
+from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
+from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient
-from wingbeat.deployments.replica.engine_messages import EngineStart
-from wingbeat.deployments.replica.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
 
 logger = logging.getLogger(__name__)
-MODULE = "wingbeat.deployments.replica.engine_process"
+MODULE = "wingbeat.deployments.replica.engine.engine_process"
 STOP_S = 10.0
 """For the round that runs, and what is being written; then the process is killed."""
 OWN_WORDS_S = 3.0

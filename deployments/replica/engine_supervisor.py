@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
-from wingbeat.deployments.replica.supervisor import root_cause
 
 logger = logging.getLogger(__name__)
 PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)

@@ -33,6 +33,6 @@ class RankActor:
         import torch
 
         torch.set_num_threads(self._config.threads)
-        from wingbeat.deployments.replica.build import follow_rank_0
+        from wingbeat.deployments.replica.engine.build import follow_rank_0
 
         follow_rank_0(self._config, group, rank)

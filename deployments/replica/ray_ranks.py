@@ -10,8 +10,8 @@ import ray
 from wingbeat.cluster.placement import rank_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.replica.rank_actor import RankActor
-from wingbeat.deployments.replica.supervisor import root_cause
 from wingbeat.runtime.config import RankGroup
 
 

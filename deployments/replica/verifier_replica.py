@@ -25,12 +25,12 @@ from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 from wingbeat.deployments.metrics.ray_export import EXPORT_EVERY_S, RayExport
 from wingbeat.deployments.metrics.router_reports import RouterReports
+from wingbeat.deployments.replica.drafters.pool_drafter import PoolDrafter, ServedPool
+from wingbeat.deployments.replica.drafters.ray_drafter import RayDrafter
+from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
-from wingbeat.deployments.replica.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
-from wingbeat.deployments.replica.pool_drafter import PoolDrafter, ServedPool
-from wingbeat.deployments.replica.ray_drafter import RayDrafter
 from wingbeat.deployments.replica.served_names import ServedNames
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from wingbeat.runtime.drafters.registry import kind_of
 from wingbeat.runtime.heads.files import CheckpointError
 from wingbeat.runtime.heads.load import check_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.verifier.checkpoint import check_files, check_weights
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
 
 def check_drafter_fits(choice: DrafterChoice, target: TargetDescription) -> int:

@@ -25,7 +25,7 @@ from wingbeat.runtime.heads.load import head_conventions
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import matches
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 

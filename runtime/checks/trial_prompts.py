@@ -4,7 +4,7 @@ import torch
 
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
 _QUESTIONS = (
     "What is a prime number?",

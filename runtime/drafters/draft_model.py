@@ -26,10 +26,10 @@ from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, pack_segments
-from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
-from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
-from wingbeat.runtime.verifier.loader import LoadedModel, load_model
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment, pack_segments
+from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 logger = logging.getLogger(__name__)

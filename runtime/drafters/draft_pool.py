@@ -19,8 +19,8 @@ from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.attention import AttentionSegment, attend_segments, build_segment, pack_segments
-from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments, build_segment, pack_segments
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 
 class DraftPool:

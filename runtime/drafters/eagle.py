@@ -27,8 +27,8 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
-from wingbeat.runtime.verifier.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
 class EagleDrafter(Drafter):

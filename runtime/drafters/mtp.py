@@ -27,7 +27,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.attention import AttentionMetadata
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata
 
 
 class MtpDrafter(Drafter):

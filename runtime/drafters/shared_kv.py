@@ -30,7 +30,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.attention import AttentionSegment
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 """Of configurations that mean this kind of drafter."""

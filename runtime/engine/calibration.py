@@ -26,9 +26,9 @@ from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.speculation.costs import CostTables
 from wingbeat.runtime.verifier.compiled import replay_ms
-from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 
 logger = logging.getLogger(__name__)

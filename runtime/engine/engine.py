@@ -26,8 +26,8 @@ from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
-from wingbeat.runtime.verifier.certain_tokens import with_certain
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.choices.certain_tokens import with_certain
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
 from wingbeat.runtime.verifier.slots import SlotState

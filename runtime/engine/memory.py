@@ -14,7 +14,7 @@ from wingbeat.runtime.kv.capacity import fit, is_automatic
 from wingbeat.runtime.kv.pool import block_bytes, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
 from wingbeat.runtime.verifier.state_limits import state_budget, with_states
 

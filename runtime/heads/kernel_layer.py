@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import layer_of, matrix_of, part_of
 from wingbeat.kernels.cpu.structs import Heads, Layer, Matrix
-from wingbeat.runtime.verifier.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 
 class HeadNorm(nn.RMSNorm):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
-from wingbeat.runtime.verifier.loaded_model import UnsupportedModelError
-from wingbeat.runtime.verifier.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
-from wingbeat.runtime.verifier.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
+from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
 class MtpModule(nn.Module):

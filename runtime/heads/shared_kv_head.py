@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedCon
 
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.verifier.attention import METADATA_KEYWORD, AttentionSegment, attend_segments
+from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionSegment, attend_segments
 
 ATTENTION_NAME = "wingbeat_shared_kv"
 

@@ -18,7 +18,7 @@ CONTEXT_BYTES = 600 << 20
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention as the probe saw it (`wingbeat.runtime.verifier.probe.probe_attention`).
+    """One layer's attention as the probe saw it (`wingbeat.runtime.verifier.layers.probe.probe_attention`).
 
     A layer without attention has no heads, and no numbers in the pool.
     """

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from wingbeat.runtime import disk_cache
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _WEIGHTS = (".safetensors", ".bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")

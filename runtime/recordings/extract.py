@@ -26,7 +26,7 @@ from wingbeat.runtime.recordings.recording_sources import (
 )
 from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loaded_model import end_of_text_ids
+from wingbeat.runtime.verifier.layers.loaded_model import end_of_text_ids
 
 _MIN_ANSWER = 16
 """Tokens an answer must have room for, or its prompt is left out."""

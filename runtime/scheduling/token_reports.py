@@ -6,7 +6,7 @@ from wingbeat.runtime.scheduling.request import SamplingParams, TokenLogprob
 
 
 def unpack_logprobs(packed: np.ndarray, num_top: int) -> list[TokenLogprob]:
-    """Rows of what `wingbeat.runtime.verifier.logprobs.token_logprobs` packed: int64 [num_rows, 1 + 2 * most].
+    """Rows of what `wingbeat.runtime.verifier.choices.logprobs.token_logprobs` packed: int64 [num_rows, 1 + 2 * most].
 
     Args:
         num_top: most likely tokens to keep of each row.

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

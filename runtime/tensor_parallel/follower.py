@@ -9,8 +9,8 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
-from wingbeat.runtime.verifier.attention import pack_segments
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import pack_segments
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 

@@ -15,10 +15,10 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
-from wingbeat.runtime.verifier.attention import METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.backend import Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 
 logger = logging.getLogger(__name__)

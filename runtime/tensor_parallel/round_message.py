@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment
-from wingbeat.runtime.verifier.packing import Tiles
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.verifier.layers.packing import Tiles
 
 _ALIGNED = 16
 """Bytes that each tensor's place is a multiple of."""

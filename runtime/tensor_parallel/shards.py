@@ -16,10 +16,10 @@ from transformers.integrations.tensor_parallel import replace_layer_number_by_wi
 
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
-from wingbeat.runtime.verifier.checkpoint import check_files, check_finite, load_weights
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config, one_line
-from wingbeat.runtime.verifier.loaded_model import LoadedModel, UnsupportedModelError
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
 def load_shard(path: Path, dtype: torch.dtype, ranks: Ranks) -> LoadedModel:

@@ -16,7 +16,7 @@ from wingbeat.runtime.tensorrt.engine_model import EngineModel
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
 from wingbeat.runtime.verifier.backend import Backend
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 
 @dataclass

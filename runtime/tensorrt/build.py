@@ -27,8 +27,8 @@ from wingbeat.runtime.tensorrt.export import export_base, export_draft
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 logger = logging.getLogger(__name__)
 

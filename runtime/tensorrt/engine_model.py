@@ -11,7 +11,7 @@ from wingbeat.kernels.tree.reference import unpack_mask
 from wingbeat.runtime.tensorrt.base_runner import BaseOutput, BasePass, BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import EngineDirectoryError
 from wingbeat.runtime.tensorrt.stage_runner import FIRST_ROW
-from wingbeat.runtime.verifier.attention import AttentionSegment
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput
 
 

@@ -21,7 +21,7 @@ from wingbeat.runtime.tensorrt.draft_graph import DraftGraph
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import BATCH, ROWS, SELECTED, GraphShapes, base_shapes, draft_shapes
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 _MODULE_PREFIXES = ("model.", "head.")
 _SCOPES = "pkg.torch.onnx.name_scopes"

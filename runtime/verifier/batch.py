@@ -18,11 +18,11 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment, build_segment, pack_segments
-from wingbeat.runtime.verifier.cpu_kernels import reads_in_place
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment, build_segment, pack_segments
+from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.packing import Group, Packing, pack, pack_rows, packed, rows_of
 from wingbeat.runtime.verifier.model import ForwardBatch
-from wingbeat.runtime.verifier.packing import Group, Packing, pack, pack_rows, packed, rows_of
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper

@@ -19,9 +19,9 @@ from transformers import AttentionInterface
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME, wingbeat_attention
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, wingbeat_attention
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from wingbeat.runtime.graphs.graph_runner import (
     Stage,
 )
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
-from wingbeat.runtime.verifier.choice import Choosing
+from wingbeat.runtime.verifier.choices.choice import Choosing
 from wingbeat.runtime.verifier.forward_result import ForwardBuffers, ForwardResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.tree_inbox import TreeInbox

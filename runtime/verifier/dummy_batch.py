@@ -3,7 +3,7 @@
 import torch
 
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment, pack_segments
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment, pack_segments
 from wingbeat.runtime.verifier.model import ForwardBatch
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.state.round_states import RoundStates
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.taps import LayerTaps
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.taps import LayerTaps
 
 if TYPE_CHECKING:
     from wingbeat.runtime.vision.rows import ImageRows

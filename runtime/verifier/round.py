@@ -25,7 +25,7 @@ class RoundResult(NamedTuple):
     evidence: np.ndarray | None = None
     """int64 [num_decodes, num_nodes]: see `AcceptedPaths.evidence`."""
     logprobs: np.ndarray | None = None
-    """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.verifier.logprobs`."""
+    """int64 [1..num_decodes, 1..max_path, n]: see `RoundInFlight.asking` and `runtime.verifier.choices.logprobs`."""
     chunk_logprobs: np.ndarray | None = None
     """int64 [num_sampling_chunks + num_prompt_tokens, n]."""
 

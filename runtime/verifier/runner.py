@@ -21,20 +21,20 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
-from wingbeat.runtime.verifier.certain_tokens import add_certain
-from wingbeat.runtime.verifier.choice import Choosing, TokenChooser
+from wingbeat.runtime.verifier.choices.certain_tokens import add_certain
+from wingbeat.runtime.verifier.choices.choice import Choosing, TokenChooser
+from wingbeat.runtime.verifier.choices.path_acceptance import PathAcceptance
+from wingbeat.runtime.verifier.choices.token_masks import TokenMasks
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.forward_result import ForwardResult
-from wingbeat.runtime.verifier.loader import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.model import ModelOutput, VerifierModel
-from wingbeat.runtime.verifier.path_acceptance import PathAcceptance
 from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.token_masks import TokenMasks
 from wingbeat.runtime.verifier.tree_inbox import TreeInbox
 
 

@@ -11,7 +11,7 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.images import position_delta
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.processors import ProcessorTables
+from wingbeat.runtime.verifier.choices.processors import ProcessorTables
 
 
 class DecodeRows(NamedTuple):

@@ -24,8 +24,8 @@ from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.pool import Saves, StatePool
 from wingbeat.runtime.state.round_states import AcceptedStep, DecodePaths, Piece, RoundStates
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.packing import Packing, packed, rows_of
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.packing import Packing, packed, rows_of
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.tree_paths import tree_paths
 

@@ -6,7 +6,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.saved_states import SavedStates
 from wingbeat.runtime.state.pool import row_bytes
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 SHARE_OF_SAVED = 0.25
 """Of the memory for keys, values and states that is not of running sequences, what saved states may take."""

@@ -23,7 +23,7 @@ KINDS = {
 }
 """By kind, how the name begins that Ray gives the process."""
 MODULES = {
-    "engine": "wingbeat.deployments.replica.engine_process",
+    "engine": "wingbeat.deployments.replica.engine.engine_process",
     "forked": "wingbeat.cluster.fork_server",
 }
 """By kind, the module that processes run which are not Ray's: one such process forks the other."""

@@ -10,10 +10,10 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest
-from wingbeat.deployments.replica.engine_calls import EngineCalls
+from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
+from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
+from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
-from wingbeat.deployments.replica.engine_loop import EngineLoop
-from wingbeat.deployments.replica.engine_setup import EngineSetup
 from wingbeat.deployments.replica.router_stream import RouterStream
 
 

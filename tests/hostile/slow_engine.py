@@ -3,8 +3,8 @@
 import time
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.build import build_setup
-from wingbeat.deployments.replica.engine_setup import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.engine.build import build_setup
+from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, EngineSetup
 
 ROUND_S = 0.05
 

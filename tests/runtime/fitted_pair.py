@@ -12,7 +12,7 @@ from wingbeat.runtime.heads.conventions import STATED
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.load import save_eagle_head
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
 NUM_LAYERS = 8

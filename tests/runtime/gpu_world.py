@@ -24,8 +24,8 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.fused import OPS, fuse
-from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.layers.fused import OPS, fuse
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256
 NUM_LAYERS = 1

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.cache_utils import Cache
 
 from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 needs_states = pytest.mark.skipif(
     not hasattr(Cache, "get_conv_state"),

@@ -15,8 +15,8 @@ from tests.runtime.models import PROMPT_LENS, greedy, random_model, random_promp
 from wingbeat.runtime.lora.adapter_config import read_config
 from wingbeat.runtime.lora.adapter_files import WEIGHTS_FILE
 from wingbeat.runtime.lora.resident import AdapterName
-from wingbeat.runtime.verifier.adapted import ModelAdapters
-from wingbeat.runtime.verifier.loader import LoadedModel, prepare_model
+from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NUM_TOKENS = 24

@@ -29,7 +29,7 @@ from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import LoadedModel, load_model, prepare_model
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model, prepare_model
 
 VOCAB_SIZE = 97
 HIDDEN_SIZE = 64

@@ -24,9 +24,9 @@ from tests.runtime.models import VOCAB_SIZE, Run, random_prompts
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.vision.families import VisionFamily, family_of
 
 NUM_TOKENS = 30

@@ -5,11 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.unserved_fields import IsOff, no_effect, off
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
-from wingbeat.deployments.api.request_body import RequestBody
-from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "ignore_eos", "speculation")

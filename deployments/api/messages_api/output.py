@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
+from wingbeat.deployments.api.answers.generation import Generation
+from wingbeat.deployments.api.answers.parsed_answer import Piece
+from wingbeat.deployments.api.answers.responses import Totals
+from wingbeat.deployments.api.answers.typed_events import Event
 from wingbeat.deployments.api.errors import MESSAGES_PATH, as_api_error, error_body
-from wingbeat.deployments.api.generation import Generation
-from wingbeat.deployments.api.parsed_answer import Piece
-from wingbeat.deployments.api.responses import Totals
-from wingbeat.deployments.api.typed_events import Event
 from wingbeat.deployments.parsing.message import MessageDelta, ToolCallDelta
 from wingbeat.runtime.scheduling.request import FinishReason
 

@@ -5,15 +5,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from wingbeat.deployments.api.answering import read_body, streamed_answer, whole_answer
+from wingbeat.deployments.api.answers.answering import read_body, streamed_answer, whole_answer
+from wingbeat.deployments.api.answers.generation import Generation
+from wingbeat.deployments.api.answers.parsed_answer import ParsedAnswer, parsed
+from wingbeat.deployments.api.answers.typed_events import last_events, typed_events
+from wingbeat.deployments.api.bodies.field_names import field_names
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import MESSAGES_PATH
-from wingbeat.deployments.api.field_names import field_names
-from wingbeat.deployments.api.generation import Generation
 from wingbeat.deployments.api.messages_api.body import NAMES, CountBody, MessagesBody
 from wingbeat.deployments.api.messages_api.output import MessageOutput
-from wingbeat.deployments.api.parsed_answer import ParsedAnswer, parsed
-from wingbeat.deployments.api.typed_events import last_events, typed_events
 
 
 def add_messages_routes(app: FastAPI, service: CompletionService) -> None:

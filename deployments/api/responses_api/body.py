@@ -5,11 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from wingbeat.deployments.api.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.unserved_fields import IsOff, no_effect, off
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
-from wingbeat.deployments.api.request_body import RequestBody
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
-from wingbeat.deployments.api.unserved_fields import IsOff, no_effect, off
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
 SAME_IN_CHAT = (

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.requests import CompletionBody
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

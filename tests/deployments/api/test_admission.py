@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, FakePool, complete
+from wingbeat.deployments.api.answers.generation import Generation
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
-from wingbeat.deployments.api.generation import Generation
-from wingbeat.deployments.api.requests import CompletionBody
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 
 

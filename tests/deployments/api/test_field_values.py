@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.deployments.api.parsed_bodies import chat, completion, refused
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.errors import ApiError
-from wingbeat.deployments.api.requests import CompletionBody
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import openai.types.completion_create_params as completion_schema
 import pytest
 
 from tests.deployments.api.parsed_bodies import CHAT, COMPLETION, chat, completion, refused
-from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.requests import CompletionBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 
 
 @pytest.mark.parametrize(

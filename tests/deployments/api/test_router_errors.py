@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tests.deployments.http_world import TOKENIZER, VOCAB_SIZE, FakePool, call, chat, chunks, complete
-from wingbeat.deployments.api.chat_requests import ChatBody
-from wingbeat.deployments.api.requests import CompletionBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.tokenizer import TextTooLong

@@ -12,7 +12,7 @@ from wingbeat.deployments.fleet import connection as engine_connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import RequestFailed
 from wingbeat.deployments.fleet.wire import pack_request
-from wingbeat.deployments.replica import outbox
+from wingbeat.deployments.replica.engine import outbox
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 EXPECTED = expected_tokens((1, 2, 3), 7, 100)

@@ -10,7 +10,7 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import expected_tokens, wait_until
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.wire import pack_request, unpack_request
-from wingbeat.deployments.replica.shared_images import attach_images, share_images
+from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 

@@ -13,16 +13,16 @@ from tests.deployments.http_world import FakePool
 from tests.deployments.vision_checkpoint import MARKS, data_url, encoded, image_part, picture, write_checkpoint
 from tests.runtime.models import engine_config, new_engine
 from tests.runtime.vision_world import CONFIGS, random_model
-from wingbeat.deployments.api.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.image_prompts import ImagesRefused, image_reader
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import pack_request, unpack_request
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.replica.shared_images import attach_images, share_images
+from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
 from wingbeat.runtime.scheduling.images import SERVED
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 NUM_TOKENS = 12
 PICTURES = [picture(1, 24, 16), picture(2, 16, 28)]
@@ -110,7 +110,7 @@ def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
         "from wingbeat.deployments.app_config import AppConfig\n"
         "from wingbeat.runtime.engine.engine import Engine\n"
         "from wingbeat.runtime.demo import demo_pair\n"
-        "from wingbeat.runtime.verifier.loader import load_model\n"
+        "from wingbeat.runtime.verifier.loading.loader import load_model\n"
         "loaded = load_model(demo_pair().verifier, torch.float32, torch.device('cpu'))\n"
         "assert image_reader(loaded.images, None, None, None) is None\n"
         "print(*sys.modules)"

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes import FakeEngine
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.replica.engine_setup import EngineSetup
+from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 
 if TYPE_CHECKING:
-    from wingbeat.deployments.replica.engine_setup import AskNeeds
+    from wingbeat.deployments.replica.engine.engine_setup import AskNeeds
 
 INFO = ModelInfo("fake", 200, 50)
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.build import build_setup
-from wingbeat.deployments.replica.engine_calls import EngineCalls
+from wingbeat.deployments.replica.engine.build import build_setup
+from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 

@@ -100,7 +100,7 @@ def _in_process(head: Path, norm_output: bool) -> dict:
     from wingbeat.runtime.llm import build_engine
     from wingbeat.runtime.scheduling.request import Request, SamplingParams
     from wingbeat.runtime.tokenizer import Tokenizer
-    from wingbeat.runtime.verifier.loader import load_model
+    from wingbeat.runtime.verifier.loading.loader import load_model
 
     model = demo_pair().verifier
     speculation = SpeculationConfig.default("cpu", draft_steps=5, adaptive=False)

@@ -5,8 +5,8 @@ import contextlib
 import os
 
 from wingbeat.cluster.channels.link import Link
+from wingbeat.deployments.replica.engine.engine_messages import ToReplica
 from wingbeat.deployments.replica.engine_client import EngineClient
-from wingbeat.deployments.replica.engine_messages import ToReplica
 
 PATIENCE_S = 10.0
 

@@ -7,8 +7,8 @@ import pytest
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import FakeEngine
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.build import build_setup
-from wingbeat.deployments.replica.engine_calls import EngineCalls
+from wingbeat.deployments.replica.engine.build import build_setup
+from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 

@@ -16,7 +16,7 @@ from wingbeat.runtime.heads.load import head_conventions
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 FLOAT32_CPU = (torch.float32, torch.device("cpu"))
 

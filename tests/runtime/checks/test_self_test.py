@@ -18,7 +18,7 @@ from wingbeat.runtime.heads.conventions import STATED
 from wingbeat.runtime.heads.load import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 

@@ -30,7 +30,7 @@ from wingbeat.runtime.heads.vocabulary import VocabularyError
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 

@@ -23,7 +23,7 @@ from wingbeat.runtime.drafters.mtp import MtpDrafter, build_mtp
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 

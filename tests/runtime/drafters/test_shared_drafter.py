@@ -12,7 +12,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.draft_room import DraftRoom, NoRoomError, first_gap
 from wingbeat.runtime.drafters.worker import LONG_CHUNKS, MOST_FAILURES, DraftWorker
 from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 128, 0, 64, 8, 16, 40, keeps_context=False)
 

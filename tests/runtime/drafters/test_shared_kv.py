@@ -33,7 +33,7 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import VocabularyError
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 

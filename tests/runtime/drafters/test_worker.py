@@ -40,7 +40,7 @@ from wingbeat.runtime.protocol.messages import (
     outcome_layout,
     reply_layout,
 )
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 

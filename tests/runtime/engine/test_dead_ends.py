@@ -7,7 +7,7 @@ from tests.runtime.models import DEMO_PAIR, TREE, eagle_drafter, engine_config, 
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import FinishReason, GrammarSpec, Request, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 CHOICE = GrammarSpec("choice", '["import", "from"]')
 TEXTS = ("import", "from")

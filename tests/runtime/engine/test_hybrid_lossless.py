@@ -24,7 +24,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.loader import load_model
+from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = needs_states
 

@@ -20,7 +20,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.scheduling.request import FinishReason
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight
 
 pytestmark = pytest.mark.few(1)

@@ -15,7 +15,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 

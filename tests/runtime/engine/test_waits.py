@@ -9,7 +9,7 @@ from tests.runtime.models import Run, engine_config, greedy_params, new_engine, 
 from tests.runtime.recorded_graphs import WAITS
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.llm import build_engine
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 

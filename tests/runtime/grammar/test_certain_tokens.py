@@ -9,7 +9,7 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.certain_tokens import add_certain, with_certain
+from wingbeat.runtime.verifier.choices.certain_tokens import add_certain, with_certain
 
 TREE, CHAIN = SpeculationConfig(5, 4, 12), SpeculationConfig(5, 1, 6)
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.runtime.models import random_model
-from wingbeat.runtime.verifier.adapted import AdaptedLinear, ModelAdapters
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.layers.adapted import AdaptedLinear, ModelAdapters
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 
 class OddLayer(nn.Module):

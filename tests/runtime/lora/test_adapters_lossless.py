@@ -19,9 +19,9 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.cpu_kernels import use_kernels
-from wingbeat.runtime.verifier.fused import LayerOps
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.layers.cpu_kernels import use_kernels
+from wingbeat.runtime.verifier.layers.fused import LayerOps
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
 
@@ -111,7 +111,7 @@ def test_without_the_kernels_of_cpus_texts_are_the_same():
 
 def test_layers_that_join_their_products_join_their_adapters(monkeypatch):
     ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
-    monkeypatch.setattr("wingbeat.runtime.verifier.fused.OPS", {"cpu": ops})
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
     world = LoraWorld("llama", kinds={"all": KINDS["all"], "patterned": KINDS["patterned"]})
     with engine_of(world, TREE, on_host=False) as engine:
         check_mixed(engine, world)

@@ -88,7 +88,7 @@ def test_a_file_of_another_model_is_computed_again_and_written_anew(folder, capl
 
 
 def test_tensors_of_another_shape_are_not_read_whatever_the_file_says_of_them(folder, caplog):
-    from wingbeat.runtime.verifier.loader import prepare_model
+    from wingbeat.runtime.verifier.loading.loader import prepare_model
 
     other = prepare_model(random_model("llama", num_key_value_heads=4), "other")
     one = Kept(other, folder)

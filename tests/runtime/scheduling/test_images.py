@@ -5,7 +5,8 @@ import pytest
 
 from wingbeat.cluster.prefix_index import PromptBlocks
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.blocks import BlockManager, hash_block, salted_root
+from wingbeat.runtime.kv.block_hash import hash_block, salted_root
+from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.scheduling.images import ImageInput, prefix_ids
 from wingbeat.runtime.scheduling.plan import Chunk
 from wingbeat.runtime.scheduling.request import Request, SamplingParams

@@ -5,7 +5,7 @@ from transformers import GPT2Config
 
 from tests.runtime.models import CONFIGS
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
-from wingbeat.runtime.verifier.checkpoint_config import ConfigFile, load_config
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
 
 
 def check(config, folder, size=2):

@@ -27,7 +27,7 @@ from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.tensor_parallel import ranks
 from wingbeat.runtime.tensor_parallel.follower import follow
 from wingbeat.runtime.verifier.backend_lost import BackendLost
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
 
 LENGTH = 32

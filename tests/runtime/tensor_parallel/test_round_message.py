@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack, unpack
-from wingbeat.runtime.verifier.attention import AttentionMetadata, AttentionSegment
-from wingbeat.runtime.verifier.packing import Tiles
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
+from wingbeat.runtime.verifier.layers.packing import Tiles
 
 
 def test_every_part_of_a_pass_arrives():

@@ -21,7 +21,7 @@ from wingbeat.runtime.tensorrt.engine_drafter import EngineDrafter
 from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_shapes, draft_shapes
 from wingbeat.runtime.tensorrt.session import EngineError, EngineSession, EngineStage, TensorSpec, check_tensors
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 LIMITS = Limits(
     max_batch_size=4, max_input_len=64, max_kv_cache_capacity=256, max_verify_tree_size=16, max_draft_tree_size=16

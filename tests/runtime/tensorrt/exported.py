@@ -12,7 +12,7 @@ from wingbeat.runtime.heads.load import load_eagle_head, save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
-from wingbeat.runtime.verifier.loader import LoadedModel, load_model, prepare_model
+from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model, prepare_model
 
 
 class ExportedPair(NamedTuple):

@@ -13,8 +13,8 @@ from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_model import EngineModel
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
-from wingbeat.runtime.verifier.attention import AttentionMetadata, build_segment
-from wingbeat.runtime.verifier.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
 TREE_PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 7)

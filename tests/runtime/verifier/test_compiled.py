@@ -8,9 +8,9 @@ import torch
 from tests.runtime.models import engine_config, prepare_model, random_model
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.attention import ATTENTION_NAME, AttentionMetadata, build_segment
 from wingbeat.runtime.verifier.compiled import CompiledDecode, CompiledLayers, _faster, faster_layers, replay_ms
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, AttentionMetadata, build_segment
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 BLOCK_SIZE = 16

@@ -27,8 +27,8 @@ from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier import decode_graphs
-from wingbeat.runtime.verifier.choice import Choosing
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.choices.choice import Choosing
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
 

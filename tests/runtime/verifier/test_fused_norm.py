@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.verifier.speed_up import fuse_norms
+from wingbeat.runtime.verifier.layers.speed_up import fuse_norms
 
 pytestmark = pytest.mark.few(3)
 

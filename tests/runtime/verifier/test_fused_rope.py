@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
 from tests.runtime.models import CONFIGS
-from wingbeat.runtime.verifier.speed_up import FUNCTION_NAME, Rope, fuse_rope
+from wingbeat.runtime.verifier.layers.speed_up import FUNCTION_NAME, Rope, fuse_rope
 
 pytestmark = pytest.mark.few(3)
 

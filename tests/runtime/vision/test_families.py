@@ -7,7 +7,7 @@ from transformers import Gemma4Config, LlavaConfig, PixtralVisionConfig
 
 from tests.runtime.vision_world import CONFIGS, MORE, PLACEHOLDER, image, random_model, shown, with_images
 from wingbeat.runtime.scheduling.images import SERVED
-from wingbeat.runtime.verifier.loader import prepare_model
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.vision.families import FAMILIES, ImagesNotServed, family_of
 from wingbeat.runtime.vision.positions import rotations
 

@@ -1,0 +1,1 @@
+"""What is written back: whole answers, streams and their details."""

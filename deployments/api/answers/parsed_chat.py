@@ -1,0 +1,68 @@
+"""Chat answers with what parsers found in their text: thoughts and tool calls."""
+
+from typing import Any
+
+from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
+from wingbeat.deployments.api.answers.responses import ChatShape
+from wingbeat.deployments.parsing.message import MessageDelta, Parser, ToolCallDelta
+from wingbeat.runtime.scheduling.request import FinishReason
+
+TOOL_CALLS = "tool_calls"
+
+
+class ParsedChatShape(ChatShape):
+    """`/v1/chat/completions`; one object per answer, as it reads each choice's text piece by piece."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._new_parser = generation.new_parser
+        self._parsers: dict[int, Parser] = {}
+        self._with_calls: set[int] = set()
+
+    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        """A choice with its message: text, thoughts under both of their names, calls."""
+        found = self._new_parser().parse(text)
+        choice = super().choice(index, found.content, finish_reason)
+        message = choice["message"]
+        if found.reasoning:
+            message["reasoning"] = message["reasoning_content"] = found.reasoning
+        if found.tool_calls:
+            message["content"] = found.content or None
+            message["tool_calls"] = [_call(call) for call in found.tool_calls]
+            choice["finish_reason"] = _finish(finish_reason)
+        return choice
+
+    def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
+        """The role, then thoughts, text and calls, then the finish reason with an empty delta."""
+        found = self._read(delta)
+        chunks = super().chunk_choices(delta._replace(text=found.content), is_first)
+        if found.reasoning:
+            fields = {"reasoning": found.reasoning, "reasoning_content": found.reasoning}
+            chunks.insert(1 if is_first else 0, self._chunk_choice(delta.index, fields, None))
+        if found.tool_calls:
+            self._with_calls.add(delta.index)
+            chunk = self._chunk_choice(delta.index, {"tool_calls": [*map(_call_delta, found.tool_calls)]}, None)
+            chunks.insert(len(chunks) - (delta.finish_reason is not None), chunk)
+        if delta.finish_reason is not None and delta.index in self._with_calls:
+            chunks[-1]["finish_reason"] = _finish(delta.finish_reason)
+        return chunks
+
+    def _read(self, delta: ChoiceDelta) -> MessageDelta:
+        if delta.index not in self._parsers:
+            self._parsers[delta.index] = self._new_parser()
+        found = self._parsers[delta.index].push(delta.text)
+        return found if delta.finish_reason is None else found.plus(self._parsers[delta.index].flush())
+
+
+def _finish(finish_reason: FinishReason | None) -> str | None:
+    """Why a choice with calls ended; one that was cut off says so."""
+    return TOOL_CALLS if finish_reason is FinishReason.STOP else finish_reason
+
+
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_call(call)}

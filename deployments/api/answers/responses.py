@@ -1,0 +1,227 @@
+"""Response bodies of the OpenAI API, whole and as server-sent events, with the extensions `seed` and `metrics`."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
+from wingbeat.deployments.api.answers.round_trace import HeldRounds
+from wingbeat.deployments.api.answers.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
+from wingbeat.deployments.api.errors import as_api_error, log_failure
+from wingbeat.deployments.metrics.timings import Timings
+from wingbeat.runtime.scheduling.request import FinishReason
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ResponseShape(Protocol):
+    """Where an endpoint's responses differ from another's."""
+
+    object_name: str
+    chunk_object_name: str
+    logprobs_body: LogprobsBody
+
+    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        """A whole choice."""
+        ...
+
+    def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
+        """The chunks' choices that carry a delta, one chunk each; `is_first` marks a choice's first delta."""
+        ...
+
+
+class CompletionShape:
+    """`/v1/completions`."""
+
+    object_name = chunk_object_name = "text_completion"
+    logprobs_body = staticmethod(completion_logprobs)
+
+    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        """A choice with its text."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
+        """One choice with the new text; none while there is nothing to say."""
+        if not delta.text and delta.finish_reason is None:
+            return []
+        return [self.choice(delta.index, delta.text, delta.finish_reason)]
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+    logprobs_body = staticmethod(chat_logprobs)
+
+    def choice(self, index: int, text: str, finish_reason: FinishReason | None) -> dict[str, Any]:
+        """A choice with its message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+    def chunk_choices(self, delta: ChoiceDelta, is_first: bool) -> list[dict[str, Any]]:
+        """The role, then the new text, then the finish reason with an empty delta."""
+        choices = []
+        if is_first:
+            choices.append(self._chunk_choice(delta.index, {"role": "assistant", "content": ""}, None))
+        if delta.text:
+            choices.append(self._chunk_choice(delta.index, {"content": delta.text}, None))
+        if delta.finish_reason is not None:
+            choices.append(self._chunk_choice(delta.index, {}, delta.finish_reason))
+        return choices
+
+    @staticmethod
+    def _chunk_choice(index: int, delta: dict[str, str], finish_reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class Totals:
+    """Sums over the choices of one request, as far as they have come."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._num_running = len(generation.choices)
+        self._num_completion_tokens = 0
+        self._num_cached_tokens = 0
+        self._metrics: SpeculationMetrics | None = None
+        self._timings = Timings(len(generation.choices))
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Count what a choice gained."""
+        self._timings.add(delta.index, delta.num_tokens, delta.queue_s)
+        self._num_completion_tokens += delta.num_tokens
+        self._num_running -= delta.finish_reason is not None
+        if delta.index % self._generation.choices_per_prompt == 0:
+            # A prompt's tokens count once, so do those that came from the cache.
+            self._num_cached_tokens += delta.num_cached_tokens
+        if delta.metrics is not None:
+            self._metrics = self._metrics or SpeculationMetrics()
+            self._metrics.add(delta.metrics)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_running == 0
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's `usage` so far, in tokens; what came from the cache is known at the end."""
+        num_prompt_tokens = self._generation.num_prompt_tokens
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": num_prompt_tokens + self._num_completion_tokens,
+        }
+        if self.complete:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._num_cached_tokens}
+        return usage
+
+    def metrics(self) -> dict[str, Any]:
+        """The extension `metrics`: timings, and `speculative_decoding`, which is null when a stop string ended every
+        choice before its engine had reported."""
+        speculation = None if self._metrics is None else self._metrics.as_dict(self._generation.num_spec_tokens)
+        return {"speculative_decoding": speculation, **self._timings.as_dict()}
+
+
+async def whole_response(
+    generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape
+) -> dict[str, Any]:
+    """Collect all choices into one body."""
+    totals = Totals(generation)
+    rounds, details = HeldRounds(), _details(generation, shape)
+    texts: list[list[str]] = [[] for _ in generation.choices]
+    finish_reasons: list[FinishReason | None] = [None] * len(texts)
+    stop_reasons: dict[int, str | int] = {}
+    async with aclosing(deltas):
+        async for delta in deltas:
+            totals.add(delta)
+            rounds.hold(delta.index, delta.rounds)
+            details.hold(delta)
+            if delta.stop_reason is not None:
+                stop_reasons[delta.index] = delta.stop_reason
+            texts[delta.index].append(delta.text)
+            finish_reasons[delta.index] = delta.finish_reason
+    choices = [shape.choice(index, "".join(text), finish_reasons[index]) for index, text in enumerate(texts)]
+    for choice in choices:
+        rounds.hand_over(choice)
+        details.hand_over(choice)
+        choice["stop_reason"] = stop_reasons.get(choice["index"])
+    return {
+        **_header(generation, shape.object_name),
+        "choices": choices,
+        "usage": totals.usage(),
+        "metrics": totals.metrics(),
+    }
+
+
+async def event_stream(
+    generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape, request_id: str
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events, one message per delta, flushed as it comes; `metrics` is on the last chunk.
+
+    `request_id` is the `X-Request-Id` of the answer, for the log.
+
+    Raises:
+        Exception: whatever `deltas` raises before the first event, so that it can still become an HTTP status.
+            Later errors are sent as an event.
+    """
+    header = _header(generation, shape.chunk_object_name)
+    if generation.include_usage:
+        header["usage"] = None
+    totals, rounds, details = Totals(generation), HeldRounds(), _details(generation, shape)
+    started, sent = set(), False
+    try:
+        async with aclosing(deltas):
+            async for delta in deltas:
+                totals.add(delta)
+                choices = shape.chunk_choices(delta, is_first=delta.index not in started)
+                rounds.hold(delta.index, delta.rounds)
+                details.hold(delta)
+                if choices:
+                    rounds.hand_over(choices[-1])
+                    details.hand_over(_carrier(choices))
+                    if delta.finish_reason is not None:
+                        choices[-1]["stop_reason"] = delta.stop_reason
+                chunks = [{**header, "choices": [choice]} for choice in choices]
+                started.add(delta.index)
+                if generation.continuous_usage:
+                    chunks = [{**chunk, "usage": totals.usage()} for chunk in chunks]
+                if totals.complete:
+                    if generation.include_usage:
+                        chunks.append({**header, "choices": [], "usage": totals.usage()})
+                    chunks[-1]["metrics"] = totals.metrics()
+                if chunks:
+                    sent = True
+                    yield b"".join(map(sse_event, chunks))
+    except Exception as error:
+        if not sent:
+            raise
+        log_failure(error, request_id)
+        yield sse_event(as_api_error(error).body())
+    yield DONE
+
+
+def sse_event(body: dict[str, Any]) -> bytes:
+    """One event. JSON escapes every non-ASCII character: some readers split lines at U+2028."""
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
+    prompts = [choice.request.prompt_token_ids for choice in generation.choices]
+    return HeldDetails(generation.details, prompts, shape.logprobs_body)
+
+
+def _carrier(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a choice's chunks the one with its text, else the last one."""
+    return next((choice for choice in choices if choice.get("delta", {}).get("content")), choices[-1])
+
+
+def _header(generation: Generation, object_name: str) -> dict[str, Any]:
+    return {
+        "id": generation.response_id,
+        "object": object_name,
+        "created": generation.created,
+        "model": generation.model,
+        "seed": generation.seed,
+    }

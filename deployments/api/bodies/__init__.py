@@ -1,0 +1,1 @@
+"""What a request asks for, field by field."""

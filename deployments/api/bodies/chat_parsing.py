@@ -1,0 +1,123 @@
+"""What a chat request's answer must look like, and which parser reads it."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.tool_requests import NamedTool, needs_parser
+from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.deployments.parsing.call_format import Format, Function, json_of, list_of_calls, one_of, text
+from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
+from wingbeat.deployments.parsing.message import Filtered, Parser
+from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+ANY_OBJECT = {"type": "object"}
+
+
+class Reading(NamedTuple):
+    """How an answer is constrained and read."""
+
+    new_parser: Callable[[], Parser]
+    """Makes a parser for each choice."""
+    grammar: GrammarSpec | None
+
+
+def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSpec | None) -> Reading:
+    """How the answer to a chat request is constrained and read.
+
+    Args:
+        parsers: the server's.
+        body: the request.
+        prompt: the end of the prompt's text.
+        grammar: what the request itself says the answer must match; thoughts come before it.
+
+    Raises:
+        ApiError: the request has tools, and nothing here would find the calls; or two fields ask for two forms.
+    """
+    calls = body.calls
+    form, answer = _form_of_calls(parsers, body, prompt)
+    if form is not None and grammar is not None:
+        raise invalid("tool_choice", "contradicts 'response_format' or 'structured_outputs': both shape the answer")
+    if grammar is not None and parsers.thoughts_format(prompt) is not None:
+        form = parsers.behind_thoughts(prompt, _form_of_grammar(grammar))
+    if form is not None:
+        grammar = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+
+    def new() -> Parser:
+        parser = parsers.new(prompt, calls=calls != "none", answer=answer)
+        keeps_reasoning, keeps_calls = body.include_reasoning is not False, body.parallel_tool_calls is not False
+        if keeps_reasoning and keeps_calls:
+            return parser
+        return Filtered(parser, reasoning=keeps_reasoning, parallel_calls=keeps_calls)
+
+    return Reading(new, grammar)
+
+
+def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
+    """The form that the request's tools give the answer, and what reads it in place of the server's parser."""
+    calls, tools, several = body.calls, body.tools or [], body.parallel_tool_calls is not False
+    functions = [Function(tool.function.name, tool.function.schema_of_arguments()) for tool in tools]
+    if calls == "none":
+        return None, None
+    if calls == "auto":
+        if not parsers.read_calls:
+            raise needs_parser()
+        return _form_of_strict(parsers, body, prompt), None
+    if isinstance(calls, NamedTool):
+        functions = [function for function in functions if function.name == calls.function.name][:1]
+        several = False
+    form = parsers.calls_format(functions, several, required=True, prompt=prompt)
+    if form is not None:
+        return form, None
+    if isinstance(calls, NamedTool):
+        form, answer = json_of(functions[0].schema), partial(OneCallParser, calls.function.name)
+    else:
+        form, answer = list_of_calls(functions, several), CallListParser
+    return parsers.behind_thoughts(prompt, form), answer
+
+
+def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
+    """The form of text that may have calls, where the arguments of some function must follow its schema."""
+    tools = body.tools or []
+    if not any(tool.function.strict for tool in tools):
+        return None
+    functions = [
+        Function(tool.function.name, tool.function.schema_of_arguments() if tool.function.strict else ANY_OBJECT)
+        for tool in tools
+    ]
+    several = body.parallel_tool_calls is not False
+    form = parsers.calls_format(functions, several, required=False, prompt=prompt)
+    if form is None:
+        raise invalid("tools", "has a strict function, which the server's tool-call parser cannot make sure of")
+    return form
+
+
+def _form_of_grammar(grammar: GrammarSpec) -> Format:
+    """The same in the words of structural tags, so that thoughts can come before it.
+
+    Raises:
+        ApiError: it is no JSON, or an older kind of structural tag.
+    """
+    try:
+        return _in_words_of_tags(grammar)
+    except (ValueError, TypeError, KeyError) as error:
+        raise invalid("structured_outputs", f"cannot be read as {grammar.kind}: {shown(str(error))}") from error
+
+
+def _in_words_of_tags(grammar: GrammarSpec) -> Format:
+    match grammar.kind:
+        case "json":
+            return json_of(json.loads(grammar.text))
+        case "json_object":
+            return json_of(ANY_OBJECT)
+        case "choice":
+            return one_of(*map(text, json.loads(grammar.text)))
+        case "regex":
+            return {"type": "regex", "pattern": grammar.text}
+        case "grammar":
+            return {"type": "grammar", "grammar": grammar.text}
+        case _:
+            return json.loads(grammar.text)["format"]

@@ -1,0 +1,1 @@
+"""Routes beside those that generate."""

@@ -1,0 +1,58 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`: vLLM's, for operators of a server that allows it."""
+
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import Field
+
+from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.errors import invalid, unknown_adapter
+from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused
+from wingbeat.deployments.lora_options import MOST_NAME_CHARS, name_problem
+
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+class LoadAdapterBody(RequestBody):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
+    lora_path: str = Field(min_length=1, max_length=4096)
+    """A folder below `lora_update_dir`; relative paths begin there."""
+    load_inplace: bool | None = None
+    """Whether it may take the place of another one of that name."""
+
+
+class UnloadAdapterBody(RequestBody):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str = Field(min_length=1, max_length=MOST_NAME_CHARS)
+    lora_int_id: int | None = None
+    """vLLM's number; the name says all."""
+
+
+def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
+    """Add both endpoints."""
+
+    @app.post(LOAD_PATH)
+    async def load(request: Request) -> PlainTextResponse:
+        body = await read_body(LoadAdapterBody, request)
+        if (problem := name_problem(body.lora_name)) is not None:
+            raise invalid("lora_name", problem)
+        if body.lora_name == service.pool.info.model_name:
+            raise invalid("lora_name", "is the name of the base model")
+        try:
+            await service.pool.adapters.load(body.lora_name, body.lora_path, bool(body.load_inplace))
+        except AdapterExists:
+            raise invalid("lora_name", "is loaded already; set 'load_inplace' to replace it") from None
+        except AdapterRefused as error:
+            raise invalid("lora_path", f"cannot be served: {error}") from None
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @app.post(UNLOAD_PATH)
+    async def unload(request: Request) -> PlainTextResponse:
+        body = await read_body(UnloadAdapterBody, request)
+        if await service.pool.adapters.unload(body.lora_name) is None:
+            raise unknown_adapter(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

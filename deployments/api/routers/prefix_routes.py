@@ -1,0 +1,130 @@
+"""`/v1/prefixes`: operators have beginnings of prompts computed once, and kept."""
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.json_body import read_object
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.errors import ApiError, invalid, unknown_prefix
+from wingbeat.deployments.api.named_prefix import VARIABLES, as_conversation, conversation_tokens, prompt_tokens
+from wingbeat.deployments.fleet.prefixes import PrefixExists, PrefixRefused
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix, is_prefix_name
+
+PREFIXES_PATH = "/v1/prefixes"
+_CHAT_FIELDS = frozenset(("messages", *VARIABLES))
+
+
+class SavePrefixBody(RequestBody):
+    """`POST /v1/prefixes`."""
+
+    name: str
+    model: str | None = None
+    prompt: str | list[int] | None = None
+    """One text, or its token ids."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds those that stand around a prompt; true by default."""
+    messages: list[ChatMessage] | None = None
+    """As in a chat request, and so the four that follow."""
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    replace: bool | None = None
+    """Whether it may take the place of another one of that name."""
+
+
+def add_prefix_routes(app: FastAPI, service: CompletionService) -> None:
+    """Add the three endpoints."""
+
+    @app.api_route(PREFIXES_PATH, methods=["GET", "POST"])
+    async def prefixes(request: Request) -> dict[str, Any]:
+        if request.method == "GET":
+            return await _listed(service)
+        return await _save(service, read_object(await request.body()))
+
+    @app.delete(PREFIXES_PATH + "/{name}")
+    async def delete(name: str) -> dict[str, Any]:
+        if await service.pool.prefixes.delete(name) is None:
+            raise unknown_prefix(name, "name")
+        return {"object": "prefix", "name": name, "deleted": True}
+
+
+async def _save(service: CompletionService, fields: dict[str, Any]) -> dict[str, Any]:
+    own = SavePrefixBody.of_fields({name: value for name, value in fields.items() if name not in _CHAT_FIELDS})
+    if not is_prefix_name(own.name):
+        problem = "must be 1 to 128 letters, digits, '.', '_' and '-', a letter or digit first"
+        raise invalid("name", problem)
+    service.check_model(own.model)
+    param, prefix = await _read(service, own, {name: fields[name] for name in _CHAT_FIELDS & fields.keys()})
+    try:
+        saved = await service.pool.prefixes.save(prefix, bool(own.replace))
+    except PrefixExists:
+        raise invalid("name", "is taken; set 'replace' to put another prefix in its place") from None
+    except PrefixRefused as error:
+        raise ApiError(f"'{param}' {error}.", param=param, code=error.code) from None
+    found = (card for card in (await _listed(service))["data"] if card["name"] == saved.name)
+    return next(found, _card(service, saved, []))
+
+
+async def _read(service: CompletionService, own: SavePrefixBody, chat: dict[str, Any]) -> tuple[str, SavedPrefix]:
+    """The prefix that a body describes, and the field that has it."""
+    tokenizer, limit = service.tokenizer, service.pool.info.max_model_len
+    adapter = service.pool.adapters.catalog.find(own.model) if own.model is not None else None
+    if chat.get("messages") is not None:
+        if own.prompt is not None or own.add_special_tokens is not None:
+            param = "prompt" if own.prompt is not None else "add_special_tokens"
+            raise invalid(param, "is given beside 'messages'; give one of them")
+        body = ChatBody.of_fields(chat)
+        if body.images:
+            raise invalid(body.images[0].path, "is an image; saved prefixes have text alone")
+        token_ids = await asyncio.to_thread(conversation_tokens, tokenizer, body, limit, service.prompts.in_parts)
+        return "messages", SavedPrefix(own.name, 0, token_ids, adapter, as_conversation(body))
+    beside = sorted(name for name in chat if chat[name] is not None)
+    if beside:
+        raise invalid(beside[0], "needs 'messages'")
+    if own.prompt is not None:
+        adds = own.add_special_tokens is not False
+        token_ids = await asyncio.to_thread(prompt_tokens, tokenizer, own.prompt, adds, limit)
+        return "prompt", SavedPrefix(own.name, 0, token_ids, adapter)
+    prefix = await service.pool.prefixes.stored(own.name)
+    if prefix is None:
+        raise invalid("name", "is of no file in prefix_dir; give 'messages' or 'prompt'")
+    if prefix.adapter is not None:
+        adapter = service.pool.adapters.catalog.find(prefix.adapter.name)
+        if adapter is None:
+            raise invalid("name", f"is of the adapter {prefix.adapter.name!r}, which is not loaded")
+    return "name", prefix._replace(adapter=adapter)
+
+
+async def _listed(service: CompletionService) -> dict[str, Any]:
+    """All prefixes, with what the engines have of them."""
+    engines = await service.pool.prefixes.describe()
+    return {
+        "object": "list",
+        "data": [_card(service, prefix, engines) for prefix in service.pool.prefixes.catalog.things],
+        "pinned_tokens": max(engine["pinned_tokens"] for engine in engines),
+        "max_pinned_tokens": min(engine["max_pinned_tokens"] for engine in engines),
+    }
+
+
+def _card(service: CompletionService, prefix: SavedPrefix, engines: list[dict[str, Any]]) -> dict[str, Any]:
+    key = prefix.name, prefix.version
+    held = [one for engine in engines for one in engine["prefixes"] if (one["name"], one["version"]) == key]
+    figures = held[0] if held else {"blocks": 0, "bytes": 0, "saved": None}
+    return {
+        "object": "prefix",
+        "name": prefix.name,
+        "model": service.pool.info.model_name if prefix.adapter is None else prefix.adapter.name,
+        "tokens": len(prefix.token_ids),
+        "blocks": figures["blocks"],
+        "bytes": figures["bytes"],
+        "engines": len(held),
+        "saved": figures["saved"],
+    }

@@ -1,0 +1,113 @@
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: vLLM's, for clients that count or compare tokens."""
+
+import asyncio
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
+from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.json_body import read_object
+from wingbeat.deployments.api.bodies.request_body import RequestBody
+from wingbeat.deployments.api.bodies.tool_requests import Tool
+from wingbeat.deployments.api.bodies.unserved_fields import off
+from wingbeat.deployments.api.completions import CompletionService
+from wingbeat.deployments.api.errors import invalid, shown
+from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
+
+MAX_TOKENS = 2**20
+CHAT_FIELDS = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model")
+)
+
+
+class TokenizeBody(RequestBody):
+    """`POST /tokenize` of a text, or of a conversation."""
+
+    unserved: ClassVar = {"chat_template": off(), "mm_processor_kwargs": off()}
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """By default those of a text are added; a conversation's template writes them."""
+    return_token_strs: bool | None = None
+    messages: list[ChatMessage] | None = None
+    """As in a chat request, and so the four that follow."""
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(RequestBody):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=MAX_TOKENS)
+
+
+def add_token_routes(app: FastAPI, service: CompletionService) -> None:
+    """Add the three endpoints."""
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        fields = read_object(await request.body())
+        if "messages" in fields:
+            return await _tokenize_chat(service, fields)
+        body = TokenizeBody.of_fields(fields)
+        service.check_model(body.model)
+        if body.prompt is None:
+            raise invalid("prompt", "is missing: give a text, or 'messages'")
+        adds = body.add_special_tokens is not False
+        token_ids = await _off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
+        return _tokens(service, token_ids, bool(body.return_token_strs))
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(DetokenizeBody, request)
+        service.check_model(body.model)
+        _check_ids(body.tokens, service.pool.info.vocab_size)
+        decode = service.tokenizer.decode
+        return {"prompt": await _off_loop(len(body.tokens), decode, body.tokens, False)}
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return service.tokenizer.describe()
+
+
+async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> dict[str, Any]:
+    own = TokenizeBody.of_fields({name: value for name, value in fields.items() if name not in CHAT_FIELDS})
+    if own.prompt is not None:
+        raise invalid("prompt", "is given beside 'messages'; give one of them")
+    body = ChatBody.of_fields({name: value for name, value in fields.items() if name in CHAT_FIELDS})
+    service.check_model(body.model)
+    if body.images:
+        raise invalid(body.images[0].path, "is not counted here; only text is")
+    text = await _off_loop(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
+    token_ids = await _off_loop(len(text), service.tokenizer.encode, text, bool(own.add_special_tokens))
+    return _tokens(service, token_ids, bool(own.return_token_strs))
+
+
+def _tokens(service: CompletionService, token_ids: list[int], with_strings: bool) -> dict[str, Any]:
+    return {
+        "count": len(token_ids),
+        "max_model_len": service.pool.info.max_model_len,
+        "tokens": token_ids,
+        "token_strs": service.tokenizer.pieces(token_ids) if with_strings else None,
+    }
+
+
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if outside is not None:
+        problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
+        raise invalid("tokens", problem)
+
+
+async def _off_loop(size: int, function: Any, *arguments: Any) -> Any:
+    """The function's result, from a thread where it takes long."""
+    if size > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(function, *arguments)
+    return function(*arguments)

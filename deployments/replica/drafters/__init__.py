@@ -1,0 +1,1 @@
+"""Drafters: their actors and processes, pools of them, and who replaces them."""

@@ -1,0 +1,91 @@
+"""The drafter's actor, beside its verifier or for several: it holds the GPU, and a process of its own drafts.
+
+The next process is forked from one that has imported torch, so a drafter that dies is replaced within a second.
+"""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+
+from wingbeat.cluster.fork_server import Forked, ForkServer
+from wingbeat.cluster.placement import assigned_devices, claim_devices
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.actor_process import ActorProcess
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
+
+SERVE = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
+FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
+RENEW_S = 10.0
+"""What an actor has to begin another process: it waits for nothing, so that one that takes longer is stuck."""
+
+
+class DrafterLost(RuntimeError):
+    """The drafter's process has ended."""
+
+
+class DrafterActor:
+    """One drafter; never restarted in place by Ray: a new actor takes over where this one is gone.
+
+    Args:
+        core: CPU core its thread shares with the verifier's; None leaves it free.
+        convention: how to read a head whose files leave that open, where it is settled already: a pickled
+            `HeadConvention` or None.
+    """
+
+    def __init__(self, config: AppConfig, core: int | None = None, convention: bytes | None = None) -> None:
+        show_log()
+        if config.num_gpus_per_drafter > 0:
+            claim_devices(assigned_devices())
+        self._config, self._core = config, core
+        self._server = ForkServer(SERVE, FORKED_ENV)
+        self._drafter: Forked | None = None
+        self.renew(convention)
+
+    def renew(self, convention: bytes | None) -> None:
+        """End the process there is, and begin another one, which loads while the caller goes on.
+
+        Raises:
+            EOFError: no process can be had.
+        """
+        if self._drafter is not None:
+            self._drafter.kill()
+        self._drafter = self._server.fork()
+        with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
+            self._drafter.connection.send((self._config, self._core, convention))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Run a method of `DrafterCalls`, once the drafter is loaded.
+
+        Raises:
+            DrafterLost: its process has ended.
+            Exception: the method's, or why the drafter cannot be loaded.
+        """
+        try:
+            self._drafter.connection.send((name, arguments))
+            answer, problem = self._drafter.connection.recv()
+        except (EOFError, OSError):
+            raise DrafterLost("the drafter's process has ended") from None
+        if problem is not None:
+            raise problem
+        return answer
+
+    def status(self) -> DrafterStatus:
+        """Where it runs, whom it serves, and whether its thread does; raises as `call`."""
+        return DrafterStatus(ActorProcess.own(), *self.call("status"))
+
+    def close(self) -> None:
+        """End its process, where this is no actor that ends with all it has."""
+        self._server.close()
+
+
+async def renewed(actor: ray.actor.ActorHandle, convention: bytes | None = None) -> bool:
+    """Whether a `DrafterActor` has begun another process; not where it is gone or stuck itself."""
+    try:
+        await asyncio.wait_for(actor.renew.remote(convention), RENEW_S)
+    except (ray.exceptions.RayError, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""The drafter's own process: its actor calls, and one thread drafts."""
+
+import logging
+import os
+import pickle
+from multiprocessing.connection import Connection
+
+import transformers.modeling_utils  # noqa: F401 - every head's loading imports it late; here it is imported before a fork
+
+from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.drafters.drafter_messages import Placed
+from wingbeat.deployments.replica.drafters.drafter_thread import DrafterThread
+from wingbeat.deployments.replica.engine.engine_messages import portable
+from wingbeat.runtime.drafters.draft_room import NoRoomError
+
+logger = logging.getLogger(__name__)
+
+
+class DrafterCalls:
+    """What the actor may call, by name.
+
+    Args:
+        core: CPU core its thread shares with the verifier's; None leaves it free.
+        convention: how to read a head whose files leave that open, where it is settled already: a pickled
+            `HeadConvention` or None.
+
+    Raises:
+        Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
+    """
+
+    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None) -> None:
+        logger.info("loading the drafter %s", config.choice().label)
+        self._thread = DrafterThread(config, core)
+        if convention is not None:
+            self.needs(convention)
+
+    def needs(self, convention: bytes) -> bytes:
+        """What this drafter needs of its verifier, pickled.
+
+        Args:
+            convention: how its head is to be read, pickled; None leaves it as its files say.
+
+        Raises:
+            ValueError: its head cannot be read so.
+        """
+        return pickle.dumps(self._thread.needs(pickle.loads(convention)))
+
+    def attach(self, name: ChannelName, incarnation: int) -> int:
+        """Serve the channel `name` from now on; this process's id.
+
+        Raises:
+            ChannelError: there is no such channel, a later incarnation holds it, or this GPU cannot reach its memory.
+        """
+        self._thread.attach(name, incarnation)
+        return os.getpid()
+
+    def attach_shared(self, name: ChannelName, incarnation: int, convention: bytes | None) -> Placed:
+        """Serve one more channel, where there is room.
+
+        Args:
+            convention: as for `needs`; None where the verifier has none.
+
+        Raises:
+            ChannelError, ValueError: as `DrafterThread.attach`.
+        """
+        try:
+            self._thread.attach(name, incarnation, None if convention is None else pickle.loads(convention))
+        except NoRoomError as error:
+            return Placed(os.getpid(), str(error))
+        return Placed(os.getpid())
+
+    def detach(self, name: ChannelName) -> None:
+        """Serve a channel no more; harmless where it is not served."""
+        self._thread.detach(name)
+
+    def release_newest(self) -> None:
+        """Let go of the verifier that came last: it looks for another place."""
+        for name in self._thread.channels()[-1:]:
+            logger.info("letting go of %s, another drafter has fewer verifiers", name)
+            self._thread.detach(name)
+
+    def status(self) -> tuple[tuple[ChannelName, ...], float]:
+        """Whom it serves, and for how many seconds its thread has not looked for a round."""
+        return tuple(self._thread.channels()), self._thread.silent_s
+
+
+def serve(connection: Connection) -> None:
+    """Load a drafter as the first message says, and answer calls until the other end is gone.
+
+    A drafter that cannot be loaded answers every call with the reason.
+    """
+    show_log()
+    config, core, convention = connection.recv()
+    calls, problem = None, None
+    try:
+        calls = DrafterCalls(config, core, convention)
+    except Exception as error:
+        problem = portable(error)
+    while True:
+        try:
+            name, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send((None, problem) if calls is None else _answer(calls, name, arguments))
+
+
+def _answer(calls: DrafterCalls, name: str, arguments: tuple) -> tuple[object, Exception | None]:
+    try:
+        return getattr(calls, name)(*arguments), None
+    except Exception as error:
+        return None, portable(error)

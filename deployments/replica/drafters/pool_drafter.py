@@ -1,0 +1,131 @@
+"""A verifier's place in a drafter that it shares with others; the `DrafterHandle` of such a verifier."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import ray
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from wingbeat.cluster.placement import node_id
+from wingbeat.deployments.replica.drafters.shared_drafter import Candidate
+from wingbeat.deployments.replica.drafters.supervisor import root_cause
+
+logger = logging.getLogger(__name__)
+RETRY_S = 0.5
+TELL_AFTER_S = 2.0
+"""Without a drafter; one line then says why."""
+
+
+class Pool(Protocol):
+    """What a verifier needs of the `DrafterPool`."""
+
+    async def candidates(self) -> list[Candidate]:
+        """Drafters it can reach, the least loaded first. Raises where the pool cannot be asked."""
+        ...
+
+    def left(self, number: int) -> None:
+        """A drafter is of no more use, maybe because it is silent."""
+        ...
+
+
+class ServedPool:
+    """The pool of an application, through Serve."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._node = node_id()
+
+    async def candidates(self) -> list[Candidate]:
+        """See `Pool`."""
+        return await self._handle.candidates.remote(self._node)
+
+    def left(self, number: int) -> None:
+        """See `Pool`."""
+        self._handle.left.remote(number)
+
+
+class PoolDrafter:
+    """A place, from the search for it to its end.
+
+    Args:
+        convention: how the drafter shall read its head, pickled; None where that is not settled.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        convention: bytes | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.convention = convention
+        self.lacks_room = False
+        """Whether every drafter that is there has refused it for want of room."""
+        self._pool = pool
+        self._sleep = sleep
+        self._clock = clock
+        self._channel_name = ""
+        self._at: Candidate | None = None
+
+    async def needs(self, convention: bytes) -> None:
+        """Nothing: no drafter need be there yet, so the engine's process finds it out by itself."""
+        self.convention = convention
+
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+        """Find a drafter with room, however long that takes; the process id of that drafter.
+
+        Args:
+            next_incarnation: gives one that none has had, for every attempt.
+        """
+        self._channel_name = channel_name
+        began, told = self._clock(), ""
+        while True:
+            pid, why = await self._try_all(next_incarnation)
+            if pid is not None:
+                return pid
+            if why != told and self._clock() - began >= TELL_AFTER_S:
+                logger.warning("No drafter of the pool: %s; decoding plainly until there is one", why)
+                told = why
+            await self._sleep(RETRY_S)
+
+    def successor(self) -> None:
+        """The pool has its own."""
+
+    async def renew(self) -> bool:
+        """Never: its pool replaces it, and there may be another one with room at once."""
+        return False
+
+    def kill(self) -> None:
+        """Give the place up, without waiting; the drafter stays for the others."""
+        at, self._at = self._at, None
+        if at is not None:
+            at.drafter.detach(self._channel_name)
+            self._pool.left(at.number)
+
+    async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
+        """The process id of the first drafter that has room, or why there is none."""
+        try:
+            candidates = await self._pool.candidates()
+        except (ray.exceptions.RayError, RayServeException) as error:
+            self.lacks_room = False
+            return None, f"the pool cannot be asked ({root_cause(error)})"
+        why, num_refused = "none is running", 0
+        for candidate in candidates:
+            self._at = candidate
+            try:
+                placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.convention)
+            except Exception as error:  # gone, silent, or made for other verifiers: another one may do
+                why = f"drafter {candidate.number} cannot be had ({root_cause(error)})"
+                self.kill()
+                continue
+            if placed.refusal is None:
+                self.lacks_room = False
+                return placed.pid, ""
+            self._at = None
+            why, num_refused = f"no room ({placed.refusal})", num_refused + 1
+        self.lacks_room = 0 < num_refused == len(candidates)
+        return None, why

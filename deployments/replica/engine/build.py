@@ -1,0 +1,149 @@
+"""From a configuration to what a pair's two processes run: the engine, and the drafter's worker.
+
+The drafter's process imports this file too, so what only the verifier needs is imported by `build_setup`.
+"""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, EngineSetup
+from wingbeat.deployments.replica.engine.factories import load_factory
+from wingbeat.runtime.config import RankGroup
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.drafters.draft_room import DraftRoom
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.kv.pool import memory_budget
+from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.engine.engine import Engine
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
+
+
+def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None = None) -> EngineSetup:
+    """Load the verifier; asks for the drafter's needs last, so that the drafter loads at the same time.
+
+    Args:
+        ranks: that the verifier is divided among, this process being the first.
+
+    Raises:
+        ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
+        DrafterStartError: the drafter's checkpoint cannot be read.
+    """
+    from wingbeat.deployments.replica.engine.live_recording import needs_with_capture
+
+    try:
+        engine, _, _, check = engine_of_pair(
+            pair_settings(config)._replace(ranks=ranks),
+            config.resolved_device(),
+            lambda convention, loaded: needs_with_capture(config, ask_needs(convention), len(loaded.layers)),
+        )
+    except CheckpointError as error:
+        raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
+    adapters = engine.loaded.adapters
+    names = config.lora_modules or {}
+    served = tuple(adapters.inspect(name, folder.resolve()) for name, folder in names.items())
+    for adapter in served[: config.max_loras]:
+        adapters.resident.warm(adapter)
+    info = ModelInfo(
+        model_name=config.model_name(),
+        max_model_len=engine.config.max_model_len,
+        vocab_size=engine.loaded.vocab_size,
+        eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
+        dtype=str(engine.loaded.dtype).removeprefix("torch."),
+        drafter=config.choice().label,
+        num_spec_tokens=engine.config.speculation.max_path - 1 if config.has_drafter() else 0,
+        num_kv_tokens=(engine.cache.num_blocks - 1) * engine.config.block_size,
+        block_size=engine.config.block_size if engine.config.enable_prefix_caching else 0,
+        adapters=served,
+        images=engine.loaded.images,
+    )
+    spec = engine.channel_spec if config.has_drafter() else None
+    return EngineSetup(engine, info, spec, check, engine.block_manager.log, adapters, _prefixes(config, engine))
+
+
+def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":
+    """What keeps saved prefixes; of a model that is divided among ranks their keys and values are not on disk."""
+    from wingbeat.runtime.prefixes.identity import identity_of, tokenizer_digest
+    from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
+    from wingbeat.runtime.prefixes.prefix_store import PrefixStore
+
+    if config.prefix_dir is None:
+        return PrefixKeeper(engine)
+    folder = config.model_dir()
+    identity, tokenizer = identity_of(folder, engine.loaded, engine.config.block_size), tokenizer_digest(folder)
+    has_contents = config.tensor_parallel_size == 1
+    return PrefixKeeper(engine, PrefixStore(config.prefix_dir, identity, tokenizer, has_contents))
+
+
+def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
+    """Be another rank of a verifier until that ends.
+
+    Raises:
+        ValueError, FileNotFoundError: the model cannot be used; one line that says why.
+        BackendLost: rank 0 or another one is gone.
+    """
+    from wingbeat.runtime.tensor_parallel.follower import follow
+
+    settings = pair_settings(config)
+    follow(group, rank, settings.model, settings.dtype, torch.device(config.resolved_device()))
+
+
+def build_draft_worker(config: AppConfig) -> DraftWorker:
+    """Load the drafter of a configuration that has one.
+
+    Raises:
+        ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
+    """
+    drafter = drafter_of_pair(pair_settings(config), config.drafter_device())
+    if drafter is None:
+        raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
+    return DraftWorker(drafter)
+
+
+def draft_room(config: AppConfig, device: torch.device) -> DraftRoom:
+    """What the verifiers of one shared drafter may take of it, once its weights are on its device."""
+    options, limits = config.drafters, config.engine_config()
+    share = min(config.num_gpus_per_drafter, 1.0) or 1.0
+    budget = memory_budget(replace(limits, kv_cache_memory_bytes=None, gpu_share=share), device)
+    if device.type == "cpu":
+        budget //= options.num  # they may all be on one node
+    return DraftRoom(options.slots(limits.max_num_seqs), options.kv_cache_memory_bytes or max(budget, 0))
+
+
+def needs_of_shared_drafter(config: AppConfig, convention: HeadConvention | None) -> DrafterNeeds:
+    """What drafters that need not be there yet will need of a verifier: loads one for as long as that takes to see.
+
+    Raises:
+        ValueError, FileNotFoundError: as `build_draft_worker`.
+    """
+    if config.drafter_factory is not None:
+        drafter = load_factory(config.drafter_factory)(config).drafter
+    else:
+        drafter = drafter_of_pair(pair_settings(config), "cpu")
+    if convention is not None:
+        drafter.read_as(convention)
+    return drafter.needs
+
+
+def pair_settings(config: AppConfig) -> PairSettings:
+    """What a configuration says of a verifier and its drafter."""
+    return PairSettings(
+        config.model_dir(),
+        config.choice(),
+        config.engine_config(),
+        getattr(torch, config.resolved_dtype()),
+        config.allow_bad_drafter,
+        tests_drafter=config.drafter_factory is None,
+        engine_dir=config.engine_dir,
+        most_threads=None if config.threads else len(os.sched_getaffinity(0)),
+        fp8_drafter=config.drafter_weights == "fp8",
+        tries_bfloat16=config.tries_bfloat16(),
+    )

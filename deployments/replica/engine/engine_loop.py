@@ -1,0 +1,292 @@
+"""The thread that runs an engine's rounds, and what comes to it from its replica; knows nothing of Ray."""
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.cluster.channels.link import Link
+from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
+from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, portable
+from wingbeat.deployments.replica.engine.engine_setup import ServedEngine
+from wingbeat.deployments.replica.engine.outbox import Outbox
+from wingbeat.deployments.replica.engine.shared_images import attach_images
+from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.scheduling.request import Request, RequestOutput
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.grammar.trial import GrammarTrial
+    from wingbeat.runtime.kv.cache_log import CacheLog
+
+logger = logging.getLogger(__name__)
+NUM_COMPILING = 2
+"""Grammars compiled at once, so that a slow one does not hold up the next."""
+IDLE_CHECK_S = 1.0
+"""An engine without work for this long proves that it has given every block back."""
+CLOGGED_S = 5e-3
+"""Between two attempts at a ring that is full, where there are no rounds to wait for."""
+LAST_WORDS_S = 2.0
+"""For a replica that does not read to make room for an engine's last words."""
+TELL_CACHED_S = 0.05
+"""Between two messages on what the prefix cache has gained and lost, while there are rounds."""
+
+
+class EngineLoop:
+    """Runs rounds while there is work and sleeps otherwise; requests, aborts and calls join between two rounds.
+
+    Args:
+        calls: an object whose methods the replica may call by name.
+        trial: tries grammars out before they are compiled; it is closed with the loop.
+        cache_log: of the engine's prefix cache; None tells nothing of it.
+        take_own: told what becomes of requests that came from no router.
+    """
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        link: Link,
+        calls: object,
+        stream_interval_s: float = 0.02,
+        trial: "GrammarTrial | None" = None,
+        cache_log: "CacheLog | None" = None,
+        take_own: Callable[[RequestOutput], None] = lambda output: None,
+    ) -> None:
+        self._engine = engine
+        self._link = link
+        self._calls = calls
+        self._stream_interval_s = stream_interval_s
+        self._take_own = take_own
+        self._from_threads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What other threads leave to do: of compiled grammars and of calls that took longer."""
+        self._outboxes: dict[str, Outbox] = {}
+        self._owners: dict[str, tuple[str, int]] = {}
+        self._started: set[str] = set()
+        self._check_at: float | None = None
+        self._stopping = False
+        self._compiling = ThreadPoolExecutor(NUM_COMPILING, thread_name_prefix="wingbeat-grammars")
+        self._trial = trial
+        self._cache_log = cache_log
+        self._tell_cached_at = 0.0
+        self._handlers: dict[str, Callable[..., None]] = {
+            ToEngine.SUBMIT: self._add,
+            ToEngine.ABORT: self._abort_numbers,
+            ToEngine.WITHDRAW: self._withdraw,
+            ToEngine.DISCONNECT: self._drop_client,
+            ToEngine.CALL: self._call,
+            ToEngine.STOP: self.stop,
+        }
+
+    def run(self) -> bool:
+        """Run until stopped or broken, in the thread that has loaded the engine; returns whether it was stopped.
+
+        The replica is told what became of the requests before this returns.
+        """
+        try:
+            while not self._take_messages():
+                if self._engine.has_unfinished_requests():
+                    self._deliver(self._engine.step())
+                else:
+                    self._wait_for_work()
+            self._end("the engine was stopped", returned=list(self._owners))
+        except RoundFailed as error:
+            logger.exception("The engine failed")
+            self._end(f"the engine failed: {error}", error.suspects, error.queued)
+        except Exception as error:
+            logger.exception("The engine failed")
+            self._end(f"the engine failed: {type(error).__name__}: {error}")
+        return self._stopping
+
+    def stop(self) -> None:
+        """End after the round that runs; from this thread or from a signal's handler."""
+        self._stopping = True
+        self._link.wake()
+
+    def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
+        """The engine's last words: which request has broken it, or which of several, and what it had not taken up.
+
+        Of the others a router knows no more than that their engine is gone.
+        """
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
+        suspects = list(suspects)
+        blame = Verdict.FAILED if len(suspects) == 1 else Verdict.SUSPECTED
+        for verdict, request_ids in ((blame, suspects), (Verdict.RETURNED, returned)):
+            for request_id in request_ids:
+                client_id, number = self._owners.get(request_id, (None, 0))
+                if client_id in self._outboxes:
+                    self._outboxes[client_id].give_up(number, verdict, f"request {request_id}: {reason}")
+        now = time.monotonic()
+        self._link.send((ToReplica.OUTPUTS, {client: outbox.take(now) for client, outbox in self._outboxes.items()}))
+        self._link.send((ToReplica.ENDED, reason))
+        while self._link.clogged and time.monotonic() - now < LAST_WORDS_S:
+            time.sleep(CLOGGED_S)
+            self._link.flush()
+
+    def _take_messages(self) -> bool:
+        """Do what the replica asks for; returns whether that was to stop."""
+        for kind, *arguments in self._link.receive():
+            self._handlers[kind](*arguments)
+        with contextlib.suppress(queue.Empty):
+            while not self._from_threads.empty():
+                self._from_threads.get_nowait()()
+        return self._stopping
+
+    def _wait_for_work(self) -> None:
+        now = time.monotonic()
+        self._flush(now, idle=True)
+        wait_s = None if self._check_at is None else max(0.0, self._check_at - now)
+        if self._link.clogged:
+            wait_s = CLOGGED_S
+        elif wait_s == 0.0:
+            self._engine.check_integrity()
+            self._check_at = wait_s = None
+        self._link.wait(wait_s)
+
+    def _flush(self, now: float, *, idle: bool = False) -> None:
+        """Send what is due, in one message. While the replica reads too slowly it stays, and becomes more compact."""
+        self._link.flush()
+        if self._link.clogged:
+            return
+        due = {client: box.take(now) for client, box in self._outboxes.items() if box.due(now, idle=idle)}
+        # First, so that whoever goes on from an answer finds that its prefix is known.
+        if self._cache_log is not None and (idle or now >= self._tell_cached_at):
+            self._tell_cached_at = now + TELL_CACHED_S
+            if (changes := self._cache_log.take()) is not None:
+                self._link.send((ToReplica.CACHED, changes))
+        if due:
+            self._link.send((ToReplica.OUTPUTS, due))
+
+    def _call(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """Run a method for the replica; its exception is the answer, and not the loop's matter.
+
+        Where it returns a future, that has the answer.
+        """
+        result, problem = None, None
+        try:
+            result = getattr(self._calls, name)(*arguments)
+        except Exception as error:
+            problem = portable(error)
+        if isinstance(result, Future):
+            result.add_done_callback(lambda done: self._do_soon(lambda: self._call_done(number, done)))
+            return
+        self._link.send((ToReplica.RESULT, number, result, problem))
+
+    def _call_done(self, number: int, done: "Future[Any]") -> None:
+        error = done.exception()
+        result, problem = (done.result(), None) if error is None else (None, portable(error))
+        self._link.send((ToReplica.RESULT, number, result, problem))
+
+    def _do_soon(self, work: Callable[[], None]) -> None:
+        """Have something done between two rounds; from any thread."""
+        self._from_threads.put(work)
+        self._link.wake()
+
+    def _add(self, client_id: str, requests: Iterable[WireRequest]) -> None:
+        if client_id not in self._outboxes:
+            self._outboxes[client_id] = Outbox(self._stream_interval_s)
+        for packed in requests:
+            self._add_one(client_id, packed[0], packed, self._outboxes[client_id])
+        self._flush(time.monotonic())
+
+    def _add_one(self, client_id: str, number: int, packed: WireRequest, outbox: Outbox) -> None:
+        """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
+        request_id = _request_id(client_id, number)
+        if request_id in self._owners:
+            logger.warning("Request %s was submitted twice: it runs once", request_id)
+            return
+        with self._refusing(request_id, number, outbox):
+            request = unpack_request(attach_images(packed), request_id)
+            self._owners[request_id] = (client_id, number)
+            if request.params.grammar is None:
+                self._engine.add_request(request)
+            else:
+                self._compile(request, number, outbox)
+
+    def _compile(self, request: Request, number: int, outbox: Outbox) -> None:
+        """Have the request's grammar compiled on another thread; it is queued once that is done."""
+        if self._engine.grammars is None:
+            raise ValueError("structured_outputs is not served here: the model has no tokenizer")
+
+        def queue_it(grammar: Future[Any]) -> None:
+            self._do_soon(lambda: self._add_compiled(request, grammar, number, outbox))
+
+        self._compiling.submit(self._compiled, request).add_done_callback(queue_it)
+
+    def _compiled(self, request: Request) -> Any:
+        # One that was aborted meanwhile must not keep others waiting.
+        if request.request_id not in self._owners:
+            return None
+        if self._trial is not None:
+            self._trial.check(request.params.grammar)
+        return self._engine.grammars.compile(request.params.grammar)
+
+    def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:
+        if request.request_id not in self._owners:
+            return
+        try:
+            with self._refusing(request.request_id, number, outbox):
+                self._engine.add_request(request, grammar.result())
+        finally:
+            self._flush(time.monotonic())
+
+    @contextlib.contextmanager
+    def _refusing(self, request_id: str, number: int, outbox: Outbox) -> Iterator[None]:
+        """What the block raises is told to the request's client."""
+        try:
+            yield
+        except ValueError as error:
+            self._owners.pop(request_id, None)
+            outbox.give_up(number, Verdict.REFUSED, str(error))
+        except Exception as error:
+            self._owners.pop(request_id, None)
+            logger.exception("Request %s cannot be taken", request_id)
+            outbox.give_up(number, Verdict.FAILED, f"request {request_id}: {type(error).__name__}: {error}")
+
+    def _abort_numbers(self, client_id: str, numbers: Iterable[int]) -> None:
+        self._abort([_request_id(client_id, number) for number in numbers])
+
+    def _withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            request_id = _request_id(client_id, number)
+            if request_id in self._owners and self._engine.is_waiting(request_id):
+                self._abort([request_id])
+                self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has asked for it back")
+        self._flush(time.monotonic())
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if self._owners.pop(request_id, None) is not None:
+                self._started.discard(request_id)
+                self._engine.abort_request(request_id)
+
+    def _drop_client(self, client_id: str) -> None:
+        self._outboxes.pop(client_id, None)
+        self._abort([request_id for request_id, owner in self._owners.items() if owner[0] == client_id])
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            owner = self._owners.get(output.request_id)
+            if owner is None:
+                self._take_own(output)
+                continue
+            client_id, number = owner
+            finished = output.finish_reason is not None
+            urgent = finished or output.request_id not in self._started
+            self._outboxes[client_id].put(number, output, urgent=urgent)
+            if finished:
+                del self._owners[output.request_id]
+                self._started.discard(output.request_id)
+            elif urgent:
+                self._started.add(output.request_id)
+        now = time.monotonic()
+        self._check_at = now + IDLE_CHECK_S
+        self._flush(now)
+
+
+def _request_id(client_id: str, number: int) -> str:
+    """Unique in the engine: two routers, or two connections of one router, count independently."""
+    return f"{client_id}:{number}"

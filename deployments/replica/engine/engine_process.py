@@ -1,0 +1,157 @@
+"""The engine's process: one thread of an interpreter of its own loads the model and runs its rounds.
+
+Started by `EngineLife`, with the link's file descriptors and the replica's process id.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.cluster.channels.link import Link
+from wingbeat.cluster.child_process import die_with_parent
+from wingbeat.cluster.cores import pin_thread
+from wingbeat.cluster.placement import claim_devices
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
+from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
+from wingbeat.deployments.replica.engine.engine_messages import (
+    EngineStart,
+    EngineStarted,
+    ToEngine,
+    ToReplica,
+    portable,
+)
+from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, EngineSetup
+from wingbeat.deployments.replica.engine.factories import load_factory
+from wingbeat.runtime.config import RankGroup
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+    from wingbeat.runtime.grammar.trial import GrammarTrial
+    from wingbeat.runtime.heads.contract import HeadConvention
+
+logger = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.5e-3
+"""How long another thread, such as one that compiles a grammar, may keep the interpreter from the engine's; Python's
+default of 5 ms is a third of a round."""
+
+
+def main() -> None:
+    """Serve one engine until the replica says stop or is gone, SIGTERM comes, or the engine breaks."""
+    memory, own_bell, peer_bell, parent = map(int, sys.argv[1:])
+    die_with_parent(parent)
+    # Of a terminal's Ctrl-C the replica decides, which gets it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_log()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    link = Link(memory, own_bell, peer_bell, is_parent=False)
+    stopped = False
+    try:
+        stopped = serve(link)
+    except Exception as error:
+        traceback.print_exc()
+        link.send((ToReplica.FAILED, portable(error)))
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that compile a grammar would be waited for.
+    os._exit(0 if stopped else 1)
+
+
+def serve(link: Link) -> bool:
+    """Load the engine and run it; returns whether it was stopped, and did not break.
+
+    Raises:
+        Exception: it cannot be loaded; one line that says what to change.
+    """
+    start: EngineStart = _expect(link, ToEngine.START)[0]
+    config = start.config
+    if start.gpus:
+        claim_devices(start.gpus)
+    setup, channel = _load(link, start)
+    name = None if channel is None else channel.name
+    calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
+    interval_s = config.stream_interval_ms / 1000
+    own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
+    loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
+    signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
+    if start.core is not None:
+        pin_thread(start.core)
+    link.send((ToReplica.STARTED, EngineStarted(setup.info, name, setup.check_drafter is not None)))
+    try:
+        return loop.run()
+    finally:
+        calls.close()
+        if channel is not None:
+            channel.verifier_end.close()
+
+
+def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
+    """The engine, and the channel that its drafter attaches to or None."""
+    config = start.config
+
+    def ask_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
+        link.send((ToReplica.ASK_NEEDS, pickle.dumps(convention)))
+        needs, problem = _expect(link, ToEngine.NEEDS)
+        if problem is not None:
+            raise problem
+        if needs is None:  # of drafters that are shared, whether one runs or not
+            from wingbeat.deployments.replica.engine.build import needs_of_shared_drafter
+
+            return needs_of_shared_drafter(config, convention)
+        return pickle.loads(needs)
+
+    build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
+    setup = build(config, ask_needs if config.has_drafter() else _no_needs)
+    if not config.has_drafter() or setup.channel_spec is None:
+        return setup, None
+    from wingbeat.deployments.replica.engine.pair_channel import create_channel
+
+    return setup, create_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
+
+
+def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> EngineSetup:
+    """Wingbeat's own engine. Torch is imported here and nowhere before, so that its threads are this thread's."""
+    import torch
+
+    torch.set_num_threads(config.threads or 1)
+    from wingbeat.deployments.replica.engine.build import build_setup
+
+    return build_setup(config, ask_needs, ranks)
+
+
+def _grammar_trial(setup: EngineSetup) -> "GrammarTrial | None":
+    if setup.engine.grammars is None:
+        return None
+    from wingbeat.runtime.grammar.trial import GrammarTrial
+
+    return GrammarTrial(setup.engine.grammars)
+
+
+def _no_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
+    """Of a drafter that there is not."""
+    from wingbeat.runtime.drafters.base import DrafterNeeds
+
+    return DrafterNeeds()
+
+
+def _expect(link: Link, kind: str) -> list[Any]:
+    """Wait for the replica's message of a kind while there is nothing else to do."""
+    while True:
+        for got, *rest in link.receive():
+            if got == ToEngine.STOP:
+                logging.shutdown()
+                os._exit(0)
+            if got == kind:
+                return rest
+        link.wait(None)
+
+
+if __name__ == "__main__":
+    main()

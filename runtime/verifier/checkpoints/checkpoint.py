@@ -1,0 +1,192 @@
+"""The weights of a verifier's checkpoint: every tensor there, of its shape, of a readable type, and a number.
+
+transformers renames, splits and stacks tensors while it loads them, differently for every architecture. So what a
+checkpoint lacks is asked of transformers itself: once on the meta device, which reads headers alone
+(`check_weights`), and again where the weights are loaded (`load_weights`). What it would pass over with a warning, and
+fill with random numbers, is an error here.
+"""
+
+import pickle
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wingbeat.runtime.tensor_files import ModelCheckpointError, TensorHeader, read_headers, weight_files
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, auto_class, one_line, quiet
+from wingbeat.runtime.verifier.checkpoints.quantised import check_quantiser, load_dequantised
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from wingbeat.runtime.verifier.checkpoints.quantised import Loaded
+
+_NUM_NAMED = 3
+_FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+_LAYER = re.compile(r"(?P<layer>.*\blayers\.(?P<index>\d+)\.)")
+_OWN_LAYER = re.compile(r"model\.layers\.(?P<index>\d+)\.")
+_PREDICTION = re.compile(r"(^|\.)(mtp|mtp_block|mtp_layers|nextn)[._]")
+_FREQUENCIES = re.compile(r"(^|\.)(original_)?inv_freq$|rotary_emb\.(cos|sin)_cached$|(^|\.)position_ids$")
+_CACHE_SCALE = re.compile(r"\.(kv?|v|q|prob)_(scale|zero_point)$")
+_TOWER = re.compile(
+    r"^(model\.)?(visual|vision|audio|image|speech|multi_modal|multimodal|mm_|embed_vision|embed_audio)"
+)
+_TOWER_CONFIGS = ("vision_config", "audio_config", "speech_config", "vision_tower_config")
+
+
+def check_files(config: ConfigFile) -> None:
+    """Read the headers of the weight files; no torch, no values.
+
+    Raises:
+        ModelCheckpointError: a file is absent, truncated or damaged, or a weight is packed in a way that is not named,
+            or not read.
+    """
+    check_quantiser(config)
+    headers = read_headers(weight_files(config.folder))
+    if headers:
+        _check_layers(config, headers)
+    if config.quantization is not None:
+        return
+    packed = sorted(n for n, h in headers.items() if n.endswith(".weight") and h.dtype not in _FLOAT_DTYPES)
+    if packed:
+        raise ModelCheckpointError(
+            f"{config.name}: tensor {packed[0]} is {headers[packed[0]].dtype}{_and_more(len(packed) - 1)}, "
+            "and config.json has no quantization_config that says how to read it"
+        )
+
+
+def _check_layers(config: ConfigFile, names: Iterable[str]) -> None:
+    """Whole layers that are missing, which needs no knowledge of the architecture: every layer has a tensor."""
+    num_layers = config.size("num_hidden_layers")
+    held = {int(match["index"]) for name in names if (match := _OWN_LAYER.match(name))}
+    if num_layers is None or not held:
+        return
+    absent = sorted(set(range(num_layers)) - held)
+    if absent:
+        raise ModelCheckpointError(
+            f"{config.folder} holds no tensor of layer {absent[0]}{_and_more(len(absent) - 1)}: config.json says that "
+            f"num_hidden_layers is {num_layers}"
+        )
+
+
+def check_weights(config: ConfigFile) -> None:
+    """Build the model on the meta device and hold the names and shapes of its tensors against the files'.
+
+    Raises:
+        ModelCheckpointError: a tensor is missing, unexpected or of another shape, or transformers refuses the rest.
+    """
+    if config.quantization is not None:
+        # How packed tensors become weights is known to the quantiser, which wants its device: see `load_weights`.
+        return
+    _from_pretrained(config, device_map="meta")
+
+
+def load_weights(config: ConfigFile, dtype: "torch.dtype", **options: Any) -> "PreTrainedModel":
+    """The model with all of its weights, on the host.
+
+    Args:
+        options: of `from_pretrained`, such as those that leave this process a part of each weight.
+
+    Raises:
+        ModelCheckpointError: as `check_weights`.
+    """
+    return _from_pretrained(config, dtype=dtype, **options)
+
+
+def check_finite(model: "nn.Module") -> None:
+    """Refuse weights that are no numbers: one pass over them, and one wait for the device.
+
+    Raises:
+        ModelCheckpointError: a tensor holds NaN or infinity; names the first one.
+    """
+    import torch
+
+    names, extremes = [], []
+    for name, tensor in model.state_dict().items():
+        if tensor.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16) and tensor.numel():
+            names.append(name)
+            # NaN is passed on by both, so that no mask of the tensor's size is made.
+            extremes.append(torch.stack(tensor.aminmax()).double())
+    if not names:
+        return
+    bad = (~torch.stack(extremes).isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        what = "NaN" if extremes[bad[0]].isnan().any() else "infinity"
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        raise ModelCheckpointError(f"tensor {names[bad[0]]} holds {what} as {dtype}{_and_more(len(bad) - 1)}")
+
+
+def _from_pretrained(config: ConfigFile, **options: Any) -> "PreTrainedModel":
+    def load(
+        model_class: Any = auto_class(config.fields["model_type"]), folder: Path | None = config.folder, **more: Any
+    ) -> "Loaded":
+        return model_class.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            # Reported with the rest instead of raised without its name.
+            ignore_mismatched_sizes=True,
+            **options,
+            **more,
+        )
+
+    with one_line(config.name), quiet():
+        try:
+            model, info = load() if config.quantization is None else load_dequantised(config, load)
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise ModelCheckpointError(
+                f"{config.folder}: a .bin file is damaged or holds code beside weights, which is never run: convert it "
+                "to safetensors where it is trusted"
+            ) from error
+    _check_loading(config, info)
+    return model
+
+
+def _check_loading(config: ConfigFile, info: Mapping[str, Any]) -> None:
+    """Hold transformers' report of a load to the rule that nothing may be missing, left over or of another shape."""
+    headers = read_headers(weight_files(config.folder))
+    shapes = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
+    unexpected = sorted(set(info["unexpected_keys"]) - set(_harmless(config, info["unexpected_keys"], headers)))
+    missing = sorted(set(info["missing_keys"]) - {name for name, _, _ in shapes})
+    problems = []
+    if shapes:
+        name, found, wanted = shapes[0]
+        problems.append(f"tensor {name} has shape {list(found)}, expected {list(wanted)}{_and_more(len(shapes) - 1)}")
+    for word, names in (("missing", missing), ("unexpected", unexpected)):
+        if names:
+            plural = "s" if len(names) > 1 else ""
+            named = ", ".join(names[:_NUM_NAMED])
+            problems.append(f"{len(names)} {word} tensor{plural}: {named}{', ...' if len(names) > _NUM_NAMED else ''}")
+    problems += [" ".join(str(message).split()) for message in list(info["error_msgs"])[:1]]
+    if problems:
+        raise ModelCheckpointError(f"{config.folder} does not hold the weights of {config.name}: {'; '.join(problems)}")
+
+
+def _harmless(config: ConfigFile, names: Iterable[str], headers: Mapping[str, TensorHeader]) -> set[str]:
+    """Tensors that a causal LM has no place for and needs none: nothing that it computes depends on them.
+
+    They are tables computed from the config, modules that predict several tokens, towers for images and sound, and the
+    scales of a quantised KV cache.
+    """
+    has_tower = any(isinstance(config.fields.get(name), dict) for name in _TOWER_CONFIGS)
+    num_layers = config.size("num_hidden_layers") or 0
+    joints = {match["layer"] for name in headers if name.endswith("eh_proj.weight") and (match := _LAYER.match(name))}
+    found = set()
+    for name in names:
+        layer = _LAYER.match(name)
+        if (
+            _FREQUENCIES.search(name)
+            or _PREDICTION.search(name)
+            or (layer is not None and layer["layer"] in joints and int(layer["index"]) >= num_layers)
+            or (has_tower and _TOWER.search(name))
+            or (config.quantization is not None and _CACHE_SCALE.search(name))
+        ):
+            found.add(name)
+    return found
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count} more)" if count > 0 else ""

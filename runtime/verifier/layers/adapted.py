@@ -1,0 +1,164 @@
+"""A loaded model whose linear layers have LoRA adapters on top, another one for each row of a batch.
+
+The base model's weights stay as they are. Products of one input that a fused layer joins have their adapters joined
+too; a linear layer that runs by itself reads its own part of them.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from wingbeat.kernels.layer.adapters import add_adapters
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.runtime.lora.adapter_config import AdapterError
+from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
+from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
+from wingbeat.runtime.verifier.layers.fused import FusedLayer
+
+JOINED = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+"""Of a layer that is swapped: linear layers whose products it joins, in the order of `StackedAdapters`' parts."""
+_NUM_ROWS = 7
+
+
+class _Place(NamedTuple):
+    """Where a linear layer's adapters lie."""
+
+    stack: StackedAdapters
+    part: int
+
+
+class ModelAdapters:
+    """The adapters of a model: room for `max_loras` of them, on the model's device.
+
+    Args:
+        model: ready for the runner; its linear layers get another class.
+        layers: its decoder layers, which alone are adapted.
+        max_loras: adapters held at once.
+        max_rank: of each.
+
+    Raises:
+        AdapterError: the model has no linear layer that adapters could act on.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, max_loras: int, max_rank: int) -> None:
+        self.max_loras, self.max_rank = max_loras, max_rank
+        self.rows: AdapterRows | None = None
+        """Of the forward pass that runs; None where no row has an adapter."""
+        self.resident = ResidentAdapters(max_loras, self._load, self._clear)
+        self._places: dict[str, _Place] = {}
+        names = {id(module): name for name, module in model.named_modules()}
+        whole = _linears_of_all_rows(model, layers)
+        for layer in layers:
+            self._adapt_layer(layer, names[id(layer)], whole)
+        if not self._places:
+            raise AdapterError(f"{type(model).__name__} has no linear layers that adapters could act on")
+        self.linears = {
+            path: LinearShape(place.stack.a.shape[1], place.stack.parts[place.part])
+            for path, place in self._places.items()
+        }
+
+    def inspect(self, name: str, folder: Path) -> AdapterName:
+        """An adapter under the name that requests shall give.
+
+        Raises:
+            AdapterError: it cannot be served by this model; one line that says why.
+        """
+        read_adapter(folder, self.linears, self.max_rank)
+        return AdapterName(name, str(folder), adapter_digest(folder))
+
+    def _load(self, adapter: AdapterName, adapter_id: int) -> None:
+        folder = Path(adapter.path)
+        if adapter_digest(folder) != adapter.digest:
+            raise AdapterError(f"{folder}: the files of adapter {adapter.name} have changed since it was loaded")
+        for path, (a, b) in read_adapter(folder, self.linears, self.max_rank).items():
+            place = self._places[path]
+            place.stack.put(adapter_id, place.part, a, b)
+
+    def _clear(self, adapter_id: int) -> None:
+        for place in self._places.values():
+            place.stack.clear(adapter_id)
+
+    def _adapt_layer(self, layer: nn.Module, name: str, whole: set[nn.Module]) -> None:
+        joins = isinstance(layer, FusedLayer | CpuLayer)
+        linears = {path: module for path, module in layer.named_modules() if module in whole}
+        groups = list(JOINED) if joins else []
+        groups += [(path,) for path in linears if not any(path in group for group in groups)]
+        stacks = [self._stack([linears[path] for path in group]) for group in groups]
+        for group, stack in zip(groups, stacks, strict=True):
+            for part, path in enumerate(group):
+                self._places[f"{name}.{path}"] = _Place(stack, part)
+                linear = linears[path]
+                linear.__dict__["_adapters"] = (self, stack.part(part))
+                linear.__class__ = adapted_class(type(linear))
+        if joins:
+            layer.adapt(tuple(stacks[: len(JOINED)]))
+
+    def _stack(self, linears: list[nn.Linear]) -> StackedAdapters:
+        parts, weight = tuple(linear.out_features for linear in linears), linears[0].weight
+        inputs = linears[0].in_features
+        return StackedAdapters.empty(self.max_loras, self.max_rank, inputs, parts, weight.dtype, weight.device)
+
+
+@torch.inference_mode()
+def _linears_of_all_rows(model: PreTrainedModel, layers: nn.ModuleList) -> set[nn.Module]:
+    """The linear layers that see every row of a batch, in order, once: not those of experts, or of heads one by one."""
+    calls: dict[nn.Module, list[torch.Size]] = {}
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        calls.setdefault(module, []).append(args[0].shape)
+
+    linears = {module for module in layers.modules() if isinstance(module, nn.Linear)}
+    hooks = [linear.register_forward_pre_hook(note) for linear in linears]
+    model.set_attn_implementation("eager")
+    try:
+        token_ids = torch.arange(_NUM_ROWS, device=next(model.parameters()).device)
+        model(input_ids=token_ids[None], use_cache=False, logits_to_keep=1)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+        for hook in hooks:
+            hook.remove()
+    shapes = (1, _NUM_ROWS), (_NUM_ROWS,)
+    return {linear for linear, seen in calls.items() if len(seen) == 1 and seen[0][:-1] in shapes}
+
+
+class AdaptedLinear(nn.Module):
+    """What an adapted linear layer has before its own class: the product, and what its rows' adapters add."""
+
+    _adapters: tuple[ModelAdapters, StackedAdapters] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        out = super().forward(input)
+        if self._adapters is None or self._adapters[0].rows is None:
+            return out
+        rows, stack = self._adapters[0].rows, self._adapters[1]
+        x = input.reshape(-1, input.shape[-1])
+        added = out.view(-1, out.shape[-1])
+        kernels = cpu_kernels() if x.device.type == "cpu" and x.dtype == torch.float32 else None
+        if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):
+            add_adapters(added, x, stack, rows)
+        else:
+            kernels.adapt(added, x, stack, rows)
+        return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no adapters of its own.
+        return {name: value for name, value in super().__getstate__().items() if name != "_adapters"}
+
+
+@cache
+def adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of linear layers with adapters on top."""
+    return type(kind.__name__, (AdaptedLinear, kind), {})

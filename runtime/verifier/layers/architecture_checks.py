@@ -1,0 +1,101 @@
+"""What a model's class and configuration say about serving it: the reasons that a failed comparison could not name."""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.mask_shape import MOST_POSITIONS
+from wingbeat.runtime.verifier.layers.mixers import CacheKinds, cache_kinds
+
+logger = logging.getLogger(__name__)
+
+
+def check_architecture(model: PreTrainedModel) -> None:
+    """Refuse what its code shows to need something else than keys, values and positions.
+
+    Raises:
+        UnsupportedModelError: without the model's name.
+    """
+    config = model.config.get_text_config()
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError("it is an encoder-decoder: only causal LMs can be verifiers")
+    by_code = any("alibi" in name for module in model.modules() for name in vars(type(module)))
+    if getattr(config, "alibi", by_code):
+        raise UnsupportedModelError("it biases attention by distance (ALiBi), which our attention function does not do")
+    if model.get_input_embeddings() is None or model.get_output_embeddings() is None:
+        raise UnsupportedModelError("it has no token embedding, or no output matrix, that transformers can find")
+
+
+def check_keywords(model: PreTrainedModel) -> None:
+    """Refuse a forward that does not take what a flattened batch needs.
+
+    Raises:
+        UnsupportedModelError: without the model's name.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if "position_ids" not in parameters:
+        raise UnsupportedModelError(
+            "its forward takes no position_ids: the rows of several sequences and the nodes of a token tree cannot be "
+            "told their positions"
+        )
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        raise UnsupportedModelError(
+            "its forward takes no further keywords: an attention function cannot be told of the batch"
+        )
+
+
+@torch.inference_mode()
+def check_cache(model: PreTrainedModel) -> CacheKinds:
+    """What layers remember of a sequence; refuses what is neither keys and values nor a mixer's state.
+
+    Raises:
+        UnsupportedModelError: without the model's name.
+    """
+    model.set_attn_implementation("eager")
+    token_ids = torch.arange(1, 4, device=next(model.parameters()).device)[None]
+    output = model(input_ids=token_ids, use_cache=True)
+    cache = output.get("past_key_values")
+    layers = list(getattr(cache, "layers", None) or [])
+    indexed = [index for index, layer in enumerate(layers) if hasattr(layer, "indexer_keys")]
+    if indexed:
+        raise UnsupportedModelError(
+            f"{_which(indexed, layers)} keep an index beside keys and values, to attend to chosen keys only: sparse "
+            "attention is not in our attention function"
+        )
+    if cache is None and (output.get("state") is not None or output.get("cache_params") is not None):
+        raise UnsupportedModelError("it keeps recurrent state in place of keys and values")
+    return cache_kinds(layers)
+
+
+def _which(indices: list[int], layers: list[object]) -> str:
+    return "its layers" if len(indices) == len(layers) else f"layers {indices}"
+
+
+def position_limit(model: PreTrainedModel) -> int:
+    """Positions up to which a model rotates and attends as it does at first; those of its embeddings at most."""
+    config = model.config.get_text_config()
+    most = min(getattr(config, "max_position_embeddings", None) or MOST_POSITIONS, MOST_POSITIONS)
+    # Beyond, the longest sequence of a batch would change how all of them are rotated.
+    limits = [
+        rope["original_max_position_embeddings"]
+        for rope in _ropes(config)
+        if rope.get("rope_type") == "longrope" and rope.get("original_max_position_embeddings")
+    ]
+    limit = min([most, *limits])
+    if limit < most:
+        logger.warning(
+            "%s: longrope rotates by other angles from position %d on: served up to there", type(model).__name__, limit
+        )
+    return limit
+
+
+def _ropes(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
+    """Rope parameters: one set, or one by kind of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    yield parameters
+    yield from (value for value in parameters.values() if isinstance(value, dict))

@@ -1,0 +1,212 @@
+"""Decoder layers of the Llama kind on CPUs: all that follow one another are one call of our kernels."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, matrix_of, runs_of
+from wingbeat.kernels.cpu.structs import Heads, Layer
+from wingbeat.kernels.layer.stacked_adapters import StackedAdapters
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionMetadata
+
+_MOST_AHEAD = 1 << 20
+"""Numbers that layers may leave before they are asked for."""
+
+
+class _Ahead(NamedTuple):
+    """Outputs of layers that ran before they were called."""
+
+    index: int
+    """Of the layer that is called next."""
+    entering: Tensor
+    """What it must be called with."""
+    outputs: list[Tensor]
+    """Of it and those behind it."""
+    position_embeddings: tuple[Tensor, Tensor]
+    metadata: AttentionMetadata
+
+
+class LayerStack:
+    """The layers of a model that run by our kernels.
+
+    A layer's call runs those behind it too, and their calls give what is there already; each one's output passes
+    through the model's own code, and its hooks.
+    """
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self.kernels = kernels
+        self._layers: dict[int, Layer] = {}
+        self._held: dict[int, list[Tensor]] = {}
+        self._at: tuple[Any, ctypes.Array] | None = None
+        self._ahead: _Ahead | None = None
+
+    def add(self, layer: nn.Module, attention: LayerAttention) -> None:
+        """Take a layer of the Llama kind as it now is.
+
+        Raises:
+            ValueError: its weights are not float32 on the CPU, input by input.
+        """
+        attn, mlp = layer.self_attn, layer.mlp
+        projections = (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        matrices = [matrix_of(linear.weight, linear.bias) for linear in projections]
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        head_norms = [attn.q_norm, attn.k_norm] if hasattr(attn, "q_norm") else []
+        heads = Heads(
+            attention.num_heads,
+            attention.num_kv_heads,
+            attention.key_dim,
+            attention.value_dim,
+            attn.scaling,
+            0.0,
+            attention.sliding_window or 0,
+            None,
+        )
+        self._layers[attn.layer_idx] = layer_of(
+            heads,
+            len(norms[0].weight),
+            matrices[4].columns,
+            input_norm=norms[0].weight.data_ptr(),
+            input_eps=norms[0].variance_epsilon,
+            query_eps=head_norms[0].variance_epsilon if head_norms else 0.0,
+            output_eps=norms[1].variance_epsilon,
+            query_norm=head_norms[0].weight.data_ptr() if head_norms else None,
+            key_norm=head_norms[1].weight.data_ptr() if head_norms else None,
+            query_key_value=matrices[:3],
+            output=matrices[3],
+            output_norm=norms[1].weight.data_ptr(),
+            gate=matrices[4],
+            up=matrices[5],
+            down=matrices[6],
+        )
+        # What the pointers point to must not be freed while the stack lives.
+        self._held[attn.layer_idx] = [parameter.data for parameter in layer.parameters()]
+        self._at = None
+
+    def adapt(self, index: int, stacks: tuple[StackedAdapters, ...]) -> None:
+        """Let adapters act on a layer's products: q, k and v; the output; gate and up; down."""
+        layer = self._layers[index]
+        layer.adapted_qkv, layer.adapted_output, layer.adapted_gate_up, layer.adapted_down = map(adapters_of, stacks)
+        self._held[index] += [tensor for stack in stacks for tensor in stack[:3]]
+        self._at = None
+
+    def remove(self, index: int) -> None:
+        """Forget a layer."""
+        self._layers.pop(index, None)
+        self._at = None
+
+    def run(
+        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], metadata: AttentionMetadata
+    ) -> Tensor:
+        """What the layer makes of hidden states [1, num_tokens, hidden_size]."""
+        ahead = self._ahead
+        if (
+            ahead is None
+            or ahead.index != index
+            or ahead.entering is not hidden
+            or ahead.position_embeddings is not position_embeddings
+            or ahead.metadata is not metadata
+        ):
+            outputs = self._run(index, hidden, position_embeddings, metadata)
+        else:
+            outputs = ahead.outputs
+        rest = outputs[1:]
+        self._ahead = _Ahead(index + 1, outputs[0], rest, position_embeddings, metadata) if rest else None
+        return outputs[0]
+
+    def _run(
+        self, index: int, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], metadata: AttentionMetadata
+    ) -> list[Tensor]:
+        array = self._array(metadata.caches)
+        count, most = 1, _MOST_AHEAD // hidden.numel()
+        captured = metadata.captured or ()
+        while index + count in self._layers and index + count not in captured and count < most:
+            count += 1
+        cos, sin = (part.contiguous() for part in position_embeddings)
+        block_size = metadata.caches[index][0].shape[1]
+        runs = None if metadata.adapters is None else runs_of(metadata.adapters)
+        batch = batch_of(cos, sin, metadata.slot_mapping, metadata.packed, block_size, runs=runs)
+        x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
+        self.kernels.run_layers(array, index, count, batch, x, out)
+        return list(out.unbind(0))
+
+    def _array(self, caches: Any) -> ctypes.Array:
+        """The layers with the addresses of a pool; those of the last one are kept."""
+        if self._at is None or self._at[0] is not caches:
+            array = (Layer * (1 + max(self._layers)))()
+            for index, layer in self._layers.items():
+                if isinstance(caches, dict) and index not in caches:
+                    continue
+                key_cache, value_cache = caches[index]
+                array[index] = layer
+                array[index].key_cache, array[index].value_cache = key_cache.data_ptr(), value_cache.data_ptr()
+            self._at = (caches, array)
+        return self._at[1]
+
+
+class CpuLayer(nn.Module):
+    """What a layer of a stack has before its own class: another forward. Weights, names and submodules stay."""
+
+    _stack: LayerStack | None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As the layer's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
+        metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
+        stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
+        ours = stack is not None and metadata is not None and metadata.packed is not None
+        if not ours or (metadata.captured and self.self_attn.layer_idx in metadata.captured):
+            return super().forward(
+                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
+            )
+        return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, metadata)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
+        # The weights may go elsewhere, or become of another type.
+        self.leave_stack()
+        return super()._apply(fn, recurse)
+
+    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
+        """See `LayerStack.adapt`; does nothing for a layer that has left its stack."""
+        stack = self.__dict__.get("_stack")
+        if stack is not None:
+            stack.adapt(self.self_attn.layer_idx, stacks)
+
+    def leave_stack(self) -> None:
+        """Run as the layer's own class from now on."""
+        stack = self.__dict__.pop("_stack", None)
+        if stack is not None:
+            stack.remove(self.self_attn.layer_idx)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has weights of its own.
+        return {name: value for name, value in self.__dict__.items() if name != "_stack"}
+
+
+@cache
+def cpu_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """A class of layers as those of a stack."""
+    return type(kind.__name__, (CpuLayer, kind), {})
+
+
+def join_stack(layer: nn.Module, attention: LayerAttention, stack: LayerStack) -> None:
+    """Let a layer run by our kernels; whether it gives its own numbers is for the caller to see.
+
+    Raises:
+        ValueError: as `LayerStack.add`.
+    """
+    stack.add(layer, attention)
+    layer.__class__ = cpu_class(type(layer))
+    layer.__dict__["_stack"] = stack

@@ -1,0 +1,318 @@
+"""A loaded model's decoder layers by the fused steps of its device, where they are known to be exactly that formula.
+
+`OPS` says which types of devices have such steps. A layer is swapped where its class is known and a trial at load time
+gives its numbers; any other one runs as transformers wrote it. Products of one input are one product: the weights of
+q, k and v, and those of gate and up, are joined, and what the model has under their names are views of that.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wingbeat.kernels.layer import reference
+from wingbeat.kernels.layer.adapters import add_adapters
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.verifier.layers.attention import (
+    METADATA_KEYWORD,
+    AttentionMetadata,
+    attend_segments,
+    build_segment,
+    pack_segments,
+)
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
+
+logger = logging.getLogger(__name__)
+
+
+class LayerOps(NamedTuple):
+    """Steps of a decoder layer on one type of device, with the signatures of `wingbeat.kernels.layer.reference`."""
+
+    add_rms_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+    rotate_and_store: Callable[..., Tensor]
+    silu_mul: Callable[[Tensor], Tensor]
+
+
+OPS: dict[str, LayerOps] = {
+    "cuda": LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul),
+}
+"""By type of device. On CPUs whole layers are kernels (`cpu_layers`); those on other devices are left alone."""
+
+KNOWN_LAYERS = frozenset(
+    f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
+    for family, name in {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}.items()
+)
+"""Pre-norm, rotated in halves, gated by silu: norms and products without anything between them."""
+
+_NUM_ROWS, _BLOCK_SIZE = 7, 16
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""Of a row, by its norm."""
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module, layers: nn.ModuleList, attention: list[LayerAttention], ops: LayerOps | None = None) -> int:
+    """Swap a model's layers and its other norms where that changes nothing but speed; returns how many layers.
+
+    Args:
+        attention: of each layer, as it was probed.
+        ops: in place of the device's own.
+    """
+    parameter = next(model.parameters())
+    ops = ops or OPS.get(parameter.device.type)
+    swap = _swap(parameter, ops)
+    if swap is None:
+        return 0
+    left: dict[str, int] = {}
+    for layer, kind in zip(layers, attention, strict=True):
+        reason = _fuse_layer(layer, kind, swap)
+        if reason is not None:
+            left[reason] = left.get(reason, 0) + 1
+    for module in model.modules():
+        if "_ops" not in vars(module):
+            _fuse_norm(module, ops or CPU_NORMS)
+    num_fused = len(layers) - sum(left.values())
+    reasons = "; ".join(f"{count} run as they are: {reason}" for reason, count in left.items())
+    logger.info("%d of %d decoder layers are fused%s", num_fused, len(layers), f"; {reasons}" if reasons else "")
+    return num_fused
+
+
+def _cpu_norm(hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`reference.add_rms_norm` of rows without a residual."""
+    kernels = cpu_kernels()
+    if kernels is None:
+        return torch.rms_norm(hidden, weight.shape, weight, eps), hidden
+    return kernels.rms_norm(hidden, weight, eps), hidden
+
+
+CPU_NORMS = LayerOps(_cpu_norm, reference.rotate_and_store, reference.silu_mul)
+"""Norms beside the layers that run as one call."""
+
+Swap = Callable[[nn.Module, LayerAttention], None]
+"""Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
+
+
+def _swap(parameter: Tensor, ops: LayerOps | None) -> Swap | None:
+    """How layers like this parameter are swapped; None where they are left alone."""
+    if ops is not None:
+        return partial(_use_ops, ops=ops) if parameter.dtype in _TOLERANCE else None
+    kernels = cpu_kernels() if parameter.device.type == "cpu" and parameter.dtype == torch.float32 else None
+    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
+
+
+def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None:
+    layer.__class__ = _fused_class(type(layer), FusedLayer)
+    layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0)
+    layer.join()
+
+
+def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str | None:
+    """Swap one layer; the reason where it is left as it is."""
+    kind = type(layer)
+    if f"{kind.__module__}.{kind.__qualname__}" not in KNOWN_LAYERS:
+        return f"{kind.__qualname__} is not known"
+    attn, act = layer.self_attn, layer.mlp.act_fn
+    if not attention.key_dim == attention.value_dim == attn.head_dim or attn.head_dim % 2:
+        return f"their heads have {attention.key_dim} and {attention.value_dim} elements"
+    if type(act).__name__ not in ("SiLU", "SiLUActivation"):
+        return f"{type(act).__name__} in their MLPs"
+    expected = _trial(layer, attention)
+    try:
+        swap(layer, attention)
+    except ValueError as error:
+        return str(error)
+    found = _trial(layer, attention, in_place=layer.self_attn.q_proj.weight.device.type == "cpu")
+    if all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
+        return None
+    if isinstance(layer, CpuLayer):
+        layer.leave_stack()
+    layer.__class__ = kind
+    return "a trial gives other numbers"
+
+
+class FusedLayer(nn.Module):
+    """What a swapped layer has before its own class: another forward. Weights, names and submodules stay."""
+
+    _ops: LayerOps
+    _window: int
+    _adapters: tuple[StackedAdapters, ...] | None = None
+    """Of q, k and v; the output; gate and up; down."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: object = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """As the layer's own class, whose code runs where the batch is not ours, or somebody asks for its keys."""
+        metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
+        attn, mlp = self.self_attn, self.mlp
+        wanted = metadata is not None and attn.layer_idx not in (metadata.captured or ())
+        if not wanted or torch.compiler.is_compiling():
+            return super().forward(
+                hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
+            )
+        ops, before, rows = self._ops, hidden_states[0], metadata.adapters
+        cos, sin = (part[0] for part in position_embeddings)
+        normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
+        qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, rows)
+        qkv = qkv.unflatten(-1, (-1, attn.head_dim))
+        cache, norms = metadata.caches[attn.layer_idx], ()
+        if hasattr(attn, "q_norm"):
+            norms = (attn.q_norm.weight, *_norm_of(attn.k_norm))
+        query = ops.rotate_and_store(qkv, cos, sin, *cache, metadata.slot_mapping, *norms)
+        mixed = attend_segments(
+            query,
+            *cache,
+            metadata.segments,
+            attn.scaling,
+            sliding_window=self._window,
+            workspace=metadata.workspace,
+            packed=metadata.packed,
+        )
+        attended = mixed.flatten(1)
+        mixed = self._adapted(functional.linear(attended, attn.o_proj.weight, attn.o_proj.bias), attended, 1, rows)
+        normed, total = ops.add_rms_norm(mixed, before, *_norm_of(self.post_attention_layernorm))
+        active = ops.silu_mul(self._adapted(functional.linear(normed, *self._gate_up), normed, 2, rows))
+        if mlp.down_proj.bias is not None:
+            out = total + functional.linear(active, mlp.down_proj.weight, mlp.down_proj.bias)
+        else:
+            # The product is added where it is summed: one launch, and one rounding less.
+            out = total.addmm_(active, mlp.down_proj.weight.t())
+        return self._adapted(out, active, 3, rows)[None]
+
+    def _adapted(self, out: Tensor, x: Tensor, product: int, rows: AdapterRows | None) -> Tensor:
+        """A product with what its rows' adapters add, in place."""
+        if rows is None or self._adapters is None:
+            return out
+        return add_adapters(out, x, self._adapters[product], rows)
+
+    def adapt(self, stacks: tuple[StackedAdapters, ...]) -> None:
+        """Let adapters act on the layer's products."""
+        self.__dict__["_adapters"] = stacks
+
+    def join(self) -> None:
+        """Take the projections as they now are."""
+        attn, mlp = self.self_attn, self.mlp
+        self.__dict__["_qkv"] = joined([attn.q_proj, attn.k_proj, attn.v_proj])
+        self.__dict__["_gate_up"] = joined([mlp.gate_proj, mlp.up_proj])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedLayer":
+        super()._apply(fn, recurse)
+        self.join()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.join()  # a copy of a view is memory of its own
+
+
+class FusedNorm(nn.Module):
+    """`FusedLayer` of a norm that stands alone; one that its class made anew runs as it is written."""
+
+    _ops: LayerOps | None = None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., size] -> [..., size]"""
+        if self._ops is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return super().forward(hidden_states)
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self._ops.add_rms_norm(rows, None, *_norm_of(self))[0].view(hidden_states.shape)
+
+
+def joined(linears: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights and biases of several products of one input as those of one, in the first one's layout.
+
+    The linears keep their shapes and their values; their memory is now part of the result's.
+    """
+    weights = [linear.weight.data for linear in linears]
+    by_input = not weights[0].is_contiguous()
+    weight = torch.cat([part.t() for part in weights], dim=1).t() if by_input else torch.cat(weights)
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    begin = 0
+    for linear in linears:
+        rows = slice(begin, begin + len(linear.weight))
+        linear.weight.data = weight[rows]
+        if bias is not None:
+            linear.bias.data = bias[rows]
+        if hasattr(linear, "lay"):
+            linear.lay()
+        begin = rows.stop
+    return weight, bias
+
+
+def _fuse_norm(module: nn.Module, ops: LayerOps) -> None:
+    weight, kind = getattr(module, "weight", None), type(module)
+    if not kind.__name__.endswith("RMSNorm") or not isinstance(weight, nn.Parameter) or weight.ndim != 1:
+        return
+    if not hasattr(module, "variance_epsilon"):
+        return
+    rows = _rows(len(weight), weight)
+    expected = module(rows)
+    module.__class__ = _fused_class(kind, FusedNorm)
+    module.__dict__["_ops"] = ops
+    if not _alike(module(rows), expected):
+        module.__class__ = kind
+        del module.__dict__["_ops"]
+
+
+def _norm_of(module: nn.Module) -> tuple[Tensor, float]:
+    return module.weight, module.variance_epsilon
+
+
+@cache
+def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (fused, kind), {})
+
+
+def _trial(layer: nn.Module, attention: LayerAttention, in_place: bool = False) -> tuple[Tensor, ...]:
+    """A layer over the first rows of one sequence: its output, and the keys and values that it stored.
+
+    Args:
+        in_place: on CPUs, by our kernels.
+    """
+    weight = layer.self_attn.q_proj.weight
+    rows = _rows(weight.shape[1], weight)
+    positions = torch.arange(_NUM_ROWS, device=weight.device)
+    shape = (2, _BLOCK_SIZE, attention.num_kv_heads, attention.key_dim)
+    cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
+    angles = positions[:, None] / torch.arange(1, attention.key_dim // 2 + 1, device=weight.device)
+    turned = tuple(part.repeat(1, 2).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
+    window = attention.sliding_window or 0
+    tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
+    segment = build_segment(
+        0,
+        positions[None],
+        torch.zeros_like(positions[:1]),
+        None,
+        tables,
+        _BLOCK_SIZE,
+        (window,),
+        weight.dtype,
+        in_place=in_place,
+    )
+    caches = {layer.self_attn.layer_idx: cache}
+    packed = pack_segments([segment]) if in_place else None
+    metadata = AttentionMetadata(caches, _BLOCK_SIZE + positions, [segment], packed=packed)
+    out = layer(rows[None], position_ids=positions[None], position_embeddings=turned, **{METADATA_KEYWORD: metadata})
+    return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)
+
+
+def _rows(size: int, like: Tensor) -> Tensor:
+    """From small to large, so that an epsilon of another place shows."""
+    rows = torch.randn(_NUM_ROWS, size, generator=torch.Generator().manual_seed(0))
+    return (rows * torch.logspace(-3, 2, _NUM_ROWS)[:, None]).to(like.device, like.dtype)
+
+
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    distance = (ours.float() - theirs.float()).norm(dim=-1)
+    return bool((distance <= _TOLERANCE[ours.dtype] * theirs.float().norm(dim=-1)).all())

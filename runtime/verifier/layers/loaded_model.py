@@ -1,0 +1,114 @@
+"""A verifier that passed every check, and the error for one that did not."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.kv.pool import LayerAttention
+from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.state.mixer import Mixer
+from wingbeat.runtime.state.pool import LayerState
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.lora.resident import ResidentAdapters
+    from wingbeat.runtime.verifier.layers.adapted import ModelAdapters
+    from wingbeat.runtime.vision.rows import Vision
+
+
+class UnsupportedModelError(ValueError):
+    """The architecture cannot be served without silent errors; the message names it and says why."""
+
+
+@dataclass
+class LoadedModel:
+    """A verifier ready for the runner."""
+
+    model: PreTrainedModel
+    name: str
+    layers: list[LayerAttention]
+    decoder_layers: nn.ModuleList
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+    adapters: "ModelAdapters | None" = None
+    """Room for LoRA adapters on top of its linear layers; None where it serves none."""
+    mixers: tuple[Mixer, ...] = ()
+    """Of layers that keep a recurrent or convolution state."""
+    vision: "Vision | None" = None
+    """Its part that reads images; None where it serves none."""
+    images: str | None = None
+    """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and KV."""
+        return next(self.model.parameters()).dtype
+
+    @property
+    def description(self) -> str:
+        """Everything that its forward pass depends on but the weights."""
+        return self.model.config.to_json_string(use_diff=False)
+
+    @property
+    def states(self) -> list[LayerState]:
+        """What its mixers remember of a sequence, by layer; a layer may have several mixers."""
+        return list({mixer.state.layer: mixer.state for mixer in self.mixers}.values())
+
+    @property
+    def resident_adapters(self) -> "ResidentAdapters | None":
+        """Which adapters are there; None where it serves none."""
+        return None if self.adapters is None else self.adapters.resident
+
+    @property
+    def sees_whole_images(self) -> bool:
+        """Whether tokens of an image attend to later ones of it."""
+        return self.vision is not None and self.vision.sees_whole_images
+
+    def check_length(self, max_model_len: int) -> None:
+        """Raises ValueError where the model has fewer positions."""
+        if max_model_len > self.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len is {max_model_len}: {self.name} has {self.max_position_embeddings} positions"
+            )
+
+    def check(self, request: Request, most_at_once: int) -> None:
+        """Raises ValueError for tokens that it does not have, and, beginning with "images", for what `Vision.check`
+        refuses."""
+        request.check_token_ids(self.vocab_size)
+        if not request.images:
+            return
+        if self.vision is None:
+            raise ValueError(f"images cannot be used: {self.images or 'the model takes none'}")
+        self.vision.check(request, most_at_once)
+
+    def image_figures(self) -> dict[str, int] | None:
+        """`EncoderFigures` as plain data; None where it serves no images."""
+        return None if self.vision is None else asdict(self.vision.encoder.figures)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Distinct sliding windows over the layers that attend; 0 stands for none."""
+        return tuple(sorted({layer.sliding_window or 0 for layer in self.layers if layer.num_heads}))
+
+
+def num_words(table: nn.Module) -> int:
+    """Rows of an embedding or an output matrix, of which a process may hold a part."""
+    whole = getattr(table, "out_features", None) or getattr(table, "num_embeddings", None)
+    return whole or len(table.weight)
+
+
+def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The tokens that end a model's text: its generation config's, or its config's."""
+    generation = model.generation_config
+    eos = None if generation is None else generation.eos_token_id
+    eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos
+    return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,1 @@
+"""From a folder to a model that is proven to write its own text."""

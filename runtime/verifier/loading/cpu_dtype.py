@@ -1,0 +1,58 @@
+"""Whether a verifier's rounds are worth bfloat16 on this CPU: tried, not guessed.
+
+Products of small models take longer so, whose fused layers are in float32 alone; those of large ones take half.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from wingbeat.runtime.disk_cache import cache_dir, keep, recall
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.loading.loader import load_model
+from wingbeat.runtime.verifier.loading.round_trial import ROWS, decode_rounds, least_seconds, share
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_LEAST_GAIN = 0.9
+"""Of the time in float32, what rounds must come down to: they are less exact."""
+
+
+def has_bfloat16_units() -> bool:
+    """Whether this CPU multiplies bfloat16 itself (AVX512-BF16 or AMX)."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def load_in_faster_dtype(folder: Path, device: torch.device) -> LoadedModel:
+    """A verifier in bfloat16 where its rounds are clearly shorter so, else in float32; one log line says which.
+
+    What was found is kept on disk: an engine that starts again writes the text that it wrote before.
+
+    Args:
+        folder: the checkpoint, stored in bfloat16: its weights lose nothing.
+
+    Raises:
+        UnsupportedModelError: the model would be served wrongly or not at all.
+    """
+    path = cache_dir() / f"dtype-{_key(folder)}.json"
+    kept = recall(path, lambda fields: {str(dtype): dtype for dtype in _DTYPES}[fields["dtype"]])
+    if kept is not None:
+        return load_model(folder, kept, device)
+    exact, rounded = (load_model(folder, dtype, device) for dtype in _DTYPES)
+    seconds = least_seconds({loaded.dtype: decode_rounds(loaded) for loaded in (exact, rounded)})
+    chosen = rounded if share(seconds[rounded.dtype], seconds[exact.dtype]) < _LEAST_GAIN else exact
+    figures = "; ".join(f"{dtype}: {' / '.join(f'{1e3 * s:.2f}' for s in row)}" for dtype, row in seconds.items())
+    logger.info("%s: rounds of %s rows take ms, by dtype: %s", chosen.dtype, " / ".join(map(str, ROWS)), figures)
+    keep(path, {"dtype": str(chosen.dtype)})
+    return chosen
+
+
+def _key(folder: Path) -> str:
+    machine = (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
+    described = repr((machine, (folder / "config.json").read_text()))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from wingbeat.runtime.state.pool import LayerState
+from wingbeat.runtime.verifier.backend_lost import BackendLost
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
+from wingbeat.runtime.verifier.layers.architecture_checks import (
+    check_architecture,
+    check_cache,
+    check_keywords,
+    position_limit,
+)
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
+from wingbeat.runtime.verifier.layers.fused import fuse
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
+from wingbeat.runtime.verifier.layers.mixers import install_mixers
+from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
+from wingbeat.runtime.verifier.layers.speed_up import speed_up
+from wingbeat.runtime.verifier.layers.taps import decoder_layers
+from wingbeat.runtime.verifier.loading.image_trial import image_trial
+from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
+
+
+def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """Load a checkpoint directory and prepare it for the runner.
+
+    Raises:
+        ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
+        UnsupportedModelError: see `prepare_model`.
+    """
+    file = ConfigFile.read(Path(path))
+    load_config(file)
+    check_files(file)
+    model = load_weights(file, dtype).to(device)
+    check_finite(model)
+    with one_line(file.name):
+        return prepare_model(model, Path(path).name)
+
+
+def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> LoadedModel:
+    """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
+
+    Args:
+        whole: False where its products are parts of what several processes add up: no layer is one function then.
+
+    Raises:
+        UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
+    """
+    stage = "its layers cannot be probed"
+    try:
+        model.eval().requires_grad_(False)
+        check_architecture(model)
+        kinds = check_cache(model)
+        check_keywords(model)
+        probed = probe_attention(model, position_limit(model), kinds.without_attention)
+        stage = "transformers' own generate() fails on it"
+        texts = texts_for(model, probed)
+        references = reference_logits(model, texts)
+        images = image_trial(model, texts, whole)
+        stage = "it fails under our attention function"
+        loaded = _switch(model, name, probed, kinds.states, whole)
+        try_model(loaded, references)
+        images.serve(loaded)
+    except (torch.OutOfMemoryError, MemoryError, BackendLost):
+        raise
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{type(model).__name__}: {error}") from error
+    except Exception as error:
+        # Modeling code raises whatever its shapes and its assumptions lead to.
+        raise UnsupportedModelError(f"{type(model).__name__}: {stage}: {_cause(error)}") from error
+    return loaded
+
+
+def _switch(
+    model: PreTrainedModel, name: str, probed: ProbedAttention, states: list[LayerState], whole: bool
+) -> LoadedModel:
+    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`)."""
+    if states and not whole:
+        raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
+    config = model.config.get_text_config()
+    model.set_attn_implementation(ATTENTION_NAME)
+    speed_up(model)
+    layers = decoder_layers(model, len(probed.layers))
+    if whole:
+        fuse(model, layers, probed.layers)
+    return LoadedModel(
+        model=model,
+        name=name,
+        layers=probed.layers,
+        decoder_layers=layers,
+        hidden_size=config.hidden_size,
+        vocab_size=num_words(model.get_output_embeddings()),
+        max_position_embeddings=probed.max_positions,
+        eos_token_ids=end_of_text_ids(model),
+        mixers=install_mixers(model, states),
+    )
+
+
+def _cause(error: Exception) -> str:
+    """One line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

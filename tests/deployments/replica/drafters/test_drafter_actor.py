@@ -1,0 +1,58 @@
+"""A drafter's process can be replaced in its actor, says why it cannot load, and is forked where no device is used."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost
+from wingbeat.runtime.demo import demo_pair
+
+ASKING_NO_DEVICE = """
+import torch
+
+def asked(*arguments, **options):
+    raise AssertionError("asked for a device")
+
+for name in ("is_available", "device_count", "current_device", "_lazy_init"):
+    setattr(torch.cuda, name, asked)
+import wingbeat.deployments.replica.drafters.drafter_calls
+"""
+
+
+@pytest.fixture
+def actor():
+    made = DrafterActor(AppConfig(model=str(demo_pair().verifier), drafter="ngram"))
+    yield made
+    made.close()
+
+
+def test_a_killed_drafter_is_said_to_be_lost_and_the_next_one_answers(actor: DrafterActor):
+    first = actor._drafter.pid  # nobody is told of a process that serves no channel yet
+    assert actor.status().channels == ()
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(DrafterLost, match="has ended"):
+        actor.status()
+    actor.renew(None)
+    assert actor.status().channels == ()
+    assert actor._drafter.pid != first
+
+
+@pytest.mark.slow
+def test_a_drafter_that_cannot_be_loaded_answers_with_the_reason_whatever_is_asked(tmp_path):
+    actor = DrafterActor(AppConfig(drafter=str(demo_pair().drafter), drafter_factory="tests.fakes:no_such_factory"))
+    try:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no_such_factory"):
+                actor.call("status")
+    finally:
+        actor.close()
+
+
+@pytest.mark.slow
+def test_what_drafters_are_forked_from_asks_no_device():
+    done = subprocess.run([sys.executable, "-c", ASKING_NO_DEVICE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

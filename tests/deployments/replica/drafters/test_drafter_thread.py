@@ -1,0 +1,85 @@
+"""The thread of a shared drafter, over real channels: verifiers that come, go, do not fit, and find another place."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.drafters.drafter_thread import DrafterThread
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.draft_room import NoRoomError
+from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.protocol.messages import ChannelSpec, RoundHeader
+
+TREE = SpeculationConfig.default("cpu")
+SPEC = ChannelSpec(4, TREE.num_nodes, TREE.max_path, 8, 0, 64, 8, 16, 40, keeps_context=False)
+CONFIG = AppConfig(
+    drafter="ngram", drafter_factory=f"{__name__}:build_worker", max_num_seqs=4, drafters={"num": 1, "max_num_seqs": 8}
+)
+PATIENCE_S = 20.0
+
+
+class ReadableDrafter(NgramDrafter):
+    """Looks prompts up, and can be told a convention."""
+
+    def read_as(self, convention: HeadConvention) -> None:
+        self.convention = convention
+
+
+def build_worker(config: AppConfig) -> DraftWorker:
+    return DraftWorker(ReadableDrafter(TREE))
+
+
+class Verifier:
+    """A channel whose verifier asks for a continuation of 5 6 7 5 6."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"test-thread-{name}.{os.getpid()}"
+        self.end = ShmChannel.create(self.name, SPEC).verifier_end
+
+    def drafted(self) -> list[int]:
+        """The tree that the drafter answers with; its first tokens."""
+        outcome = self.end.acquire_outcome(PATIENCE_S)
+        RoundHeader(0, 0, 0, 1, TREE.max_path - 1).write(outcome.header)
+        outcome.proposal_slots[0] = 1
+        outcome.committed_lens[1] = 5
+        self.end.token_ids[1, :5] = self.end.token_ids.new_tensor([5, 6, 7, 5, 6])
+        reply = self.end.wait_reply(self.end.publish_outcome(), PATIENCE_S)
+        return reply.token_ids[1, :3].tolist()
+
+
+@pytest.fixture
+def verifiers() -> Iterator[list[Verifier]]:
+    made = [Verifier(name) for name in "abc"]
+    yield made
+    for one in made:
+        one.end.close()
+
+
+def test_verifiers_come_and_go_while_others_are_drafted_for(verifiers: list[Verifier]):
+    thread, (a, b, c) = DrafterThread(CONFIG), verifiers
+    for one in (a, b):
+        thread.attach(one.name, 1)
+        assert one.drafted() == [6, 7, 5]
+    with pytest.raises(NoRoomError, match="runs 4 sequences, and 0 slots are left"):
+        thread.attach(c.name, 1)
+    assert not c.end.peer_alive(), "who is refused knows that it has no drafter"
+    thread.detach(a.name)
+    assert not a.end.peer_alive()
+    thread.attach(c.name, 2)
+    assert [one.drafted() for one in (b, c)] == [[6, 7, 5]] * 2
+    assert thread.channels() == [b.name, c.name]
+    assert thread.silent_s < PATIENCE_S
+
+
+def test_a_verifier_of_another_reading_is_refused_and_keeps_no_place(verifiers: list[Verifier]):
+    thread, (a, b, _) = DrafterThread(CONFIG), verifiers
+    thread.attach(a.name, 1, HeadConvention((1, 2)))
+    with pytest.raises(ValueError, match=r"reads its head as .*\(1, 2\).* and .*\(1, 3\).* is asked for"):
+        thread.attach(b.name, 1, HeadConvention((1, 3)))
+    thread.attach(b.name, 2, HeadConvention((1, 2)))
+    assert b.drafted() == [6, 7, 5]

@@ -1,0 +1,170 @@
+"""Pauses between the drafters of a series of failures, by a clock that only sleeping moves."""
+
+import asyncio
+from collections.abc import Callable
+
+from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
+from wingbeat.deployments.replica.drafters.supervisor import POLL_S, DrafterSupervisor
+from wingbeat.deployments.replica.engine_client import EngineFailed
+
+CANNOT_START = None
+
+
+class FakeCalls:
+    """An engine that answers at once, until it fails."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.failed = False
+
+    async def call(self, name: str) -> bool | None:
+        if self.failed or self.world.time.now > self.world.ends_at:
+            raise EngineFailed("over")
+        return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
+
+
+class FakeTime:
+    """Sleeping takes no time and moves the clock; the pauses of at least a second are kept."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sleeps: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps.append(seconds)
+
+
+class FakeDrafter:
+    """Lives for a given time once attached; None cannot start."""
+
+    def __init__(self, world: "World", lives_s: float | None) -> None:
+        self.world = world
+        self.lives_s = lives_s
+        self.num_attached = 0
+
+    async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
+        if self.lives_s is None:
+            raise RuntimeError("cannot start")
+        self.num_attached += 1
+        self.world.incarnations.append(next_incarnation())
+        if self.num_attached > 1 and not self.world.connects_again:
+            raise RuntimeError("cannot be reached")
+        self.world.dies_at = self.world.time.now + self.lives_s
+        return 0
+
+    async def renew(self) -> bool:
+        if not self.world.renewals:
+            return False
+        self.lives_s = self.world.renewals.pop(0)
+        self.world.num_renewed += 1
+        return True
+
+    def kill(self) -> None:
+        self.world.num_killed += 1
+
+
+class World:
+    """A supervisor whose successive drafters live as long as the test says; then the engine fails."""
+
+    def __init__(self, *lives_s: float | None, channel: ChannelName = "channel", connects_again: bool = True) -> None:
+        self.time = FakeTime()
+        self.connects_again = connects_again
+        self.renewals: list[float | None] = []
+        """Lives of the processes that a drafter's host can begin after the first one."""
+        self.num_renewed = 0
+        self.ends_at = float("inf")
+        self.incarnations: list[int] = []
+        self.engine = FakeCalls(self)
+        self.dies_at = 0.0
+        self.num_killed = self.num_launched = 0
+        self.pauses: list[float] = []
+        self._lives = list(lives_s)
+        self.supervisor = DrafterSupervisor(
+            self.engine.call, channel, self._launch, sleep=self.time.sleep, clock=self.time.clock
+        )
+
+    def _launch(self) -> FakeDrafter:
+        self.num_launched += 1
+        # What the supervisor slept last, after it had found the drafter lost, is the pause before this one.
+        self.pauses.append(0.0 if self.time.sleeps[-1] == POLL_S else self.time.sleeps[-1])
+        if not self._lives:
+            self.engine.failed = True
+        return FakeDrafter(self, self._lives.pop(0) if self._lives else 1.0)
+
+
+def pauses(*lives_s: float | None) -> list[float]:
+    """Pauses before each drafter after the first, which dies as soon as it is looked at."""
+    world = World(*lives_s)
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 0.0))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    assert world.num_killed >= len(lives_s)
+    assert world.incarnations == sorted(set(world.incarnations))
+    return world.pauses
+
+
+def test_a_drafter_that_never_starts_is_tried_less_and_less_often_however_long_that_goes_on():
+    assert pauses(*[CANNOT_START] * 12) == [0, 1, 2, 4, 8, 16, *[30] * 7]
+
+
+def test_drafters_that_start_and_die_young_are_one_series_with_those_that_do_not_start():
+    assert pauses(CANNOT_START, 20, CANNOT_START, 20, 20, CANNOT_START) == [0, 1, 2, 4, 8, 16, 30]
+
+
+def test_a_drafter_that_lived_for_a_minute_ends_the_series():
+    assert pauses(CANNOT_START, CANNOT_START, CANNOT_START, 61, CANNOT_START) == [0, 1, 2, 4, 0, 1]
+
+
+def test_a_lost_drafter_gets_a_new_process_of_its_host_and_one_that_cannot_start_there_another_host():
+    world = World(30.0)
+    world.renewals = [30.0, CANNOT_START, 30.0]
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 30.0))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    world.ends_at = 85.0
+    asyncio.run(main())
+    assert world.num_renewed == 2, "the second one cannot start, and is not asked for a third"
+    assert world.num_launched == 1
+    assert len(world.incarnations) == 3
+    assert world.num_killed == 1
+
+
+def run_remote(first_lives_s: float, *, connects_again: bool, until_s: float) -> World:
+    """A drafter on another node, each of whose connections lasts so long; the engine fails in the end."""
+    world = World(60.0, channel=RemoteAddress("host", 1, b"", b""), connects_again=connects_again)
+
+    world.ends_at = until_s
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, first_lives_s))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    return world
+
+
+def test_a_drafter_of_another_node_whose_connection_breaks_is_connected_again():
+    world = run_remote(10.0, connects_again=True, until_s=35.0)
+    assert world.incarnations == [1, 2, 3, 4]
+    assert (world.num_launched, world.num_killed) == (0, 0)
+
+
+def test_a_drafter_of_another_node_that_cannot_be_reached_is_replaced():
+    world = run_remote(10.0, connects_again=False, until_s=12.0)
+    assert world.incarnations == [1, 2, 3]
+    assert (world.num_launched, world.num_killed) == (1, 1)
+
+
+def test_a_drafter_whose_connections_break_at_once_is_replaced():
+    world = run_remote(0.5, connects_again=True, until_s=2.0)
+    assert world.incarnations == [1, 2]
+    assert (world.num_launched, world.num_killed) == (1, 1)

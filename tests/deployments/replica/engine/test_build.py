@@ -1,0 +1,104 @@
+"""What both processes of a pair are built from: the channel they meet in, and no more code than each needs."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.engine.pair_channel import attach_channel, create_channel
+from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+SPEC = ChannelSpec(
+    num_slots=2,
+    num_nodes=3,
+    max_path=2,
+    max_prefill_tokens=4,
+    taps_size=2,
+    max_model_len=8,
+    max_blocks_per_seq=2,
+    block_size=4,
+    num_blocks=4,
+)
+ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
+
+
+def test_without_gpus_both_sides_meet_in_shared_memory():
+    name = f"test-channels-{os.getpid()}"
+    channel = create_channel(AppConfig(), name, SPEC)
+    assert isinstance(channel, ShmChannel)
+    drafter = attach_channel(AppConfig(), name, 1)
+    assert channel.verifier_end.incarnation == 1
+    assert drafter.spec == SPEC
+    with pytest.raises(ChannelError, match="is of kind 'shm', this drafter attaches 'cuda_ipc'"):
+        attach_channel(ON_GPU, name, 2)
+    drafter.close()
+    channel.verifier_end.close()
+
+
+def test_over_the_network_both_sides_meet_at_an_address():
+    channel = create_channel(AppConfig(), "unused", SPEC, "127.0.0.1")
+    drafter = attach_channel(AppConfig(), pickle.loads(pickle.dumps(channel.name)), 1)
+    assert channel.verifier_end.incarnation == 1
+    assert drafter.spec == SPEC
+    drafter.close()
+    channel.verifier_end.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
+def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
+    with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
+        create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)
+
+
+def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch():
+    """The replica has no use for it, and in the engine's process its threads must be those of the engine's thread."""
+    code = (
+        "import sys, wingbeat.deployments.replica.verifier_replica, wingbeat.deployments.replica.engine.engine_process;"
+    )
+    code += "print(*sys.modules)"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(got.stdout.split())
+
+
+def test_the_drafters_process_does_not_wait_for_the_verifiers_code():
+    rooms = ("runtime.engine.engine", "runtime.verifier.loading.loader", "runtime.recordings", "runtime.checks")
+    code = "import sys, wingbeat.deployments.replica.drafters.drafter_thread; print(*sys.modules)"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [name for name in got.stdout.split() if name.removeprefix("wingbeat.").startswith(rooms)]
+
+
+@pytest.mark.parametrize(("threads", "most"), [(0, len(os.sched_getaffinity(0))), (1, None), (3, None)])
+def test_the_number_of_threads_is_tried_where_none_is_given(threads, most):
+    from wingbeat.deployments.replica.engine.build import pair_settings
+
+    assert pair_settings(AppConfig(threads=threads)).most_threads == most
+
+
+def test_what_shared_drafters_need_is_known_without_any_of_them():
+    from wingbeat.deployments.replica.engine.build import build_draft_worker, needs_of_shared_drafter
+
+    config = AppConfig(drafters={"num": 1})
+    needs = needs_of_shared_drafter(config, None)
+    assert needs == build_draft_worker(AppConfig()).drafter.needs
+    assert needs.tap_layers
+    assert needs.token_bytes > 0
+    other = HeadConvention(tap_layers=tuple(layer - 1 for layer in needs.tap_layers))
+    assert needs_of_shared_drafter(config, other).tap_layers == other.tap_layers
+
+
+def test_a_shared_drafter_has_room_by_its_settings_and_else_by_the_machine():
+    from wingbeat.deployments.replica.engine.build import draft_room
+
+    cpu = torch.device("cpu")
+    given = draft_room(AppConfig(drafters={"num": 1, "max_num_seqs": 20, "kv_cache_memory_bytes": 5000}), cpu)
+    assert (given.num_slots, given.num_bytes) == (20, 5000)
+    one, two = (draft_room(AppConfig(drafters={"num": num}), cpu) for num in (1, 2))
+    assert one.num_slots == two.num_slots == 8 * AppConfig().max_num_seqs
+    assert 0 < two.num_bytes < 0.75 * one.num_bytes

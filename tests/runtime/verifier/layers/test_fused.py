@@ -1,0 +1,107 @@
+"""Decoder layers are swapped for fused ones only where a trial gives the same numbers."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.models import CONFIGS, random_model
+from wingbeat.kernels.layer import reference
+from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, LayerOps, fuse
+from wingbeat.runtime.verifier.loading.loader import prepare_model
+
+OPS = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
+FUSED = ("llama", "mistral", "qwen3")
+
+
+def noisy(name: str, **overrides):
+    """A model whose norms and biases are not what a fresh one has."""
+    model = random_model(name, **overrides)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def prepared(monkeypatch, name: str, ops: LayerOps = OPS, **overrides):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})
+    return prepare_model(noisy(name, **overrides), name)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_known_layers_are_fused_and_pass_the_trial_against_transformers(monkeypatch, name):
+    """`prepare_model` refuses a model whose logits are not those of transformers' own decoding."""
+    loaded = prepared(monkeypatch, name)
+    fused = [isinstance(layer, FusedLayer) for layer in loaded.decoder_layers]
+    assert all(fused) if name in FUSED else not any(fused)
+
+
+def test_layers_with_biases_are_fused(monkeypatch):
+    loaded = prepared(monkeypatch, "llama", attention_bias=True, mlp_bias=True)
+    assert all(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
+
+
+def test_weights_keep_names_and_values_and_lie_in_the_joined_ones(monkeypatch):
+    before = {name: weight.clone() for name, weight in noisy("llama").state_dict().items()}
+    loaded = prepared(monkeypatch, "llama")
+    after = loaded.model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    layer = loaded.decoder_layers[0]
+    with torch.no_grad():
+        layer.self_attn.k_proj.weight.fill_(7)
+    num_queries = len(layer.self_attn.q_proj.weight)
+    assert bool((layer._qkv[0][num_queries : num_queries + 4] == 7).all())
+
+
+def test_a_copy_has_its_own_weights(monkeypatch):
+    layer = prepared(monkeypatch, "llama").decoder_layers[0]
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.mlp.up_proj.weight.zero_()
+    assert bool(layer._gate_up[0].any(1).all())
+    assert not bool(twin._gate_up[0][-1].any())
+
+
+def test_a_model_that_moves_takes_its_joined_weights_along(monkeypatch):
+    layer = prepared(monkeypatch, "llama").decoder_layers[0].to(torch.bfloat16)
+    assert layer._qkv[0].dtype == layer._gate_up[0].dtype == torch.bfloat16
+    assert layer.self_attn.q_proj.weight.data_ptr() == layer._qkv[0].data_ptr()
+
+
+@pytest.mark.parametrize("broken", LayerOps._fields)
+def test_a_layer_that_a_step_would_change_is_left_and_said(monkeypatch, caplog, broken):
+    def wrong(*args):
+        out = getattr(OPS, broken)(*args)
+        return (out[0] * 1.01, out[1]) if isinstance(out, tuple) else out * 1.01
+
+    with caplog.at_level(logging.INFO):
+        loaded = prepared(monkeypatch, "llama", OPS._replace(**{broken: wrong}))
+    assert not any(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
+    [line] = [record.getMessage() for record in caplog.records if "decoder layers are fused" in record.getMessage()]
+    assert line == "0 of 4 decoder layers are fused; 4 run as they are: a trial gives other numbers"
+
+
+def test_another_activation_is_left(monkeypatch):
+    loaded = prepared(monkeypatch, "llama", hidden_act="gelu")
+    assert not any(isinstance(layer, FusedLayer) for layer in loaded.decoder_layers)
+
+
+def test_the_norm_behind_the_layers_is_fused_too(monkeypatch):
+    assert isinstance(prepared(monkeypatch, "llama").model.model.norm, FusedNorm)
+
+
+def test_norms_of_another_formula_are_left(monkeypatch):
+    """Gemma's weight is a difference to one."""
+    assert not any(isinstance(part, FusedNorm) for part in prepared(monkeypatch, "gemma2").model.modules())
+
+
+def test_devices_without_such_steps_are_left_alone(monkeypatch):
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.cpu_kernels", lambda: None)
+    model = noisy("llama")
+    assert fuse(model, nn.ModuleList(), []) == 0
+    assert not any(isinstance(part, FusedLayer | FusedNorm) for part in model.modules())
