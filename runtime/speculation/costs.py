@@ -64,12 +64,15 @@ class Scale:
 class DraftWaits:
     """Real waits for trees: a multiple of the table's, and the way to the drafter, which no level makes longer.
 
-    Each takes half of what a wait was mispredicted by; waits for trees of several depths tell the two apart.
+    What a wait was mispredicted by goes to both, the more to the scale the longer the trees took beside their mean
+    (normalised least mean squares): so waits for trees of several depths tell the two apart.
     """
 
     def __init__(self) -> None:
         self.scale, self.way_s = 1.0, 0.0
         self.num_seen = 0
+        self._mean_s = 0.0
+        """By the table."""
 
     def predict(self, trees_s: np.ndarray | float) -> np.ndarray | float:
         """Of trees that take so long by the table."""
@@ -82,10 +85,12 @@ class DraftWaits:
         expected = self.predict(trees_s + beside_s)
         least, most = (_LEAST, _MOST) if self.num_seen == 1 else (0.5, 2.0)
         seconds = min(max(seconds, least * expected), most * expected)
-        half = 0.5 * weight * (seconds - expected)
-        scale = min(max(self.scale + half / (trees_s + beside_s), _LEAST), _MOST)
-        rest = 2 * half - (scale - self.scale) * (trees_s + beside_s)
-        self.scale, self.way_s = scale, max(self.way_s + rest, 0.0)
+        all_s, error = trees_s + beside_s, weight * (seconds - expected)
+        self._mean_s += max(1.0 / self.num_seen, least_weight) * (all_s - self._mean_s)
+        to_scale = error * all_s / (all_s**2 + self._mean_s**2)
+        scale = min(max(self.scale + to_scale, _LEAST), _MOST)
+        self.way_s = max(self.way_s + error - (scale - self.scale) * all_s, 0.0)
+        self.scale = scale
 
 
 class RoundCosts:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wingbeat.runtime.speculation.costs import CostTables, RoundCosts
+from wingbeat.runtime.speculation.costs import CostTables, DraftWaits, RoundCosts
 
 TABLES = CostTables((1, 4), (0, 2, 4), ((1.0, 2.0, 3.0), (2.0, 6.0, 10.0)), (0.001, 0.002), (0.1, 0.2), (0.1, 0.4))
 
@@ -52,3 +52,13 @@ def test_an_interruption_is_not_a_cost():
 def test_tables_of_other_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match=r"one (row|column) per"):
         CostTables(**(vars(TABLES) | wrong))
+
+
+def test_what_no_level_makes_longer_is_not_charged_to_levels():
+    """Waits of trees of one to five levels that take what the table says, and as much again to get there."""
+    waits, random = DraftWaits(), np.random.default_rng(0)
+    for level in random.integers(1, 6, size=1000):
+        trees_s = 1.0 + 0.5 * level
+        waits.observe(trees_s + 2.0, trees_s, 0.0, 0.05)
+    assert waits.scale == pytest.approx(1.0, abs=0.3)
+    assert waits.way_s == pytest.approx(2.0, abs=0.6)
