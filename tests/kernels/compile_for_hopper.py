@@ -120,6 +120,7 @@ def main(stride: int) -> None:
     quantised = {"key_cache_ptr": "*fp8e4nv", "value_cache_ptr": "*fp8e4nv"}
     scales = {"key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
     compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | scales, store)
+    compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | plain, store)
 
 
 if __name__ == "__main__":
