@@ -1,12 +1,15 @@
 """Over keys and values of eight bits: texts are those of plain decoding with the same setting, whatever is drafted."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.runtime.hybrids import hybrid, needs_states
 from tests.runtime.models import (
     CHAIN,
+    DEMO_PAIR,
     TREE,
     Run,
     eagle_drafter,
@@ -16,10 +19,13 @@ from tests.runtime.models import (
     new_engine,
     reference,
 )
-from tests.runtime.prefix_world import Kept, prefix_of
+from tests.runtime.prefix_world import Kept, finish, prefix_of
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
+from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.kv import pool
+from wingbeat.runtime.pair import PairSettings, engine_of_pair
+from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = pytest.mark.few(2)
@@ -74,6 +80,13 @@ def test_accepted_paths_leave_the_text_as_it_is(on_host):
     assert engine.speculation.acceptance_length > 4
 
 
+def test_a_policy_measures_its_costs_over_such_a_pool():
+    ref, speculation = reference("llama"), SpeculationConfig(draft_steps=3, draft_top_k=2, adaptive=True)
+    config = engine_config(speculation, **FP8)
+    tokens, engine = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
+    assert tokens == plain("llama")
+
+
 def test_a_prefix_that_is_found_gives_the_text_of_one_that_is_computed():
     ref = reference("llama")
     engine = new_engine(ref.loaded, engine_config(**FP8))
@@ -107,19 +120,53 @@ def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
     ref = reference("llama")
     system = ref.prompts[4][:40]
     prompts = [system + prompt for prompt in ref.prompts[:2]]
+    expected, _ = generate(ref.loaded, engine_config(**FP8), None, prompts, greedy_params(12))
     first = Kept(ref.loaded, tmp_path, **FP8)
     first.save(prefix_of(system))
-    expected, _ = first.run(prompts, 12)
     first.close()
-    for limits, found in ((FP8, 40), ({}, 0)):
+    for limits in (FP8, {}):
         one = Kept(ref.loaded, tmp_path, **limits)
-        assert one.keeper.load("system").result(0) is None or not limits
+        one.keeper.open()
+        assert one.engine.has_unfinished_requests() == (not limits), "read, or computed again"
+        finish(one.engine, one.keeper)
         tokens, cached = one.run(prompts, 12)
         one.close()
         assert (tokens == expected) == bool(limits)
-        assert cached[0] == found
+        assert cached == [40, 40]
+    assert "of torch.uint8, not" in caplog.text
 
 
+def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
+    loaded = reference("llama").loaded
+    wide, rounded = (identity_of(tmp_path, loaded, 4, name) for name in ("auto", "fp8"))
+    assert (wide["dtype"], rounded["dtype"]) == ("float32", "float32 with fp8 KV")
+
+
+@needs_states
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+def test_speculation_changes_no_token_of_a_hybrid(name):
+    ref, limits = hybrid(name), {"block_size": 4, "state_interval": 8, "num_kv_blocks": 400}
+    texts = []
+    for drafter in (None, eagle_drafter(ref.loaded, TREE)):
+        tokens, engine = generate(ref.loaded, engine_config(**FP8, **limits), drafter, ref.prompts, mixed()[: len(ref.prompts)])
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+    assert {part.dtype for pair in engine.cache.layers for part in pair} == {torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8: the tensorrt backend rounds no keys"),
+        ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8: tensor parallel ranks round no keys"),
+    ],
+    ids=["tensorrt", "ranks"],
+)
+def test_backends_that_round_nothing_refuse_it(others, message):
+    choice = parse_drafter("none", DEMO_PAIR / "verifier")
+    settings = PairSettings(DEMO_PAIR / "verifier", choice, engine_config(**FP8), torch.float32, **others)
+    with pytest.raises(ValueError, match=message):
+        engine_of_pair(settings, "cpu", lambda *_: None)
 
 
 @pytest.mark.parametrize(
