@@ -175,7 +175,9 @@ class ModelOptions(LoadOptions):
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: no base_config.json there")
         if self.engine_dir is not None and self.kv_cache_dtype != "auto":
-            raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV")
+            raise ValueError(
+                f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV"
+            )
         return self
 
     @model_validator(mode="after")

@@ -53,7 +53,7 @@ def tree_attention(
         sliding_window: keys at logical distance >= this are hidden; None hides nothing.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        key_scale: float32 [num_kv_heads], what stored keys of a float8_e4m3fn cache are multiplied by, and 1 where None;
+        key_scale: float32 [num_kv_heads], what stored keys of a float8_e4m3fn cache are multiplied by; None is 1.
             `value_scale` likewise.
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.attention.splits.workspace_size`.

@@ -25,7 +25,7 @@ def store_kv(
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
             float8_e4m3fn, which stores key / key_scale, saturated: past 448 it knows only NaN.
         slot_mapping: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
-        key_scale: float32 [num_kv_heads], of float8_e4m3fn caches, and 1 where None; `value_scale` likewise.
+        key_scale: float32 [num_kv_heads], of float8_e4m3fn caches; None is 1. `value_scale` likewise.
 
     Raises:
         ValueError: slots are not contiguous int64; on CUDA or of float8 caches, shapes or dtypes do not fit each other.

@@ -16,11 +16,11 @@ _FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def stored_as(row, DTYPE: tl.constexpr):
+def stored_as(row, dtype: tl.constexpr):
     """Numbers as a cache has them; saturated, as e4m3 knows only NaN past its largest finite value."""
-    if DTYPE == tl.float8e4nv:
+    if dtype == tl.float8e4nv:
         row = tl.minimum(tl.maximum(row.to(tl.float32), -_FP8_MAX), _FP8_MAX)
-    return row.to(DTYPE)
+    return row.to(dtype)
 
 
 @triton.jit

@@ -50,7 +50,9 @@ def compile_kernel(kernel, pointers: dict, constants: dict, scalars: dict | None
     print(json.dumps(result), flush=True)
 
 
-def compile_attention(dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False, scaled=True):
+def compile_attention(
+    dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False, scaled=True
+):
     """One variant of the attention kernel, with a split context."""
     cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
     scale = "*fp32" if fp8 and scaled else None

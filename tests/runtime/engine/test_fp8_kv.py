@@ -83,7 +83,7 @@ def test_accepted_paths_leave_the_text_as_it_is(on_host):
 def test_a_policy_measures_its_costs_over_such_a_pool():
     ref, speculation = reference("llama"), SpeculationConfig(draft_steps=3, draft_top_k=2, adaptive=True)
     config = engine_config(speculation, **FP8)
-    tokens, engine = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
+    tokens, _ = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
     assert tokens == plain("llama")
 
 
@@ -143,12 +143,12 @@ def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
 
 
 @needs_states
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_speculation_changes_no_token_of_a_hybrid(name):
     ref, limits = hybrid(name), {"block_size": 4, "state_interval": 8, "num_kv_blocks": 400}
-    texts = []
+    texts, params = [], mixed()[: len(ref.prompts)]
     for drafter in (None, eagle_drafter(ref.loaded, TREE)):
-        tokens, engine = generate(ref.loaded, engine_config(**FP8, **limits), drafter, ref.prompts, mixed()[: len(ref.prompts)])
+        tokens, engine = generate(ref.loaded, engine_config(**FP8, **limits), drafter, ref.prompts, params)
         texts.append(tokens)
     assert texts[0] == texts[1]
     assert {part.dtype for pair in engine.cache.layers for part in pair} == {torch.float8_e4m3fn}
@@ -183,5 +183,5 @@ def test_limits_refuse_what_is_not_there(fields, message):
 
 def test_a_gpu_without_fp8_is_refused_by_its_capability(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(ValueError, match=r"kv_cache_dtype is fp8: the GPU's compute capability is 8\.0, 8\.9 is needed"):
+    with pytest.raises(ValueError, match=r"kv_cache_dtype is fp8: .* capability is 8\.0, 8\.9 is needed"):
         pool.KVCache([], engine_config(**FP8), torch.bfloat16, torch.device("cuda"))
