@@ -1,8 +1,8 @@
 """What an engine holds of a prefix, as tensors by name: keys and values of whole blocks, and the state behind them.
 
-`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], as bytes (uint8) where they are float8_e4m3fn;
-`states.L.KIND.I` is a part of the state that layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what a
-drafter that needs these layers is given.
+`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], as uint8 where the pool has float8_e4m3fn;
+`states.L.KIND.I` is a part of the state that layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what
+a drafter that needs these layers is given.
 """
 
 from collections.abc import Iterator, Sequence
