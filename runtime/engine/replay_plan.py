@@ -1,5 +1,6 @@
 """Which context a drafter lacks is computed again for it in a round, from what the prompts left of the budget."""
 
+from wingbeat.runtime.scheduling.plan import length_of
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
@@ -29,8 +30,9 @@ def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> Scheduler
         if missing <= budget and seq.in_flight:
             held.append(seq)
         else:
-            chunks.append(Chunk(seq, start, min(missing, budget), replay=True))
-            budget -= chunks[-1].length
+            length = length_of(seq, start, min(missing, budget), plan.whole_images)
+            chunks += [Chunk(seq, start, length, replay=True)] if length else []
+            budget -= length
     if not chunks and not held:
         return plan
     decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes

@@ -23,11 +23,7 @@ class Chunk(NamedTuple):
         Args:
             whole_images: end before an image rather than among its tokens, and be it with no position at all.
         """
-        length = min(seq.num_uncomputed, budget)
-        if whole_images:
-            end = seq.num_computed + length
-            cut = next((image.start for image in seq.request.images if image.start < end < image.end), end)
-            length = max(cut - seq.num_computed, 0)
+        length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget), whole_images)
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)
 
     def prompt_targets(self) -> list[int]:
@@ -49,6 +45,8 @@ class SchedulerOutput(NamedTuple):
     """Prompt tokens that could still be computed this round."""
     without_room: tuple[Sequence, ...] = ()
     """Decodes for whose trees there are no blocks."""
+    whole_images: bool = False
+    """Whether no chunk may end among the tokens of an image."""
 
     def with_trees(self) -> list[bool]:
         """By decode: whether a tree was asked for and there are blocks for it."""
@@ -70,3 +68,16 @@ class SchedulerOutput(NamedTuple):
             chunks=[chunk for chunk in self.chunks if chunk.seq.slot >= 0],
             admitted=[seq for seq in self.admitted if seq.slot >= 0],
         )
+
+
+def length_of(seq: Sequence, start: int, length: int, whole_images: bool) -> int:
+    """Of a chunk of at most `length` positions; 0 where not even the first image fits.
+
+    Args:
+        whole_images: as for `Chunk.next_of`.
+    """
+    if not whole_images:
+        return length
+    end = start + length
+    cut = next((image.start for image in seq.request.images if image.start < end < image.end), end)
+    return max(cut - start, 0)

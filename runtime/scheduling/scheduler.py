@@ -155,7 +155,7 @@ class Scheduler:
                 decodes.append(seq)
         if self._adapters is not None:
             decodes.sort(key=attrgetter("adapter_id"))  # rows of one adapter are read together
-        return SchedulerOutput(decodes, chunks, admitted, budget, without_room)
+        return SchedulerOutput(decodes, chunks, admitted, budget, without_room, self._whole_images)
 
     def advance(self, plan: SchedulerOutput, with_trees: bool) -> None:
         """Note that a round was launched: how far it computes prompts, and how many tokens it may emit.

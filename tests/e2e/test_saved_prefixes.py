@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SYSTEM = "You continue Python code. " * 12
 MESSAGES = [{"role": "system", "content": SYSTEM}]
 QUESTION = {"role": "user", "content": "class Queue:"}

@@ -32,8 +32,8 @@ from wingbeat.runtime.vision.families import VisionFamily, family_of
 NUM_TOKENS = 30
 PLACEHOLDER = 90
 WINDOW = 8
-SEEDS = {"gemma3": 1}
-"""Of the weights, 0 where not given: others write one token over and over."""
+SEEDS = {"gemma3": 1, "qwen2_5_vl": 2, "qwen3_vl": 1}
+"""Of the weights, 0 where not given: others write one token over and over, or the placeholder."""
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _PATCHES = {"image_size": 16, "patch_size": 4}
 _GRID = {"depth": 3, "num_heads": 4, "in_channels": 3, "patch_size": 2, "spatial_merge_size": 2}

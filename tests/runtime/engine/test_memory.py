@@ -73,7 +73,7 @@ def test_weights_activations_graphs_and_drafter_leave_the_rest_to_kv(gpu: FakeGp
         settled = fit_to_memory(loaded, config, NEEDS)
     assert settled.max_model_len == loaded.max_position_embeddings
     assert settled.num_kv_blocks == budget // (size + 512 * 16), "the drafter keeps its own KV under every block"
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == memory.__name__]
     assert f"max_model_len is {settled.max_model_len}" in line
     assert f"{(settled.num_kv_blocks - 1) * 16} tokens" in line
     elsewhere = fit_to_memory(loaded, replace(config, drafter_beside=False), NEEDS)

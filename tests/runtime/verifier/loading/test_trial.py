@@ -70,7 +70,7 @@ def test_memory_of_the_token_before_is_found(monkeypatch):
 @pytest.fixture
 def without_kernels(monkeypatch):
     """Attention by torch's operations, whose steps these tests take apart."""
-    for user in ("attention", "batch", "fused", "speed_up"):
+    for user in ("layers.attention", "batch", "layers.fused", "layers.speed_up"):
         for name in ("cpu_kernels", "reads_in_place"):
             monkeypatch.setattr(f"wingbeat.runtime.verifier.{user}.{name}", lambda *args: None, raising=False)
 
