@@ -265,6 +265,7 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
         dtype = "what is faster" if self.tries_bfloat16() else self.resolved_dtype()
         more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
+        more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def resolved_device(self) -> str:

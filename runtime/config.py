@@ -99,6 +99,10 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     return stored if stored in DTYPES else "bfloat16"
 
 
+KV_CACHE_DTYPES = ("auto", "fp8")
+"""Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
+
+
 class RankGroup(NamedTuple):
     """The processes that one verifier is spread over."""
 
@@ -183,6 +187,8 @@ class EngineConfig:
     """KV blocks; None sizes the pool from `kv_cache_memory_bytes`."""
     kv_cache_memory_bytes: int | None = None
     """Memory budget of the verifier's KV pool where `num_kv_blocks` is None; None goes by the next two."""
+    kv_cache_dtype: str = "auto"
+    """"fp8" rounds keys and values to float8_e4m3fn as they are stored; "auto" has the dtype of the weights."""
     gpu_memory_utilization: float = 0.9
     """Of the GPU's memory, what this engine may hold: weights, activations, graphs, KV, and its drafter's beside it."""
     cpu_memory_utilization: float = 0.25
@@ -227,6 +233,10 @@ class EngineConfig:
             )
         if self.max_loras and self.compile:
             raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}: use one of {', '.join(KV_CACHE_DTYPES)}")
+        if self.kv_cache_dtype == "fp8" and self.compile:
+            raise ValueError("kv_cache_dtype is fp8 and compile is True: compiled rounds read no fp8; leave one out")
         if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
             raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):

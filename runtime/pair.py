@@ -132,6 +132,9 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
         kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
         raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
+    if limits.kv_cache_dtype != "auto" and (settings.engine_dir is not None or settings.ranks is not None):
+        kind = "the tensorrt backend rounds" if settings.ranks is None else "tensor parallel ranks round"
+        raise ValueError(f"kv_cache_dtype is {limits.kv_cache_dtype}: {kind} no keys and values; use auto")
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 

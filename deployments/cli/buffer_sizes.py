@@ -26,7 +26,8 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         ValueError: something does not fit; one line that names the setting and what does.
     """
     engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
-    size = block_bytes(file, engine.block_size, ITEM_BYTES[config.resolved_dtype()])
+    item_bytes = 1 if engine.kv_cache_dtype == "fp8" else ITEM_BYTES[config.resolved_dtype()]
+    size = block_bytes(file, engine.block_size, item_bytes)
     free = free_memory() if on_cpu else None
     weights = _weight_bytes(config, file) if free is not None else 0
     if free is not None and weights > free:

@@ -53,8 +53,8 @@ def tree_attention(
         sliding_window: keys at logical distance >= this are hidden; None hides nothing.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        key_scale: float32 [num_kv_heads], what stored keys are multiplied by; `value_scale` likewise. Given if and only
-            if the cache is float8_e4m3fn.
+        key_scale: float32 [num_kv_heads], what stored keys of a float8_e4m3fn cache are multiplied by; None is 1.
+            `value_scale` likewise.
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.attention.splits.workspace_size`.
 
@@ -97,11 +97,10 @@ def tree_attention(
         visible = unpack_mask(mask_words, positions.shape[1])
     num_keys = block_tables.shape[1] * key_cache.shape[1]
     mask = context_mask(positions, num_context, visible, num_keys, sliding_window, query.dtype)
-    if key_scale is not None:
-        key_cache, value_cache = (
-            (cache.to(torch.float32) * scale[:, None]).to(query.dtype)
-            for cache, scale in ((key_cache, key_scale), (value_cache, value_scale))
-        )
+    key_cache, value_cache = (
+        cache if scale is None else (cache.to(torch.float32) * scale[:, None]).to(query.dtype)
+        for cache, scale in ((key_cache, key_scale), (value_cache, value_scale))
+    )
     result = paged_attention(query, key_cache, value_cache, block_tables, mask, scaling, softcap, sinks)
     return result if out is None else out.copy_(result)
 
@@ -142,8 +141,8 @@ def _check_arguments(
             f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"
         )
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
-        if (scale is not None) != fp8:
-            raise ValueError(f"{name} is {'missing' if fp8 else 'given'} for a cache of {key_cache.dtype}")
+        if scale is not None and not fp8:
+            raise ValueError(f"{name} is given for a cache of {key_cache.dtype}")
         if scale is not None and (scale.shape != (num_kv_heads,) or scale.dtype != torch.float32):
             raise ValueError(f"{name} is {scale.dtype} {tuple(scale.shape)}: float32 ({num_kv_heads},) needed")
     if block_tables.dtype != torch.int64 or block_tables.shape[0] != num_reqs or block_tables.stride(1) != 1:
@@ -228,24 +227,28 @@ def paged_attention(
     Returns:
         [num_reqs, num_query, num_heads, value_dim].
     """
-    key, value = read_kv(key_cache, value_cache, block_tables)
+    key, value = read_kv(key_cache, value_cache, block_tables, query.dtype)
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 
 
 def read_kv(
-    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, run: slice | None = None
+    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, dtype: torch.dtype, run: slice | None = None
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`.
 
     Args:
+        dtype: of the result: what a float8_e4m3fn cache is widened to, and that of any other.
         run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
     """
     if run is not None:
-        return tuple(cache.flatten(0, 1)[run].unsqueeze(0) for cache in (key_cache, value_cache))
-    return _blocks_of(key_cache, block_tables), _blocks_of(value_cache, block_tables)
+        return tuple(cache.flatten(0, 1)[run].unsqueeze(0).to(dtype) for cache in (key_cache, value_cache))
+    return _blocks_of(key_cache, block_tables).to(dtype), _blocks_of(value_cache, block_tables).to(dtype)
 
 
 def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:
+    if cache.dtype == _FP8 and not cache.is_cuda:
+        # torch indexes bytes on the CPU, but not float8.
+        return _blocks_of(cache.view(torch.uint8), block_tables).view(_FP8)
     # Looking up rows of a table is the quickest of torch's ways to copy blocks.
     blocks = F.embedding(block_tables, cache.flatten(1))
     return blocks.view(len(block_tables), -1, *cache.shape[2:])

@@ -23,33 +23,37 @@ def store_kv(
     Args:
         key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
-            float8_e4m3fn, which stores key / key_scale, saturated.
+            float8_e4m3fn, which stores key / key_scale, saturated: past 448 it knows only NaN.
         slot_mapping: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
-        key_scale: float32 [num_kv_heads]; `value_scale` likewise. Given if and only if the caches are float8_e4m3fn.
+        key_scale: float32 [num_kv_heads], of float8_e4m3fn caches; None is 1. `value_scale` likewise.
 
     Raises:
-        ValueError: slots are not contiguous int64; on CUDA or with scales, shapes or dtypes do not fit each other.
+        ValueError: slots are not contiguous int64; on CUDA or of float8 caches, shapes or dtypes do not fit each other.
     """
     if slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
         raise ValueError(
             f"slot_mapping is {slot_mapping.dtype}, strides {slot_mapping.stride()}: contiguous int64 needed"
         )
     # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
-    if key_cache.is_cuda or key_scale is not None or value_scale is not None:
+    rounds = key_cache.dtype == _FP8
+    if key_cache.is_cuda or rounds or key_scale is not None or value_scale is not None:
         _check_store(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
     if key_cache.is_cuda:
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
         triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
         return
-    if key_scale is not None:
-        key, value = (
-            (part.float() / scale[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(_FP8).view(torch.uint8)
-            for part, scale in ((key, key_scale), (value, value_scale))
-        )
+    if rounds:
+        key, value = (_rounded(*pair).view(torch.uint8) for pair in ((key, key_scale), (value, value_scale)))
+        # torch indexes bytes on the CPU, but not float8.
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+def _rounded(part: Tensor, scale: Tensor | None) -> Tensor:
+    wide = part.float() if scale is None else part.float() / scale[:, None]
+    return wide.clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
@@ -85,7 +89,6 @@ def move_kv(
         from_slots, to_slots = from_slots.flatten(), to_slots.flatten()
     for key_cache, value_cache in caches:
         if key_cache.dtype == _FP8:
-            # torch indexes bytes on the CPU, but not float8.
             key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)  # noqa: PLW2901
         for cache in (key_cache.flatten(0, 1), value_cache.flatten(0, 1)):
             cache.index_copy_(0, to_slots, cache.index_select(0, from_slots))
@@ -108,7 +111,7 @@ def _check_store(
             )
         if cache.stride(3) != 1:
             raise ValueError(f"{name}_cache must be contiguous in its last dimension")
-        if (scale is not None) != (cache.dtype == _FP8) or (scale is None and cache.dtype != part.dtype):
+        if cache.dtype != (part.dtype if scale is None and cache.dtype != _FP8 else _FP8):
             given = "without" if scale is None else "with"
             raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}, {given} {name}_scale: they do not fit")
         if scale is not None and (scale.shape != cache.shape[2:3] or scale.dtype != torch.float32):

@@ -16,6 +16,14 @@ _FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
+def stored_as(row, dtype: tl.constexpr):
+    """Numbers as a cache has them; saturated, as e4m3 knows only NaN past its largest finite value."""
+    if dtype == tl.float8e4nv:
+        row = tl.minimum(tl.maximum(row.to(tl.float32), -_FP8_MAX), _FP8_MAX)
+    return row.to(dtype)
+
+
+@triton.jit
 def _store_row(
     source_ptr,
     cache_ptr,
@@ -43,10 +51,9 @@ def _store_row(
     )
     if scale_ptr is not None:
         row = row.to(tl.float32) / tl.load(scale_ptr + head, mask=inside, other=1.0)
-        # Saturated: past its largest finite value e4m3 knows only NaN.
-        row = tl.minimum(tl.maximum(row, -_FP8_MAX), _FP8_MAX)
+    row = stored_as(row, cache_ptr.dtype.element_ty)
     target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
-    tl.store(cache_ptr + target + head * stride_head + dim, row.to(cache_ptr.dtype.element_ty), mask=inside)
+    tl.store(cache_ptr + target + head * stride_head + dim, row, mask=inside)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])

@@ -47,7 +47,8 @@ def rotate_and_store(
         qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim], contiguous: queries, keys, values.
         cos: [num_tokens, dim] in the same dtype, contiguous, both halves alike; `sin` likewise. Only the second
             halves are read, so that the first one of the sine may carry a sign.
-        key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype; `value_cache` likewise.
+        key_cache: [num_blocks, block_size, num_kv_heads, dim] in the same dtype, or float8_e4m3fn, which is stored as
+            `store_kv` does; `value_cache` likewise.
         slot_mapping: int64 [num_tokens], as for `store_kv`.
         query_norm: [dim], the weight of a norm over each query head, before it is rotated; None has no norm.
         key_norm: [dim], likewise of the keys; given where the other one is.

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wingbeat.kernels.kv.triton import stored_as
+
 MOST_HIDDEN = 1 << 15
 """Elements of a row that one program norms: it keeps them in registers."""
 _ROPE_TILE = 1024
@@ -143,12 +145,13 @@ def _rotate_and_store_kernel(
         block, row = slot // BLOCK_SIZE, slot % BLOCK_SIZE
         to_key = key_cache_ptr + block * stride_key_block + row * stride_key_slot
         to_key += (head - NUM_HEADS) * stride_key_head + dim
-        tl.store(to_key, turned_low, mask=is_key)
-        tl.store(to_key + HALF, turned_high, mask=is_key)
+        stored: tl.constexpr = key_cache_ptr.dtype.element_ty
+        tl.store(to_key, stored_as(turned_low, stored), mask=is_key)
+        tl.store(to_key + HALF, stored_as(turned_high, stored), mask=is_key)
         to_value = value_cache_ptr + block * stride_value_block + row * stride_value_slot
         to_value += (head - NUM_HEADS - NUM_KV_HEADS) * stride_value_head + dim
-        tl.store(to_value, low, mask=is_value)
-        tl.store(to_value + HALF, high, mask=is_value)
+        tl.store(to_value, stored_as(low, stored), mask=is_value)
+        tl.store(to_value + HALF, stored_as(high, stored), mask=is_value)
 
 
 def rotate_and_store(
@@ -174,7 +177,8 @@ def rotate_and_store(
     _check([("slot_mapping", slot_mapping, (num_tokens,))], torch.int64)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if (
-            cache.dtype != qkv.dtype
+            cache.dtype not in (qkv.dtype, torch.float8_e4m3fn)
+            or cache.dtype != key_cache.dtype
             or cache.shape[1:] != (key_cache.shape[1], num_kv_heads, dim)
             or cache.stride(3) != 1
         ):

@@ -21,7 +21,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.pool import KVCache, kv_dtype
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.speculation.costs import CostTables
@@ -155,7 +155,9 @@ def _measure_verifier(
     in_place = _in_place(loaded, config)
 
     def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
-        batch = dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, width, in_place=in_place)
+        batch = dummy_decode_batch(
+            cache, loaded.windows, num_reqs, num_nodes, width, in_place=in_place, dtype=loaded.dtype
+        )
         return lambda: model(batch)
 
     if graphs is not None:
@@ -171,7 +173,7 @@ def _measure_verifier(
 
 def _in_place(loaded: LoadedModel, config: EngineConfig) -> bool:
     """Whether the engine's rounds are those of the CPU's kernels."""
-    return reads_in_place(loaded.dtype, loaded.device) and not config.compile
+    return reads_in_place(kv_dtype(config, loaded.dtype), loaded.device) and not config.compile
 
 
 def _long_width(config: EngineConfig) -> int:
@@ -221,6 +223,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         config.compile,
         _in_place(loaded, config),
         str(loaded.dtype),
+        config.kv_cache_dtype,
         loaded.description,
         config.max_num_seqs,
         _long_width(config),

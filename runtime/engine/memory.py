@@ -11,7 +11,7 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import fit, is_automatic
-from wingbeat.runtime.kv.pool import block_bytes, memory_budget
+from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
@@ -41,7 +41,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
     budget, config = state_budget(loaded, config, budget)
-    size = block_bytes(loaded.layers, config.block_size, loaded.dtype)
+    size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size

@@ -12,6 +12,8 @@ from wingbeat.runtime.kv.capacity import fit
 
 UNKNOWN_RAM = 1 << 30
 """Bytes taken for free where the system does not say what is."""
+LEAST_CAPABILITY = (8, 9)
+"""Of a GPU whose kernels convert float8_e4m3fn."""
 CONTEXT_BYTES = 600 << 20
 """Of a process on a GPU before it allocates anything: CUDA's context and the kernels of the libraries."""
 
@@ -38,14 +40,19 @@ class LayerAttention:
 class KVCache:
     """Paged keys and values of all layers; block 0 belongs to nobody and takes the writes of padding rows.
 
+    Args:
+        dtype: of the weights.
+
     Raises:
-        ValueError: the memory budget does not hold one sequence of max_model_len.
+        ValueError: the memory budget does not hold one sequence of max_model_len, or the GPU has no float8_e4m3fn.
     """
 
     def __init__(
         self, layers: list[LayerAttention], config: EngineConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_size = config.block_size
+        dtype = kv_dtype(config, dtype)
+        _check_device(dtype, device)
         self.block_bytes = block_bytes(layers, config.block_size, dtype)
         if config.num_kv_blocks is None:
             config = fit(config, memory_budget(config, device), self.block_bytes)
@@ -88,7 +95,21 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     return min(allowed - held, free) - reserved
 
 
+def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Of keys and values in the pool, of a model whose weights have this dtype."""
+    return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
+
+
+def _check_device(dtype: torch.dtype, device: torch.device) -> None:
+    if dtype != torch.float8_e4m3fn or device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < LEAST_CAPABILITY:
+        least, own = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
+        raise ValueError(f"kv_cache_dtype is fp8: the GPU's compute capability is {own}, {least} is needed; use auto")
+
+
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Bytes of one block over all layers, of keys and values in this dtype."""
     per_token = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     return per_token * block_size * dtype.itemsize

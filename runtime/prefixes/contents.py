@@ -1,7 +1,8 @@
 """What an engine holds of a prefix, as tensors by name: keys and values of whole blocks, and the state behind them.
 
-`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim]; `states.L.KIND.I` is a part of the state that
-layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what a drafter that needs these layers is given.
+`layers.N.keys` and `layers.N.values` are [num_tokens, num_kv_heads, dim], as uint8 where the pool has float8_e4m3fn;
+`states.L.KIND.I` is a part of the state that layer L has of one sequence; `taps.LAYERS` [num_tokens, taps_size] is what
+a drafter that needs these layers is given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,7 +93,9 @@ class PrefixContents:
         for index, pair in enumerate(self._cache.layers):
             for kind, part in zip(("keys", "values"), pair, strict=True):
                 if part.numel():
-                    yield f"layers.{index}.{kind}", part
+                    # As bytes: torch indexes no float8 on CPUs.
+                    is_fp8 = part.dtype == torch.float8_e4m3fn
+                    yield f"layers.{index}.{kind}", part.view(torch.uint8) if is_fp8 else part
 
     def _expected(self, num_blocks: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         num_tokens = num_blocks * self._cache.block_size

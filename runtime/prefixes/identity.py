@@ -14,15 +14,19 @@ _PACKAGES = ("wingbeat", "torch", "transformers")
 _PIECE_BYTES = 1 << 22
 
 
-def identity_of(folder: Path, loaded: LoadedModel, block_size: int) -> dict[str, str]:
+def identity_of(folder: Path, loaded: LoadedModel, block_size: int, kv_cache_dtype: str = "auto") -> dict[str, str]:
     """Of an engine, by what each entry is.
+
+    Args:
+        kv_cache_dtype: as the engine's limits have it.
 
     Raises:
         OSError: the checkpoint cannot be read.
     """
+    rounded = "" if kv_cache_dtype == "auto" else f" with {kv_cache_dtype} KV"
     return {
         "weights": weights_digest(folder),
-        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "dtype": str(loaded.dtype).removeprefix("torch.") + rounded,
         "device": loaded.device.type,
         "block_size": str(block_size),
         "version": " ".join(f"{package} {version(package)}" for package in _PACKAGES),

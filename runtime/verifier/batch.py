@@ -12,7 +12,7 @@ from torch import Tensor
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.kv.pool import KVCache, kv_dtype
 from wingbeat.runtime.kv.slot_mapping import slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
@@ -96,13 +96,14 @@ class BatchBuilder:
         self._pieces = pieces
         # A captured or compiled graph holds torch's own attention.
         self._may_be_in_place = on_host and not config.compile
+        self._kv_dtype = kv_dtype(config, loaded.dtype)
         self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
 
     @property
     def in_place(self) -> bool:
         """Whether the CPU's kernels attend."""
-        return self._may_be_in_place and reads_in_place(self.dtype, self.device)
+        return self._may_be_in_place and reads_in_place(self._kv_dtype, self.device)
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
         """What a round's decodes read; the roots of the trees are filled in here.

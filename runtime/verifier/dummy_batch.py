@@ -15,6 +15,7 @@ def dummy_decode_batch(
     width: int,
     table_width: int | None = None,
     in_place: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> ForwardBatch:
     """Chains of `num_nodes` for `num_reqs` sequences; reads and writes block 0, which belongs to nobody.
 
@@ -22,10 +23,11 @@ def dummy_decode_batch(
         windows: sliding windows of the model's layers; 0 stands for none.
         width: blocks of context per sequence.
         in_place: the CPU's kernels attend, as in an engine's own rounds.
+        dtype: of masks, which is that of the weights; None is that of the pool.
         table_width: blocks of the table that `width` is cut from; the strides are those of an engine's own.
     """
     key_cache = cache.layers[0][0]
-    device, dtype = key_cache.device, key_cache.dtype
+    device, dtype = key_cache.device, dtype or key_cache.dtype
     tables = torch.zeros(num_reqs, table_width or width, dtype=torch.int64, device=device)[:, :width]
     context = torch.full((num_reqs,), max(width * cache.block_size - num_nodes, 0), dtype=torch.int64, device=device)
     positions = context[:, None] + torch.arange(num_nodes, device=device)

@@ -50,10 +50,12 @@ def compile_kernel(kernel, pointers: dict, constants: dict, scalars: dict | None
     print(json.dumps(result), flush=True)
 
 
-def compile_attention(dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False):
+def compile_attention(
+    dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False, scaled=True
+):
     """One variant of the attention kernel, with a split context."""
     cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
-    scale = "*fp32" if fp8 else None
+    scale = "*fp32" if fp8 and scaled else None
     pointers = {
         "query_ptr": TYPES[dtype],
         "key_ptr": cache,
@@ -117,9 +119,11 @@ def main(stride: int) -> None:
         config = tile_config(torch.float16, max(dims), 128)
         compile_attention(torch.float16, dims, config, window=True, softcap=True, sinks=True)
     compile_attention(bf16, (128, 128), tiles[-1], fp8=True)
+    compile_attention(bf16, (128, 128), tiles[0], fp8=True, scaled=False, causal=True)
     quantised = {"key_cache_ptr": "*fp8e4nv", "value_cache_ptr": "*fp8e4nv"}
     scales = {"key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
     compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | scales, store)
+    compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | plain, store)
 
 
 if __name__ == "__main__":

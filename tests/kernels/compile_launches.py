@@ -98,7 +98,8 @@ def launch_layers(num_tokens: int, hidden_size: int, heads: tuple[int, int], dim
     qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
     turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)
     for norm in (None, hidden.new_zeros(dim)):
-        triton_layer.rotate_and_store(qkv, turned, turned, cache, cache, ints(num_tokens), norm, norm, 1e-6)
+        for stored in (cache, cache.to(torch.float8_e4m3fn)):
+            triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
     for bias in (None, hidden.new_zeros(intermediate_size)):
         fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)

@@ -78,7 +78,8 @@ def _prefixes(config: AppConfig, engine: "Engine") -> "PrefixKeeper":
     if config.prefix_dir is None:
         return PrefixKeeper(engine)
     folder = config.model_dir()
-    identity, tokenizer = identity_of(folder, engine.loaded, engine.config.block_size), tokenizer_digest(folder)
+    limits, tokenizer = engine.config, tokenizer_digest(folder)
+    identity = identity_of(folder, engine.loaded, limits.block_size, limits.kv_cache_dtype)
     has_contents = config.tensor_parallel_size == 1
     return PrefixKeeper(engine, PrefixStore(config.prefix_dir, identity, tokenizer, has_contents))
 

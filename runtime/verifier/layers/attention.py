@@ -268,7 +268,7 @@ def _attend_gathered(
     group = query.shape[1] // num_kv_heads
     parts = []
     for segment in segments:
-        key, value = read_kv(key_cache, value_cache, segment.block_tables, segment.run)
+        key, value = read_kv(key_cache, value_cache, segment.block_tables, query.dtype, segment.run)
         mask = segment.tile_mask(sliding_window, group)
         shape = (segment.num_reqs, segment.num_query)
         num_rows = shape[0] * shape[1] if segment.tiles is None else len(segment.tiles.nodes)

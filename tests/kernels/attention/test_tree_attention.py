@@ -47,7 +47,10 @@ def test_arguments_that_do_not_fit_are_refused_by_name(named):
         tree_attention(*inputs.arguments, **inputs.options)
 
 
-def test_fp8_caches_need_their_scales():
+def test_fp8_caches_without_scales_are_widened_as_they_are():
     inputs = build(Case((5, 9), 3, fp8=True), poison=0.0)
-    with pytest.raises(ValueError, match="value_scale is missing"):
-        tree_attention(*inputs.arguments, **inputs.options | {"value_scale": None})
+    query, key_cache, value_cache, *rest = inputs.arguments
+    options = inputs.options | {"key_scale": None, "value_scale": None}
+    found = tree_attention(query, key_cache, value_cache, *rest, **options)
+    wide = tree_attention(query, key_cache.to(query.dtype), value_cache.to(query.dtype), *rest, **options)
+    torch.testing.assert_close(found, wide)

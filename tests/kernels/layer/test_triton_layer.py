@@ -95,6 +95,21 @@ def test_queries_keys_and_values_go_where_the_references_go(num_heads, num_kv_he
         same(query.cpu(), theirs)
 
 
+def test_keys_and_values_of_an_fp8_cache_are_saturated():
+    """Numbers that e4m3 has: Triton's interpreter rounds others wrongly."""
+    fp8 = torch.float8_e4m3fn
+    qkv = (torch.arange(2 * 4 * 16).view(2, 4, 16) % 7 - 3.0).to(DEVICE, torch.bfloat16)
+    qkv[0, 2:, 3], qkv[1, 2:, 12] = 3e4, -500.0
+    straight = [torch.full((2, 16), at, dtype=torch.bfloat16, device=DEVICE) for at in (1.0, 0.0)]
+    slots = torch.tensor([7, 4], device=DEVICE)
+    for steps in (kernels, reference):
+        found = caches(1, 16, fp8)
+        norms = (None, None, 0.0)
+        steps.rotate_and_store(qkv, *straight, *found, slots, *norms)
+        for part, cache in zip((qkv[:, 2:3], qkv[:, 3:4]), found, strict=True):
+            assert torch.equal(cache.float().flatten(0, 1)[slots], part.float().clamp(-448, 448))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 def test_the_reference_rotates_as_transformers_does(normed, dtype):

@@ -1,0 +1,187 @@
+"""Over keys and values of eight bits: texts are those of plain decoding with the same setting, whatever is drafted."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runtime.hybrids import hybrid, needs_states
+from tests.runtime.models import (
+    CHAIN,
+    DEMO_PAIR,
+    TREE,
+    Run,
+    eagle_drafter,
+    engine_config,
+    generate,
+    greedy_params,
+    new_engine,
+    reference,
+)
+from tests.runtime.prefix_world import Kept, finish, prefix_of
+from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.runtime.config import EngineConfig, RankGroup, SpeculationConfig
+from wingbeat.runtime.drafters.choice import parse_drafter
+from wingbeat.runtime.kv import pool
+from wingbeat.runtime.pair import PairSettings, engine_of_pair
+from wingbeat.runtime.prefixes.identity import identity_of
+from wingbeat.runtime.scheduling.request import SamplingParams
+
+pytestmark = pytest.mark.few(2)
+
+FP8 = {"kv_cache_dtype": "fp8"}
+LENGTH = 40
+ROOMS = {
+    "roomy": {},
+    # Requests are preempted, prompts come in pieces, blocks are taken again.
+    "tight": {"max_model_len": 128, "num_kv_blocks": 14, "max_num_batched_tokens": 24},
+}
+SHAPES = {"chain": CHAIN, "tree": TREE}
+
+
+def mixed():
+    """Every other request is greedy."""
+    sampled = [SamplingParams(LENGTH, 0.8, 0.95, seed=seed, ignore_eos=True) for seed in range(4)]
+    return [param for own in sampled for param in (greedy_params(LENGTH), own)]
+
+
+@cache
+def plain(model):
+    """Of an engine with much room and no drafter."""
+    ref = reference(model)
+    return generate(ref.loaded, engine_config(**FP8), None, ref.prompts, mixed())[0]
+
+
+@pytest.mark.parametrize("room", list(ROOMS))
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_speculation_changes_no_token(model, shape, room):
+    ref, speculation = reference(model), SHAPES[shape]
+    config = engine_config(speculation, **FP8, **ROOMS[room])
+    tokens, engine = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
+    assert tokens == plain(model)
+    assert all(part.dtype == torch.float8_e4m3fn for pair in engine.cache.layers for part in pair)
+    assert (engine.stats().num_preemptions > 0) == (room == "tight")
+    assert engine.speculation.num_drafts > 0
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["own-shapes", "fixed-shapes"])
+def test_accepted_paths_leave_the_text_as_it_is(on_host):
+    ref, expected = reference("llama"), plain("llama")
+    sequences = [prompt + more for prompt, more in zip(ref.prompts, expected, strict=True)]
+    engine = new_engine(
+        ref.loaded, engine_config(**FP8), ScriptedDrafter(sequences, right_tree, ref.loaded.vocab_size), on_host
+    )
+    try:
+        assert Run(engine, ref.prompts, mixed()).finish() == expected
+    finally:
+        engine.model.remove_taps()
+    assert engine.speculation.acceptance_length > 4
+
+
+def test_a_policy_measures_its_costs_over_such_a_pool():
+    ref, speculation = reference("llama"), SpeculationConfig(draft_steps=3, draft_top_k=2, adaptive=True)
+    config = engine_config(speculation, **FP8)
+    tokens, _ = generate(ref.loaded, config, eagle_drafter(ref.loaded, speculation), ref.prompts, mixed())
+    assert tokens == plain("llama")
+
+
+def test_a_prefix_that_is_found_gives_the_text_of_one_that_is_computed():
+    ref = reference("llama")
+    engine = new_engine(ref.loaded, engine_config(**FP8))
+    try:
+        for again in (False, True):
+            run = Run(engine, ref.prompts, mixed())
+            assert run.finish() == plain("llama")
+            assert (run.last[4].num_cached_tokens > 0) == again
+    finally:
+        engine.model.remove_taps()
+
+
+def test_keys_are_rounded_and_blocks_are_small():
+    ref = reference("llama")
+    tokens, engine = generate(ref.loaded, engine_config(**FP8), None, ref.prompts, greedy_params(LENGTH))
+    wide, other = generate(ref.loaded, engine_config(), None, ref.prompts, greedy_params(LENGTH))
+    assert wide == [row[:LENGTH] for row in ref.continuations]
+    assert tokens != wide
+    assert 4 * engine.cache.block_bytes == other.cache.block_bytes
+    assert sum(part.nbytes for pair in engine.cache.layers for part in pair) == 200 * engine.cache.block_bytes
+
+
+def test_a_budget_holds_four_times_the_blocks_of_float32():
+    loaded, budget = reference("llama").loaded, 300_000
+    fields = {"num_kv_blocks": None, "kv_cache_memory_bytes": budget, "max_model_len": 32}
+    sizes = [new_engine(loaded, engine_config(**fields, **own)).cache.num_blocks for own in ({}, FP8)]
+    assert sizes[1] // sizes[0] == 4
+
+
+def test_a_saved_prefix_is_read_by_engines_that_round_alike(tmp_path, caplog):
+    ref = reference("llama")
+    system = ref.prompts[4][:40]
+    prompts = [system + prompt for prompt in ref.prompts[:2]]
+    expected, _ = generate(ref.loaded, engine_config(**FP8), None, prompts, greedy_params(12))
+    first = Kept(ref.loaded, tmp_path, **FP8)
+    first.save(prefix_of(system))
+    first.close()
+    for limits in (FP8, {}):
+        one = Kept(ref.loaded, tmp_path, **limits)
+        one.keeper.open()
+        assert one.engine.has_unfinished_requests() == (not limits), "read, or computed again"
+        finish(one.engine, one.keeper)
+        tokens, cached = one.run(prompts, 12)
+        one.close()
+        assert (tokens == expected) == bool(limits)
+        assert cached == [40, 40]
+    assert "of torch.uint8, not" in caplog.text
+
+
+def test_the_identity_of_saved_prefixes_says_how_keys_are_rounded(tmp_path):
+    loaded = reference("llama").loaded
+    wide, rounded = (identity_of(tmp_path, loaded, 4, name) for name in ("auto", "fp8"))
+    assert (wide["dtype"], rounded["dtype"]) == ("float32", "float32 with fp8 KV")
+
+
+@needs_states
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
+def test_speculation_changes_no_token_of_a_hybrid(name):
+    ref, limits = hybrid(name), {"block_size": 4, "state_interval": 8, "num_kv_blocks": 400}
+    texts, params = [], mixed()[: len(ref.prompts)]
+    for drafter in (None, eagle_drafter(ref.loaded, TREE)):
+        tokens, engine = generate(ref.loaded, engine_config(**FP8, **limits), drafter, ref.prompts, params)
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+    assert {part.dtype for pair in engine.cache.layers for part in pair} == {torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8: the tensorrt backend rounds no keys"),
+        ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8: tensor parallel ranks round no keys"),
+    ],
+    ids=["tensorrt", "ranks"],
+)
+def test_backends_that_round_nothing_refuse_it(others, message):
+    choice = parse_drafter("none", DEMO_PAIR / "verifier")
+    settings = PairSettings(DEMO_PAIR / "verifier", choice, engine_config(**FP8), torch.float32, **others)
+    with pytest.raises(ValueError, match=message):
+        engine_of_pair(settings, "cpu", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8': use one of auto, fp8"),
+        (FP8 | {"compile": True}, "kv_cache_dtype is fp8 and compile is True"),
+    ],
+)
+def test_limits_refuse_what_is_not_there(fields, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**fields)
+
+
+def test_a_gpu_without_fp8_is_refused_by_its_capability(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ValueError, match=r"kv_cache_dtype is fp8: .* capability is 8\.0, 8\.9 is needed"):
+        pool.KVCache([], engine_config(**FP8), torch.bfloat16, torch.device("cuda"))
