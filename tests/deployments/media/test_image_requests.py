@@ -99,6 +99,7 @@ def test_text_alone_is_written_in_parts_for_the_template(llava):
     assert service.prompts.chat_text(body) == "user: hello\nassistant: "
 
 
+@pytest.mark.slow
 def test_a_model_of_text_is_served_without_pillow_and_without_the_vision_code():
     """Where Pillow is installed, transformers imports it for itself."""
     code = (

@@ -122,6 +122,7 @@ def drafter_of(name, ref, speculation):
     return scripted(ref, plan, malform if name == "malformed" else None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_references_are_decisive_and_varied(model):
     ref = reference(model)

@@ -149,6 +149,7 @@ def test_looking_ahead_takes_nothing(grammars):
     assert [masker.accept(token_id) for token_id in yes][:-1] == [False] * (len(yes) - 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_drafts_of_json_are_accepted_more_often(loaded, grammars, monkeypatch, shape):
     spec = GrammarSpec("json", json.dumps({"type": "object", "additionalProperties": {"enum": ["left", "right", 7]}}))

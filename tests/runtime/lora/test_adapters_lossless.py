@@ -109,6 +109,7 @@ def test_without_the_kernels_of_cpus_texts_are_the_same():
         use_kernels(before)
 
 
+@pytest.mark.slow
 def test_layers_that_join_their_products_join_their_adapters(monkeypatch):
     ops = LayerOps(reference.add_rms_norm, reference.rotate_and_store, reference.silu_mul)
     monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.OPS", {"cpu": ops})

@@ -30,6 +30,7 @@ def actor():
     made.close()
 
 
+@pytest.mark.slow
 def test_a_killed_drafter_is_said_to_be_lost_and_the_next_one_answers(actor: DrafterActor):
     first = actor._drafter.pid  # nobody is told of a process that serves no channel yet
     assert actor.status().channels == ()

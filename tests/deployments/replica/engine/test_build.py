@@ -67,6 +67,7 @@ def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch
     assert not {"torch", "transformers"} & set(got.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_drafters_process_does_not_wait_for_the_verifiers_code():
     rooms = ("runtime.engine.engine", "runtime.verifier.loading.loader", "runtime.recordings", "runtime.checks")
     code = "import sys, wingbeat.deployments.replica.drafters.drafter_thread; print(*sys.modules)"
