@@ -27,11 +27,6 @@ class AdapterCatalog(Catalog[AdapterName]):
         for adapter in adapters:
             self.put(adapter.name, adapter, 0)
 
-    @property
-    def adapters(self) -> tuple[AdapterName, ...]:
-        """Those that requests may name."""
-        return self.things
-
 
 class AdapterTransport(Protocol):
     """Calls to engines by id, as `wingbeat.deployments.fleet.connection.EngineTransport`."""
@@ -97,6 +92,6 @@ class FleetAdapters(FleetNames[AdapterName]):
 
     async def _change(self, name: str, adapter: AdapterName | None, before: AdapterName | None) -> None:
         self.catalog.put(name, adapter)
-        held = {one.digest for one in self.catalog.adapters}
+        held = {one.digest for one in self.catalog.things}
         goes = before is not None and before.digest not in held
         await self._tell_all(*[partial(self._transport.unload_adapter, digest=before.digest)] if goes else [])

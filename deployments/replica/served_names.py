@@ -1,5 +1,6 @@
 """A replica's part in what requests name: adapters and saved prefixes, kept for routers to come."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from wingbeat.deployments.fleet.adapters import AdapterCatalog
@@ -8,7 +9,7 @@ from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
 from wingbeat.deployments.replica.router_stream import RouterStream
 
 
-class ServedNames:
+class ServedNames(ABC):
     """Calls of routers, as they are named in `wingbeat.deployments.fleet`.
 
     Each raises WrongEngine where this is another engine than the one that is meant, and EngineFailed where the engine's
@@ -65,8 +66,9 @@ class ServedNames:
             client.tell_prefixes(changes)
             await client.call("keep_prefixes", changes)
 
+    @abstractmethod
     def _check(self, engine_id: str, client_id: str | None = None) -> None:
-        raise NotImplementedError
+        """Raises WrongEngine; a call is a sign of life of the client that it names."""
 
     def _tell_names(self, stream: RouterStream) -> None:
         """Tell a router that comes."""

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
-from tests.runtime.models import VOCAB_SIZE, Reference, greedy, random_prompts
+from tests.runtime.models import VOCAB_SIZE, Reference, add_noise, greedy, random_prompts
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 needs_states = pytest.mark.skipif(
@@ -85,16 +85,7 @@ CONFIGS = {
 def random_hybrid(name: str) -> PreTrainedModel:
     """A verifier with random weights, none of which is next to nothing."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * noise)
-            elif float(parameter.std()) < 0.1:
-                parameter.copy_(0.2 * noise)
-    return model
+    return add_noise(AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval())
 
 
 @cache

@@ -51,7 +51,7 @@ DEMO_TEXTS = (
 CHAIN = SpeculationConfig(draft_top_k=1)
 TREE = SpeculationConfig()
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 96,
@@ -85,16 +85,16 @@ _LATENT = {
 }
 
 CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**_SHAPE),
-    "qwen3": Qwen3Config(**_SHAPE),
-    "mistral": MistralConfig(**_SHAPE, sliding_window=WINDOW),
-    "gemma3": Gemma3TextConfig(**_SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, layer_types=_LAYER_TYPES),
-    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, **_EXPERTS),
-    "gemma2": Gemma2Config(**_SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, attn_logit_softcapping=3.0),
+    "llama": LlamaConfig(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE),
+    "mistral": MistralConfig(**SHAPE, sliding_window=WINDOW),
+    "gemma3": Gemma3TextConfig(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, layer_types=_LAYER_TYPES),
+    "qwen3_moe": Qwen3MoeConfig(**SHAPE, **_EXPERTS),
+    "gemma2": Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16, attn_logit_softcapping=3.0),
     "gpt_oss": GptOssConfig(
-        **_SHAPE, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters={"rope_theta": 1e4}
+        **SHAPE, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters={"rope_theta": 1e4}
     ),
-    "deepseek_v3": DeepseekV3Config(**(_SHAPE | {"head_dim": 8, "num_key_value_heads": 4}), **_LATENT),
+    "deepseek_v3": DeepseekV3Config(**(SHAPE | {"head_dim": 8, "num_key_value_heads": 4}), **_LATENT),
 }
 
 SEEDS = {"qwen3": 2, "gemma3": 2, "qwen3_moe": 2, "gemma2": 1}
@@ -125,6 +125,19 @@ def random_model(name: str, **overrides) -> PreTrainedModel:
     # A config belongs to one model: setting a model's attention writes into it.
     config = type(CONFIGS[name])(**(CONFIGS[name].to_dict() | overrides))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def add_noise(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, none of whose weights is next to nothing any more."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * noise)
+            elif float(parameter.std()) < 0.1:
+                parameter.copy_(0.2 * noise)
+    return model
 
 
 def random_prompts(lens: tuple[int, ...], vocab_size: int = VOCAB_SIZE, seed: int = 1) -> list[list[int]]:

@@ -20,7 +20,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from tests.runtime.models import VOCAB_SIZE, Run, random_prompts
+from tests.runtime.models import SHAPE, VOCAB_SIZE, Run, add_noise, random_prompts
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -44,21 +44,7 @@ _LAYER_TYPES = ["sliding_attention", "full_attention"] * 2
 
 
 def _text(vocab_size: int) -> dict:
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.2,
-        "eos_token_id": None,
-        "bos_token_id": None,
-        "pad_token_id": None,
-        "tie_word_embeddings": False,
-    }
+    return SHAPE | {"vocab_size": vocab_size}
 
 
 def _marks(mark: int) -> dict:
@@ -146,16 +132,7 @@ def random_model(name: str, vocab_size: int = VOCAB_SIZE, mark: int = PLACEHOLDE
     """A model with random weights, none of which is next to nothing."""
     torch.manual_seed(SEEDS.get(name, 0))
     config = (CONFIGS | MORE)[name](vocab_size, mark)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * noise)
-            elif float(parameter.std()) < 0.1:
-                parameter.copy_(0.2 * noise)
-    return model
+    return add_noise(AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval())
 
 
 def image(model: PreTrainedModel, seed: int, start: int, grid: tuple[int, int] = (2, 3)) -> ImageInput:

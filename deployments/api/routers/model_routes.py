@@ -24,7 +24,7 @@ def add_model_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        names = [service.pool.info.model_name, *(adapter.name for adapter in service.pool.adapters.catalog.adapters)]
+        names = [service.pool.info.model_name, *(adapter.name for adapter in service.pool.adapters.catalog.things)]
         return {"object": "list", "data": list(map(card, names))}
 
     @app.get("/v1/models/{model:path}")

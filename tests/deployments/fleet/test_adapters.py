@@ -27,7 +27,7 @@ async def until(condition) -> None:
 
 
 def knows(pool: EnginePool, *names: str) -> bool:
-    return [adapter.name for adapter in pool.adapters.catalog.adapters] == list(names)
+    return [adapter.name for adapter in pool.adapters.catalog.things] == list(names)
 
 
 def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
@@ -39,7 +39,7 @@ def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
     assert not late.merge(first.changes())
     assert late.find("sql").digest == "d2"
     assert first.merge(second.changes())
-    assert first.adapters == late.adapters
+    assert first.things == late.things
 
 
 def test_a_change_reaches_every_router_and_those_that_come_later():

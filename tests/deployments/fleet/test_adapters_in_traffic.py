@@ -81,6 +81,6 @@ def test_what_engines_cannot_serve_is_not_listed(folder, path, problem):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
         with pytest.raises(AdapterRefused, match=problem):
             await pool.adapters.load("new", path)
-        assert pool.adapters.catalog.adapters == ()
+        assert pool.adapters.catalog.things == ()
 
     run(scenario, "a", engine=engine_in(folder))
