@@ -133,7 +133,7 @@ def test_what_was_generated_before_must_match(loaded, grammars):
         engine.model.remove_taps()
 
 
-@pytest.mark.parametrize("choice", ["été", '"\\\n\t', "a\x00\x7f\u2028", "😀", "k𝔘"])
+@pytest.mark.parametrize("choice", ["été", '"\\\n\t', "a\x00\x7f\u2028", "😀", "k🙂"])
 def test_a_choice_is_written_as_it_stands(grammars, choice):
     matcher = GrammarMatcher(grammars.compile(GrammarSpec("choice", json.dumps(["other", choice]))).compiled)
     assert all(map(matcher.accept_token, TOKENIZER.encode(choice, add_special_tokens=False)))
