@@ -68,6 +68,6 @@ def fp8_linear(inputs: Tensor, values: Tensor, scales: Tensor, bias: Tensor | No
                 IN=_IN_TILE,
                 PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
                 num_warps=4,
-                num_stages=4,
+                num_stages=3,
             )
     return out.view(*inputs.shape[:-1], out_features)

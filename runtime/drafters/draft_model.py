@@ -191,7 +191,7 @@ class ModelDrafter(Drafter):
     def _grow(self, batch: DraftBatch, logits: Tensor) -> TokenTree:
         """A tree per proposal, whose root has been run: its logits are [num_proposals, 1, vocab_size]."""
         roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
-        lens, num_levels = roots.positions[:, 0], roots.positions.shape[1] - 1
+        lens, num_levels = roots.positions[0], len(roots.positions) - 1
         # The root's row is the first of those drafted.
         tables = self.pool.tables(self._tables(batch)[roots.slots], lens - 1)
         drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)

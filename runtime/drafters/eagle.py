@@ -202,7 +202,7 @@ class EagleDrafter(Drafter):
         Args:
             block_tables: int64 [num_slots, num_blocks], by slot.
         """
-        num_context, num_levels = roots.positions[:, 0] - 1, roots.positions.shape[1] - 1
+        num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted: DraftedRows | Workspace
         if self.pool.in_place:
@@ -211,8 +211,7 @@ class EagleDrafter(Drafter):
         else:
             drafted = Workspace(self.pool.caches[0], tables, num_context, num_levels, width)
         head, hidden = self.head, self._hidden[roots.slots][:, None]
-        # By level, so that what one reads lies together.
-        rotated = (roots.positions[:, :-1] - 1).T[..., None].expand(-1, -1, width)
+        rotated = (roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
         cos, sin = head.rotary(rotated)
 
         def expand(level: Level) -> Tensor:

@@ -33,7 +33,8 @@ class Roots(NamedTuple):
     token_ids: Tensor
     """int64 [num_reqs]"""
     positions: Tensor
-    """int64 [num_reqs, depth]: of the tokens to draft; the first is the committed length."""
+    """int64 [depth, num_reqs]: of the tokens to draft, so that what a level reads lies together; the first are the
+    committed lengths."""
     temperatures: Tensor
     """float32 [num_reqs]"""
     seeds: Tensor
@@ -114,13 +115,13 @@ class Growth:
         lens = batch.committed_lens[slots]
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
-        positions = lens[:, None] + self._steps[: self.depth(batch)]
+        positions = lens + self._steps[: self.depth(batch), None]
         by_slot = batch.token_ids[slots, last], positions, batch.temperatures[slots], batch.seeds[slots]
         return Roots(slots, *by_slot, batch.allowed_tokens)
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
         """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""
-        positions = tables.committed_lens[slots][:, None] + self._steps[:depth]
+        positions = tables.committed_lens[slots] + self._steps[:depth, None]
         return Roots(slots, tables.last_token_ids[slots], positions, tables.temperatures[slots], tables.seeds[slots])
 
     def grow(self, roots: Roots, logits: Tensor, expand: Expand, rules: Rules = ()) -> TokenTree:
@@ -208,9 +209,8 @@ def of_parents(hidden: Tensor, level: Level) -> Tensor:
 def _couplings(roots: Roots) -> list[Coupling | None]:
     """By depth of the expanded nodes; None where all requests are known to be greedy."""
     if roots.temperatures.device.type == "cpu" and not bool((roots.temperatures > 0).any()):
-        return [None] * roots.positions.shape[1]
-    by_depth = roots.positions.T.contiguous()
-    return [Coupling(roots.temperatures, roots.seeds, positions) for positions in by_depth]
+        return [None] * len(roots.positions)
+    return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
 
 def _another_level_pays(rules: Rules, log_probs: Tensor, chosen: Tensor) -> bool:

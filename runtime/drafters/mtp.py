@@ -155,7 +155,7 @@ class MtpDrafter(Drafter):
         slots = upload(batch.proposal_slots.tolist(), self.device)
         roots, hidden = self.growth.roots(batch, slots), self._hidden[slots][:, None]
         tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)[slots]
-        drafting = _Drafting(self, tables, roots.positions[:, 0], hidden)
+        drafting = _Drafting(self, tables, roots.positions[0], hidden)
         logits = self.modules.items[0].logits(hidden)
         return self.growth.grow(roots, logits, drafting.expand, batch.growth_rules)
 

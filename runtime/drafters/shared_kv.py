@@ -112,7 +112,7 @@ class SharedKvDrafter(Drafter):
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         slots = upload(batch.proposal_slots.tolist(), self.device)
         roots = self.growth.roots(batch, slots)
-        lens = roots.positions[:, 0]
+        lens = roots.positions[0]
         tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
         caches = dict(zip(self.types, self.pool.caches, strict=True))
         hidden = self._hidden[slots]

@@ -14,9 +14,9 @@ from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities
+from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
-from wingbeat.runtime.verifier.pruning import DevicePruner, keep_nodes, unpack_evidence
+from wingbeat.runtime.verifier.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
 
 _LEARN_ALWAYS, _LEARN_EVERY = 64, 8
@@ -116,9 +116,7 @@ class AdaptiveSpeculation(Speculation):
         this = this._replace(trees=drafted, kept=kept)
         if not kept.any():
             return None, this
-        if int(kept.sum()) == int(trees.num_valid.sum()) - len(kept):
-            return trees, this
-        return keep_nodes(trees, torch.from_numpy(kept), 1 + int(kept.sum(axis=1).max())), this
+        return _pruned(trees, kept), this
 
     def launched(self, flight: RoundInFlight) -> None:
         """The round pruned last is on its way."""
@@ -148,7 +146,7 @@ class AdaptiveSpeculation(Speculation):
             return
         kept, kinds, trees = this.kept[rows], this.kinds[rows], this.trees.rows(rows)
         on_path = _before_pruning(result.path_nodes[rows], kept)
-        tried = kept & np.take_along_axis(on_path, trees.parents, axis=1)
+        tried = kept & along_rows(on_path, trees.parents)
         self.policy.observe(path_probabilities(self.acceptance.table[kinds], trees), trees, this.plan.levels)
         self.acceptance.record(trees, kinds, tried, tried & on_path)
         if self._pruner is not None:
@@ -172,11 +170,20 @@ def _useful_depth(seq: Sequence) -> int:
     return max(seq.request.params.max_tokens - (seq.min_len - seq.num_prompt_tokens) - 1, 0)
 
 
+def _pruned(trees: TokenTree, kept: np.ndarray) -> TokenTree:
+    """The trees with only their kept nodes."""
+    num_valid = 1 + kept.sum(axis=1)
+    if np.array_equal(num_valid, trees.num_valid.numpy()):
+        return trees
+    width = int(num_valid.max())
+    if (kept[:, 2:] > kept[:, 1:-1]).any():
+        return keep_nodes(trees, torch.from_numpy(kept), width)
+    return first_nodes(trees, torch.from_numpy(num_valid), width)
+
+
 def _grown(drafted: TokenTree) -> tuple[int, int]:
-    """Trees with a node, and the depth of the deepest one."""
-    num_valid = drafted.num_valid.numpy()
-    real = np.arange(drafted.depths.shape[1]) < num_valid[:, None]
-    return int((num_valid > 1).sum()), int(np.where(real, drafted.depths.numpy(), 0).max())
+    """Trees with a node, and the depth of the deepest one; what does not count in a checked tree has depth 0."""
+    return int((drafted.num_valid.numpy() > 1).sum()), int(drafted.depths.numpy().max())
 
 
 def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
@@ -185,7 +192,7 @@ def _before_pruning(path_nodes: np.ndarray, kept: np.ndarray) -> np.ndarray:
     stays[:, 0] = True
     on_path = np.zeros(kept.shape, dtype=bool)
     np.put_along_axis(on_path, path_nodes, True, axis=1)
-    return stays & np.take_along_axis(on_path, np.cumsum(stays, axis=1) - 1, axis=1)
+    return stays & along_rows(on_path, np.cumsum(stays, axis=1) - 1)
 
 
 def _mean_context(seqs: list[Sequence]) -> float:

@@ -99,4 +99,4 @@ def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGra
 def _choice_grammar(text: str) -> str:
     """EBNF of one of several texts, given as a JSON list."""
     choices = json.loads(text)
-    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=True) for choice in choices)
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)

@@ -51,13 +51,18 @@ class DraftedTrees(NamedTuple):
         real = (index < num_valid[:, None]) & (index > 0) & (depths <= max_depth)
         up = np.maximum(parents, 0)
         with np.errstate(invalid="ignore"):
-            given = scores - np.take_along_axis(scores, up, axis=1)
+            given = scores - along_rows(scores, up)
         given = np.fmin(np.fmax(np.where(real, given, NO_CONFIDENCE), NO_CONFIDENCE), 0.0)
         return cls(up, np.minimum(depths, max_depth), given, real)
 
     def rows(self, rows: np.ndarray) -> "DraftedTrees":
         """Some of the trees."""
         return DraftedTrees(*(field[rows] for field in self))
+
+
+def along_rows(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """`values[row, index[row]]` of each row: `np.take_along_axis` in a fraction of its time, where arrays are small."""
+    return values[np.arange(len(index))[:, None], index]
 
 
 def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
@@ -67,7 +72,7 @@ def given_parent(table: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
         table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
     """
     bins = _EDGES.searchsorted(log_probs)
-    return np.take_along_axis(table, bins.reshape(len(bins), -1), axis=1).reshape(log_probs.shape)
+    return along_rows(table, bins.reshape(len(bins), -1)).reshape(log_probs.shape)
 
 
 def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
@@ -82,7 +87,7 @@ def path_probabilities(table: np.ndarray, trees: DraftedTrees) -> np.ndarray:
     if deepest == path.shape[1] - 1:  # a tree as deep as it has nodes is a chain
         return np.cumprod(path, axis=1)
     for _ in range(deepest - 1):  # each pass makes one more level right; the root's column stays 1
-        path = one_step * np.take_along_axis(path, trees.parents, axis=1)
+        path = one_step * along_rows(path, trees.parents)
     return path
 
 

@@ -1,6 +1,7 @@
 """What a round takes: measured tables, interpolated, and scaled by what rounds really take. Seconds throughout."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,6 +106,8 @@ class RoundCosts:
         self._plain, self._verify, self._draft = Scale(), Scale(), DraftWaits()
         self._num_plain = 0
         """Rounds since a draft was last seen."""
+        self._by_batch: dict[int, _BatchCosts] = {}
+        """Asked for in every round."""
         most, level = tables.batch_sizes[-1], tables.draft_level_s
         # What a token of a prompt takes: about what a row of the largest batch does.
         rows = max((tables.extra_nodes[-1] - tables.extra_nodes[0]) * most, 1)
@@ -150,16 +153,42 @@ class RoundCosts:
         self._draft.observe(seconds, trees_s, self._draft_row_s * num_chunk_tokens, weight)
 
     def _pass_s(self, num_reqs: int, num_extra: np.ndarray, mean_context: float) -> np.ndarray:
-        tables = self.tables
-        row = np.array([self._at(column, num_reqs) for column in zip(*tables.verify_s, strict=True)])
-        points, at = np.array(tables.extra_nodes, dtype=np.float64), np.asarray(num_extra) / max(num_reqs, 1)
-        slope = (row[-1] - row[-2]) / (points[-1] - points[-2]) if len(points) > 1 else 0.0
-        beyond = np.maximum(at - points[-1], 0.0) * max(slope, 0.0)
-        return np.interp(at, points, row) + beyond + self._at(tables.context_s, num_reqs) * mean_context
+        batch, extra = self._of_batch(num_reqs), np.asarray(num_extra)
+        nodes_s = np.interp(extra, batch.nodes, batch.verify_s)
+        return nodes_s + batch.beyond_s * np.maximum(extra - batch.nodes[-1], 0.0) + batch.context_s * mean_context
 
     def _trees_s(self, num_reqs: int, levels: np.ndarray) -> np.ndarray:
-        base_s, level_s = self._at(self.tables.draft_base_s, num_reqs), self._at(self.tables.draft_level_s, num_reqs)
-        return base_s + level_s * np.asarray(levels)
+        batch = self._of_batch(num_reqs)
+        return batch.draft_base_s + batch.draft_level_s * np.asarray(levels)
 
-    def _at(self, by_batch: tuple[float, ...], num_reqs: int) -> float:
-        return float(np.interp(num_reqs, self.tables.batch_sizes, by_batch))
+    def _of_batch(self, num_reqs: int) -> "_BatchCosts":
+        if num_reqs not in self._by_batch:
+            self._by_batch[num_reqs] = self._interpolated(num_reqs)
+        return self._by_batch[num_reqs]
+
+    def _interpolated(self, num_reqs: int) -> "_BatchCosts":
+        tables = self.tables
+
+        def at(by_batch: tuple[float, ...]) -> float:
+            return float(np.interp(num_reqs, tables.batch_sizes, by_batch))
+
+        verify_s = np.array([at(column) for column in zip(*tables.verify_s, strict=True)])
+        nodes = np.array(tables.extra_nodes, dtype=np.float64) * max(num_reqs, 1)
+        slope = (verify_s[-1] - verify_s[-2]) / (nodes[-1] - nodes[-2]) if len(nodes) > 1 else 0.0
+        levels_s = (at(tables.draft_base_s), at(tables.draft_level_s))
+        return _BatchCosts(nodes, verify_s, max(slope, 0.0), at(tables.context_s), *levels_s)
+
+
+class _BatchCosts(NamedTuple):
+    """The tables at one batch size."""
+
+    nodes: np.ndarray
+    """float64 [n] ascending: drafted nodes of all sequences together."""
+    verify_s: np.ndarray
+    """float64 [n]: of passes with so many."""
+    beyond_s: float
+    """Added by each node above the last of `nodes`."""
+    context_s: float
+    """Added by each token of context of each sequence."""
+    draft_base_s: float
+    draft_level_s: float

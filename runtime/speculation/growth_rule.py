@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import given_parent
+from wingbeat.runtime.speculation.acceptance import along_rows, given_parent
 from wingbeat.runtime.speculation.policy import GrowthLimits
 
 
@@ -28,5 +28,5 @@ class GrowthRule:
             chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
         """
         paths = self._paths[:, :, None] * given_parent(self._table, log_probs)
-        self._paths = np.take_along_axis(paths.reshape(len(paths), -1), chosen, axis=1)
+        self._paths = along_rows(paths.reshape(len(paths), -1), chosen)
         return float(np.maximum(self._paths - self._growth.price, 0.0).sum()) > self._growth.min_reach

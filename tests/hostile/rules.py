@@ -231,6 +231,8 @@ def _together(found: Findings, body: dict[str, Any], is_chat: bool) -> None:
         found.must_fail |= isinstance(options, dict) and any(options.values())
     if None not in (body.get("prefix"), body.get("truncate_prompt_tokens")):
         found.wrong("truncate_prompt_tokens")
+    if body.get("truncate_prompt_tokens") == 0:  # nothing is left
+        found.wrong("messages" if is_chat else "prompt")
     n, best_of = body.get("n"), body.get("best_of")
     if is_chat:
         old, new = body.get("max_tokens"), body.get("max_completion_tokens")

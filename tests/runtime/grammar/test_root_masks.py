@@ -43,7 +43,7 @@ def test_the_first_level_holds_allowed_tokens_alone(top_k, temperature):
     rows = torch.stack([packed(tokens, vocab_size) for tokens in allowed])
     count = len(allowed)
     zeros = torch.zeros(count, dtype=torch.int64)
-    roots = Roots(zeros, zeros, zeros[:, None] + torch.arange(3), torch.full((count,), temperature), zeros + 7, rows)
+    roots = Roots(zeros, zeros, zeros + torch.arange(3)[:, None], torch.full((count,), temperature), zeros + 7, rows)
     growth = Growth(SpeculationConfig(3, top_k, 1 + 3 * top_k), draft_token_ids)
     logits = torch.randn(count, 1, 40)
 

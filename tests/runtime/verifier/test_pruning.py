@@ -23,7 +23,7 @@ from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, path_probabilities
-from wingbeat.runtime.verifier.pruning import DevicePruner, keep_nodes, unpack_evidence
+from wingbeat.runtime.verifier.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
 from wingbeat.runtime.verifier.slots import SlotState
 
 pytestmark = pytest.mark.few(2)
@@ -112,6 +112,17 @@ def test_the_host_keeps_the_nodes_that_the_device_keeps():
         assert (unpack_evidence(packed.numpy())[1] == kept).all()
         for ours, theirs in zip(keep_nodes(trees, torch.from_numpy(kept), 6), pruned, strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_cutting_trees_short_is_keeping_their_first_nodes():
+    trees, counts = some_trees(3), torch.tensor([1, 3, 2, 4, 1, 2])
+    counts = torch.minimum(counts, trees.num_valid)
+    kept = (torch.arange(trees.token_ids.shape[1]) < counts[:, None]).index_fill(1, torch.tensor([0]), False)
+    cut, renumbered = first_nodes(trees, counts, 4), keep_nodes(trees, kept, 4)
+    assert torch.equal(cut.num_valid, renumbered.num_valid)
+    for ours, theirs in zip(cut[:3], renumbered[:3], strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(cut.scores[cut.depths > 0], renumbered.scores[cut.depths > 0])
 
 
 def drafter_of(kind, ref, shape):
