@@ -44,16 +44,6 @@ class GrownTree(NamedTuple):
     """int64 [num_reqs]: nodes that count, root included."""
 
 
-class PackedTree(NamedTuple):
-    """A finished tree and what its verification needs of it."""
-
-    tree: GrownTree
-    ancestor_words: Tensor
-    """int64 [num_reqs, num_nodes, ceil(num_nodes / 64)], as `ancestor_words`; padding sees itself and the root."""
-    positions: Tensor
-    """int64 [num_reqs, num_nodes]: root position + depth; the root's for padding."""
-
-
 class Coupling(NamedTuple):
     """The noise the target will choose with, to rank candidates by; [num_reqs] each."""
 

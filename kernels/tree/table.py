@@ -7,8 +7,7 @@ waits for the device. CUDA tensors go to the kernels of `table_triton`.
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.tree.reference import ancestor_words
-from wingbeat.kernels.tree.results import Frontier, GrownTree, PackedTree
+from wingbeat.kernels.tree.results import Frontier, GrownTree
 
 
 def select_frontier(scores: Tensor, count: int) -> Tensor:
@@ -114,7 +113,10 @@ class TreeTable:
         if num_nodes < 1:
             raise ValueError(f"num_nodes is {num_nodes}: a tree has at least its root")
         if self._scores.is_cuda:
-            return self._finalize_on_gpu(root_token_ids, num_nodes, None).tree
+            from wingbeat.kernels.tree import table_triton as triton_tree_growth
+
+            table = (self._token_ids, self._parents, self._scores)
+            return triton_tree_growth.finalize(table, self._depths, root_token_ids, num_nodes)
         scores = self._scores[:, 1:]
         best = select_frontier(scores, min(num_nodes, self.size) - 1)
         # Missing candidates sort behind every real one, so that valid nodes come first.
@@ -140,25 +142,3 @@ class TreeTable:
             for root, body, fill in columns
         ]
         return GrownTree(*padded, num_valid=1 + valid.sum(dim=1))
-
-    def finalize_packed(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor) -> PackedTree:
-        """`finalize`, with the tree's ancestor words and positions.
-
-        Args:
-            root_token_ids: int64 [num_reqs].
-            num_nodes: as for `finalize`.
-            root_positions: int64 [num_reqs].
-
-        Raises:
-            ValueError: num_nodes is below 1.
-        """
-        if self._scores.is_cuda and num_nodes >= 1:
-            return self._finalize_on_gpu(root_token_ids, num_nodes, root_positions)
-        tree = self.finalize(root_token_ids, num_nodes)
-        return PackedTree(tree, ancestor_words(tree.parents, self.steps), root_positions[:, None] + tree.depths)
-
-    def _finalize_on_gpu(self, root_token_ids: Tensor, num_nodes: int, root_positions: Tensor | None) -> PackedTree:
-        from wingbeat.kernels.tree import table_triton as triton_tree_growth
-
-        table = (self._token_ids, self._parents, self._scores)
-        return triton_tree_growth.finalize(table, self._depths, root_token_ids, num_nodes, self.steps, root_positions)

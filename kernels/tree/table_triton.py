@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from wingbeat.kernels.sampling.sortable import sortable
-from wingbeat.kernels.tree.results import Frontier, GrownTree, PackedTree
-from wingbeat.kernels.tree.triton import WORD_BITS, column_bit, num_warps
+from wingbeat.kernels.tree.results import Frontier, GrownTree
+from wingbeat.kernels.tree.triton import num_warps
 
 
 @triton.jit
@@ -126,20 +126,14 @@ def _finalize_kernel(
     table_scores,
     table_depths,
     root_token_ids,
-    root_positions,
     out_token_ids,
     out_parents,
     out_depths,
     out_scores,
     out_num_valid,
-    out_words,
-    out_positions,
     size,
     num_nodes,
     num_kept,
-    num_words,
-    steps,
-    PACK: tl.constexpr,
     LANES: tl.constexpr,
     LANE_BITS: tl.constexpr,
     NODES: tl.constexpr,
@@ -180,43 +174,16 @@ def _finalize_kernel(
     tl.store(out_parents + pad_to, zeros, mask=padding)
     tl.store(out_depths + pad_to, zeros, mask=padding)
     tl.store(out_scores + pad_to, float("-inf"), mask=padding)
-    if PACK:
-        root_position = tl.load(root_positions + req)
-        tl.store(out_positions + to, root_position + depths, mask=live)
-        tl.store(out_positions + pad_to, root_position + zeros, mask=padding)
-        for word in range(num_words):
-            ancestors = lanes
-            bits = tl.zeros([LANES], dtype=tl.int64)
-            for _ in range(steps + 1):
-                number = tl.gather(numbers, ancestors, 0).to(tl.int64)
-                bits |= tl.where(number // WORD_BITS == word, column_bit(number), 0)
-                ancestors = tl.gather(parents, ancestors, 0)
-            tl.store(out_words + to * num_words + word, bits, mask=live)
-            own = nodes.to(tl.int64)
-            # Padding hangs from the root.
-            seen = tl.where(own // WORD_BITS == word, column_bit(own), 0) | tl.where(word == 0, column_bit(zeros), 0)
-            tl.store(out_words + pad_to * num_words + word, seen, mask=padding)
 
 
-def finalize(
-    table: tuple[Tensor, Tensor, Tensor],
-    depths: Tensor,
-    root_token_ids: Tensor,
-    num_nodes: int,
-    steps: int,
-    root_positions: Tensor | None,
-) -> PackedTree:
-    """The best nodes of a table, renumbered; see `TreeTable.finalize_packed`.
+def finalize(table: tuple[Tensor, Tensor, Tensor], depths: Tensor, root_token_ids: Tensor, num_nodes: int) -> GrownTree:
+    """The best nodes of a table, renumbered; see `TreeTable.finalize`.
 
     Args:
         table: token ids, parents and scores [num_reqs, size].
         depths: int64 [size].
-        steps: depth of the deepest entry.
-        root_positions: int64 [num_reqs]; None leaves the words and positions empty.
     """
     num_reqs, size = table[0].shape
-    pack = root_positions is not None
-    num_words = triton.cdiv(num_nodes, WORD_BITS.value) if pack else 0
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(num_reqs, *shape, dtype=torch.int64, device=root_token_ids.device)
@@ -228,7 +195,6 @@ def finalize(
         torch.empty(num_reqs, num_nodes, dtype=torch.float32, device=root_token_ids.device),
         empty(),
     )
-    words, positions = empty(num_nodes, num_words), empty(num_nodes if pack else 0)
     lanes = triton.next_power_of_2(size)
     if num_reqs:
         with torch.cuda.device_of(root_token_ids):
@@ -236,19 +202,13 @@ def finalize(
                 *table,
                 depths,
                 root_token_ids.contiguous(),
-                root_positions.contiguous() if pack else None,
                 *tree,
-                words,
-                positions,
                 size,
                 num_nodes,
                 min(num_nodes, size) - 1,
-                num_words,
-                steps,
-                PACK=pack,
                 LANES=lanes,
                 LANE_BITS=lanes.bit_length() - 1,
                 NODES=triton.next_power_of_2(num_nodes),
                 num_warps=num_warps(lanes),
             )
-    return PackedTree(tree, words, positions)
+    return tree

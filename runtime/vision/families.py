@@ -89,11 +89,6 @@ FAMILIES = {
 """By model_type of the whole model."""
 
 
-def has_images(fields: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a model that takes images, served or not."""
-    return isinstance(fields.get("vision_config"), dict)
-
-
 def family_of(config: Any) -> VisionFamily:
     """The family of a configuration of transformers.
 

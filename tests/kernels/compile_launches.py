@@ -81,8 +81,7 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     root, level = ints(num_reqs, 1, top_k), ints(num_reqs, top_k, top_k)
     frontier = triton_tree_growth.add_level(root, root.float(), None, entries, 1)
     triton_tree_growth.add_level(level, level.float(), frontier, entries, table.level_start(1))
-    for positions in (None, ints(num_reqs)):
-        triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes, steps, positions)
+    triton_tree_growth.finalize(entries, table._depths, ints(num_reqs), num_nodes)
     nodes = ints(num_reqs, num_nodes)
     triton_tree.walk_tree(nodes, nodes, ints(num_reqs), nodes, steps + 1)
     for pack in (False, True):

@@ -6,8 +6,6 @@ import random
 import pytest
 import torch
 
-from tests.kernels.slow_trees import path_to_root
-from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words, unpack_mask
 from wingbeat.kernels.tree.table import TreeTable
 
 pytestmark = pytest.mark.few(4)
@@ -120,21 +118,3 @@ def test_misshapen_candidates_are_refused():
         table.add_level(0, torch.zeros(2, 3, 3, dtype=torch.int64), torch.zeros(2, 3, 3))
     with pytest.raises(ValueError, match="root"):
         table.finalize(torch.zeros(2, dtype=torch.int64), 0)
-
-
-def test_a_packed_tree_is_the_tree_with_its_words_and_positions():
-    table, same = TreeTable(4, 3, 3, "cpu"), TreeTable(4, 3, 3, "cpu")
-    for level, candidates in enumerate(random_levels(random.Random(5), 4, 3, 3, "gaps")):
-        table.add_level(level, *candidates)
-        same.add_level(level, *candidates)
-    roots, positions = torch.arange(4), torch.tensor([3, 0, 99, 7])
-    packed, plain = table.finalize_packed(roots, 70, positions), same.finalize(roots, 70)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(packed.tree, plain, strict=True))
-    assert torch.equal(unpack_mask(packed.ancestor_words, 70), ancestor_mask(plain.parents))
-    assert torch.equal(packed.ancestor_words, ancestor_words(plain.parents))
-    for req in range(4):
-        depths = [len(path_to_root(plain.parents[req].tolist(), node)) - 1 for node in range(plain.num_valid[req])]
-        padding = [0] * (70 - len(depths))
-        assert packed.positions[req].tolist() == [int(positions[req]) + depth for depth in depths + padding]
-    with pytest.raises(ValueError, match="num_nodes is 0"):
-        table.finalize_packed(roots, 0, positions)

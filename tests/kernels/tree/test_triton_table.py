@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from wingbeat.kernels.tree import table_triton as triton_tree_growth
-from wingbeat.kernels.tree.results import Frontier, PackedTree
+from wingbeat.kernels.tree.results import Frontier, GrownTree
 from wingbeat.kernels.tree.table import TreeTable
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,8 +25,9 @@ class KernelTable(TreeTable):
         self._frontier = triton_tree_growth.add_level(token_ids, log_probs, previous, table, self.level_start(level))
         return self._frontier
 
-    def finish(self, roots: torch.Tensor, num_nodes: int, positions: torch.Tensor | None) -> PackedTree:
-        return self._finalize_on_gpu(roots, num_nodes, positions)
+    def finish(self, roots: torch.Tensor, num_nodes: int) -> GrownTree:
+        table = (self._token_ids, self._parents, self._scores)
+        return triton_tree_growth.finalize(table, self._depths, roots, num_nodes)
 
 
 def random_levels(num_reqs: int, top_k: int, steps: int, seed: int):
@@ -45,7 +46,7 @@ def random_levels(num_reqs: int, top_k: int, steps: int, seed: int):
 
 def check_growth(num_reqs: int, top_k: int, steps: int, num_nodes: int) -> None:
     expected_table, table = TreeTable(num_reqs, top_k, steps, "cpu"), KernelTable(num_reqs, top_k, steps, DEVICE)
-    roots, positions = torch.arange(num_reqs) + 5000, torch.arange(num_reqs) * 3 + 17
+    roots = torch.arange(num_reqs) + 5000
     # The second tree reuses the table and stops early.
     for tree_number, levels in enumerate((steps, max(steps - 1, 1))):
         for level, candidates in enumerate(random_levels(num_reqs, top_k, levels, tree_number)):
@@ -53,15 +54,9 @@ def check_growth(num_reqs: int, top_k: int, steps: int, num_nodes: int) -> None:
             frontier = table.grow(level, *(part.to(DEVICE) for part in candidates))
             for name, column in frontier._asdict().items():
                 assert torch.equal(column.cpu(), getattr(expected, name)), f"level {level}: {name}"
-        packed = expected_table.finalize_packed(roots, num_nodes, positions)
-        actual = table.finish(roots.to(DEVICE), num_nodes, positions.to(DEVICE))
-        for name, column in actual.tree._asdict().items():
-            assert torch.equal(column.cpu(), getattr(packed.tree, name)), name
-        assert torch.equal(actual.ancestor_words.cpu(), packed.ancestor_words)
-        assert torch.equal(actual.positions.cpu(), packed.positions)
-    plain = table.finish(roots.to(DEVICE), num_nodes, None)
-    for name, column in plain.tree._asdict().items():
-        assert torch.equal(column.cpu(), getattr(packed.tree, name)), name
+        expected = expected_table.finalize(roots, num_nodes)
+        for name, column in table.finish(roots.to(DEVICE), num_nodes)._asdict().items():
+            assert torch.equal(column.cpu(), getattr(expected, name)), name
 
 
 @pytest.mark.few(1)
@@ -72,7 +67,7 @@ def test_growth_is_the_references(top_k, steps, num_nodes):
     check_growth(3, top_k, steps, num_nodes)
 
 
-def test_words_beyond_the_first_are_the_references():
+def test_a_tree_of_more_nodes_than_a_word_has_bits_is_the_references():
     check_growth(2, 6, 5, 90)
 
 
@@ -81,7 +76,7 @@ def test_no_requests_need_no_launch():
     table = KernelTable(0, 2, 2, DEVICE)
     candidates = torch.zeros(0, 1, 2, dtype=torch.int64, device=DEVICE)
     assert table.grow(0, candidates, candidates.float()).scores.shape == (0, 2)
-    assert table.finish(none, 4, none).ancestor_words.shape == (0, 4, 1)
+    assert table.finish(none, 4).parents.shape == (0, 4)
 
 
 class TestOnGpu:
@@ -97,20 +92,20 @@ class TestOnGpu:
         num_reqs, top_k, steps, num_nodes = 4, 8, 5, 48
         table = TreeTable(num_reqs, top_k, steps, "cuda")
         reference = TreeTable(num_reqs, top_k, steps, "cpu")
-        roots, positions = torch.arange(num_reqs), torch.arange(num_reqs) * 5
+        roots = torch.arange(num_reqs)
         levels = [[part.cuda() for part in pair] for pair in random_levels(num_reqs, top_k, steps, 0)]
-        device_roots, device_positions = roots.cuda(), positions.cuda()
+        device_roots = roots.cuda()
 
-        def grow() -> PackedTree:
+        def grow() -> GrownTree:
             for level, candidates in enumerate(levels):
                 table.add_level(level, *candidates)
-            return table.finalize_packed(device_roots, num_nodes, device_positions)
+            return table.finalize(device_roots, num_nodes)
 
         grow()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            packed = grow()
+            tree = grow()
         for seed in range(1, 4):
             fresh = list(random_levels(num_reqs, top_k, steps, seed))
             for captured, pair in zip(levels, fresh, strict=True):
@@ -119,7 +114,6 @@ class TestOnGpu:
             graph.replay()
             for level, pair in enumerate(fresh):
                 reference.add_level(level, *pair)
-            expected = reference.finalize_packed(roots, num_nodes, positions)
-            for name, column in packed.tree._asdict().items():
-                assert torch.equal(column.cpu(), getattr(expected.tree, name)), name
-            assert torch.equal(packed.ancestor_words.cpu(), expected.ancestor_words)
+            expected = reference.finalize(roots, num_nodes)
+            for name, column in tree._asdict().items():
+                assert torch.equal(column.cpu(), getattr(expected, name)), name
