@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from wingbeat.runtime.recordings.corpus import held_out_files, read_text
+from wingbeat.runtime.recordings.corpus import read_text, split_files
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PROMPT_TOKENS = (64, 128, 192, 256)
@@ -31,7 +31,7 @@ def held_out_prompts(
     Raises:
         ValueError: the held-out files have fewer than `count` prompts.
     """
-    files = held_out_files(corpus, suffixes)
+    files = split_files(corpus, suffixes).held_out
     waiting = [_prompts_of(tokenizer, path, corpus, first) for first, path in enumerate(files)]
     prompts: list[Prompt] = []
     while waiting and len(prompts) < count:

@@ -152,14 +152,6 @@ class ForcedAcceptance:
         """Of a node at `depth`, from 1."""
         return self.rates[min(depth, len(self.rates)) - 1]
 
-    def mean_length(self, max_depth: int) -> float:
-        """Tokens per verified tree on average, where trees reach `max_depth`."""
-        reached, total = 1.0, 1.0
-        for depth in range(1, max_depth + 1):
-            reached *= self.rate(depth)
-            total += reached
-        return total
-
 
 LEAST_MODEL_LEN = 64
 """Tokens; an engine whose memory holds no sequence of these is refused rather than given a lower limit."""

@@ -111,14 +111,13 @@ class Tokenizer:
             # A template computes with what callers send: what it cannot compute with, it refuses.
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], max_tokens: int | None = None) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, up to where the assistant's answer begins.
 
         Raises:
-            TextTooLong: there are more than `max_tokens`, as for `encode`.
             ValueError: the model has no chat template, or the template refuses the messages.
         """
-        return self.encode(self.render_chat(messages), add_special_tokens=False, max_tokens=max_tokens)
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids without a piece of text are left out, and by default special tokens."""

@@ -85,7 +85,7 @@ class Access:
         is_own = authority.removesuffix(port) == (host or "").lower().removesuffix(port)
         return is_own or name in self.origin_hosts
 
-    def check_key(self, authorizations: Sequence[str], keys: Sequence[str] = ()) -> None:
+    def check_key(self, authorizations: Sequence[str], keys: Sequence[str]) -> None:
         """Raises ApiError, 401, where keys are set and the headers carry none of them.
 
         Args:

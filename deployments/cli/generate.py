@@ -95,8 +95,8 @@ def run_prompt(
     llm: "LLM",
     prompt_ids: list[int],
     params: SamplingParams,
-    stops: tuple[str, ...] = (),
-    on_text: Callable[[str], None] | None = None,
+    stops: tuple[str, ...],
+    on_text: Callable[[str], None] | None,
 ) -> Generated:
     """Generate from one prompt; `on_text` sees every piece of text as soon as it is final.
 

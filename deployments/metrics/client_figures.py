@@ -53,9 +53,8 @@ class ClientWatch:
         self.request = request
         self._clients = clients
         self._max_model_len = max_model_len
-        self._clock = clients.clock
         self._context = current()
-        self.arrived_at = self._clock() if self._context is None else self._context.arrived_at
+        self.arrived_at = time.perf_counter() if self._context is None else self._context.arrived_at
         self.first_token_at: float | None = None
         self.last_token_at = self.arrived_at
         self.num_tokens = 0
@@ -71,7 +70,7 @@ class ClientWatch:
         self._engine, self.engine_id = self._clients.of_engine(engine_id, self._max_model_len), engine_id
         if not num_tokens:
             return
-        now, engine = self._clock(), self._engine
+        now, engine = time.perf_counter(), self._engine
         if self.first_token_at is None:
             self.first_token_at = self.last_token_at = now
             engine.time_to_first_token_s.observe(now - self.arrived_at)
@@ -89,7 +88,7 @@ class ClientWatch:
     ) -> None:
         if self.end is None:
             self.end = "error" if isinstance(error, Exception) else "abort"
-        now = self._clock()
+        now = time.perf_counter()
         if self._engine is not None:
             self._count(self._engine, now)
         if self._context is not None and self._context.span is not None:
@@ -111,18 +110,11 @@ class RouterFigures:
     Args:
         router_id: tells routers apart.
         num_admitted: choices that hold places now, in engines and in the queue.
-        clock: seconds; the one that `RequestContext.arrived_at` is from.
     """
 
-    def __init__(
-        self,
-        router_id: str = "",
-        num_admitted: Callable[[], int] = lambda: 0,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, router_id: str = "", num_admitted: Callable[[], int] = lambda: 0) -> None:
         self.router_id = router_id
         self.num_admitted = num_admitted
-        self.clock = clock
         self.num_reports = 0
         self.answers: dict[str, int] = {}
         """HTTP answers by status."""

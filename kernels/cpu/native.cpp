@@ -6,7 +6,7 @@
 
 extern "C" {
 
-void wingbeat_threads(int count, const int* cores) { threads.resize(count - 1, cores); }
+void wingbeat_threads(int count) { threads.resize(count - 1); }
 
 void wingbeat_product(const float* x, int64_t num_rows, int64_t inputs, const Matrix* matrix, float* out) {
     Threads::Turn turn(threads);

@@ -1,7 +1,6 @@
 """Python's side of the C++: tensors in, pointers out. Tensors are float32 on the CPU unless it says otherwise."""
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,16 +41,10 @@ class CpuKernels:
         self._library = declare(open_library(folder))
         self.num_threads = 1
 
-    def use_threads(self, count: int, cores: Sequence[int] | None = None) -> None:
-        """Let so many threads work, the caller's included.
-
-        Args:
-            cores: one for each thread but the caller's, which it stays on; None binds none.
-        """
-        if count != self.num_threads or cores is not None:
-            helpers = max(count - 1, 0)
-            places = [-1] * helpers if cores is None else list(cores)
-            self._library.wingbeat_threads(count, (ctypes.c_int * max(helpers, 1))(*places))
+    def use_threads(self, count: int) -> None:
+        """Let so many threads work, the caller's included."""
+        if count != self.num_threads:
+            self._library.wingbeat_threads(count)
             self.num_threads = count
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ class Batch(Structure):
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the types of the library's functions."""
-    library.wingbeat_threads.argtypes = [ctypes.c_int, POINTER(ctypes.c_int)]
+    library.wingbeat_threads.argtypes = [ctypes.c_int]
     library.wingbeat_product.argtypes = [c_void_p, c_int64, c_int64, POINTER(Matrix), c_void_p]
     library.wingbeat_adapt.argtypes = [
         POINTER(Adapters),

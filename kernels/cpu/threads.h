@@ -16,8 +16,8 @@
 
 class Threads {
   public:
-    // Threads beside the caller's; cores[i] is the core of the i-th of them, -1 for any.
-    void resize(int count, const int* cores) {
+    // Threads beside the caller's.
+    void resize(int count) {
         std::lock_guard<std::mutex> guard(busy_);
         forget_after_fork();
         if (!helpers_.empty()) {
@@ -27,7 +27,7 @@ class Threads {
             helpers_.clear();
             ending_.store(false);
         }
-        for (int i = 0; i < count; i++) helpers_.emplace_back([this, core = cores[i]] { help(core); });
+        for (int i = 0; i < count; i++) helpers_.emplace_back([this] { help(); });
         process_ = getpid();
     }
 
@@ -106,13 +106,7 @@ class Threads {
         return any;
     }
 
-    void help(int core) {
-        if (core >= 0) {
-            cpu_set_t set;
-            CPU_ZERO(&set);
-            CPU_SET(core, &set);
-            sched_setaffinity(0, sizeof(set), &set);
-        }
+    void help() {
         int spins = 0;
         while (!ending_.load(std::memory_order_relaxed)) {
             if (take_tiles()) spins = 0;

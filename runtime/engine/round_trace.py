@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
@@ -23,16 +22,11 @@ class TraceEvent(NamedTuple):
 
 
 class RoundTrace:
-    """Fed by a `RoundClock`, from its thread.
+    """Fed by a `RoundClock`, from its thread."""
 
-    Args:
-        clock: the round clock's own.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self) -> None:
         self.events: list[TraceEvent] = []
-        self._clock = clock
-        self._epoch_s = time.time() - clock()
+        self._epoch_s = time.time() - time.perf_counter()
         self._begun: list[float] = []
         self._launched: deque[tuple[RoundInFlight, float]] = deque()
 
@@ -48,7 +42,7 @@ class RoundTrace:
 
     def launched(self, flight: RoundInFlight) -> None:
         """A round is on its way."""
-        self._launched.append((flight, self._clock()))
+        self._launched.append((flight, time.perf_counter()))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """The oldest round on its way is decided; one that was launched before the recording is left out."""
@@ -62,7 +56,7 @@ class RoundTrace:
             "tokens": sum(map(len, result.token_ids)) + sum(map(len, result.chunk_token_ids)),
             "forward_ms": round(1e3 * flight.times.forward_s, 3),
         }
-        self._add(TraceEvent("round", self._epoch_s + launched, self._clock() - launched, details))
+        self._add(TraceEvent("round", self._epoch_s + launched, time.perf_counter() - launched, details))
 
     def abandoned(self) -> None:
         """The rounds on their way will never be decided."""

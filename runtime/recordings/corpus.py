@@ -75,11 +75,6 @@ def split_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> CorpusSplit
     return split
 
 
-def held_out_files(root: Path, suffixes: tuple[str, ...] = (".py",)) -> list[Path]:
-    """The files of `split_files(root).held_out`: never part of a training corpus."""
-    return split_files(root, suffixes).held_out
-
-
 def read_text(path: Path) -> str | None:
     """The file's text, or None when it is no training text: not UTF-8, empty, too large or with very long lines."""
     if path.stat().st_size > MAX_FILE_BYTES:

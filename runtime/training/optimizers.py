@@ -3,8 +3,11 @@
 import torch
 from torch import nn
 
+_WEIGHT_DECAY = 0.05
+"""Of the matrices that Muon trains."""
 
-def build_optimizers(model: nn.Module, learning_rate: float, weight_decay: float = 0.05) -> list[torch.optim.Optimizer]:
+
+def build_optimizers(model: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for embeddings, the output head, biases and norms.
 
     Muon's steps are scaled to the RMS of AdamW's, so that one learning rate serves both.
@@ -17,7 +20,7 @@ def build_optimizers(model: nn.Module, learning_rate: float, weight_decay: float
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         optimizers.append(
-            torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            torch.optim.Muon(matrices, lr=learning_rate, weight_decay=_WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
         )
     if others:
         optimizers.append(torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))

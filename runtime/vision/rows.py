@@ -16,7 +16,7 @@ from wingbeat.runtime.vision.encoder import ImageEncoder
 from wingbeat.runtime.vision.families import VisionFamily
 from wingbeat.runtime.vision.positions import rotations
 
-DEFAULT_CACHE_BYTES = 2**28
+_CACHE_BYTES = 2**28
 
 
 class ImageRows(NamedTuple):
@@ -31,15 +31,11 @@ class ImageRows(NamedTuple):
 
 
 class Vision:
-    """What a model that takes images adds to a batch.
+    """What a model that takes images adds to a batch."""
 
-    Args:
-        max_bytes: of the features that are remembered.
-    """
-
-    def __init__(self, model: PreTrainedModel, family: VisionFamily, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def __init__(self, model: PreTrainedModel, family: VisionFamily) -> None:
         self.family = family
-        self.encoder = ImageEncoder(model, family, max_bytes)
+        self.encoder = ImageEncoder(model, family, _CACHE_BYTES)
         self._config = model.config
 
     @property

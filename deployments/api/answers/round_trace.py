@@ -15,7 +15,7 @@ RoundBody = dict[str, Any]
 
 
 def take_rounds(
-    tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool = False
+    tokenizer: Tokenizer, stream: TextStream, output: RequestOutput, *, hides_rejected: bool
 ) -> tuple[StreamedText, FinishReason | None, tuple[RoundBody, ...]]:
     """`TextStream.take` token by token, so that each token's share of the text is known; with the rounds it came in.
 

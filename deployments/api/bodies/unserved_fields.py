@@ -25,8 +25,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-TEXT_FORMAT = {"type": "text"}
-
 _COMMON: Mapping[str, IsOff] = {
     "length_penalty": off(1),
     "spaces_between_special_tokens": off(True),

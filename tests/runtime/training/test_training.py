@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from wingbeat.runtime.recordings.corpus import WindowSampler, held_out_files, split_files, stdlib_root
+from wingbeat.runtime.recordings.corpus import WindowSampler, split_files, stdlib_root
 from wingbeat.runtime.training import base_model
 from wingbeat.runtime.training.base_model import TrainBaseConfig, train_base
 from wingbeat.runtime.training.byte_bpe import train_tokenizer
@@ -80,9 +80,9 @@ def test_no_file_is_both_trained_on_and_held_out(corpus):
 
 
 def test_the_split_depends_on_relative_paths_alone(corpus):
-    before = [path.relative_to(corpus) for path in held_out_files(corpus)]
+    before = [path.relative_to(corpus) for path in split_files(corpus).held_out]
     moved = corpus.rename(corpus.with_name("moved"))
-    assert [path.relative_to(moved) for path in held_out_files(moved)] == before
+    assert [path.relative_to(moved) for path in split_files(moved).held_out] == before
 
 
 def test_what_is_no_training_text_is_left_out(corpus):
