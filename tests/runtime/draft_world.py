@@ -2,12 +2,17 @@
 
 import torch
 
+from tests.runtime.models import CHAIN, TREE
+from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9
 BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
+MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
+"""Temperatures by slot."""
+SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 
 
 def channel_spec(speculation, taps_size):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.runtime.draft_world import BLOCK_SIZE, NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import BLOCK_SIZE, MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.models import (
     CHAIN,
     NUM_TOKENS,
@@ -35,8 +35,6 @@ from wingbeat.runtime.verifier.loading.loader import prepare_model
 pytestmark = pytest.mark.few(1)
 
 SMALL = {"num_hidden_layers": 2}
-MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
-SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 
 
 def small(name="llama", **overrides):

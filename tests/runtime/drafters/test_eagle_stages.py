@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.graphs.test_graph_runner import FakeDevice
 from tests.runtime.models import CHAIN, TREE, random_head, reference
 from wingbeat.runtime.config import SpeculationConfig
@@ -19,17 +19,10 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import TokenTree
 
 LENS = (2, 9, 17, 40, 1 + BLOCK_SIZE, 2 * BLOCK_SIZE, 33, MAX_LEN)
-SHAPES = {
-    "chain": CHAIN,
-    "tree": TREE,
-    "whole": SpeculationConfig(3, 3, 30),
-    "one": SpeculationConfig(1, 3, 3),
-    "two-words": SpeculationConfig(10, 8, 40),
-}
-MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
+ALL_SHAPES = SHAPES | {"two-words": SpeculationConfig(10, 8, 40)}
 GREEDY = (0.0,) * NUM_SLOTS
 
-by_shape = pytest.mark.parametrize("speculation", SHAPES.values(), ids=SHAPES.keys())
+by_shape = pytest.mark.parametrize("speculation", ALL_SHAPES.values(), ids=ALL_SHAPES.keys())
 
 
 def new_drafter(speculation, graph_device=None, fixed_shapes=False, device="cpu"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
-from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.models import (
     CHAIN,
     HIDDEN_SIZE,
@@ -17,7 +17,6 @@ from tests.runtime.models import (
 )
 from tests.runtime.mtp_world import NUM_LAYERS, Modules
 from tests.runtime.slow_growth import assert_tree, slow_tree
-from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.mtp import MtpDrafter, build_mtp
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
@@ -27,8 +26,6 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 
-MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
-SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2)]
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-from tests.runtime.draft_world import NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import MIXED, NUM_SLOTS, SHAPES, World, channel_spec
 from tests.runtime.models import (
     CHAIN,
     HIDDEN_SIZE,
@@ -23,7 +23,6 @@ from tests.runtime.models import (
 )
 from tests.runtime.slow_growth import assert_tree, slow_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DrafterOptions
 from wingbeat.runtime.drafters.draft_model import build_draft_model
 from wingbeat.runtime.drafters.registry import load_drafter
@@ -37,8 +36,6 @@ from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
 
-MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
-SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
 TYPES = ["sliding_attention", "full_attention"]
 WINDOW = 12
 _SHAPE = {

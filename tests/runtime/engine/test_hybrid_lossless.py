@@ -4,22 +4,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.covering import pairwise
 from tests.runtime.hybrids import CONFIGS, NUM_TOKENS, hybrid, needs_states, random_hybrid
+from tests.runtime.lossless_table import AXES, drafter_of, rows
 from tests.runtime.models import (
     CHAIN,
     TREE,
     Run,
-    eagle_drafter,
     engine_config,
     generate,
     greedy_params,
     new_engine,
 )
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
+from tests.runtime.scripted import ScriptedDrafter, right_chain, right_tree
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM
@@ -37,30 +35,11 @@ ROOMS = {
     "trickle": {"max_num_batched_tokens": 5},
     "no cache": {"enable_prefix_caching": False},
 }
-AXES = {
-    "model": list(CONFIGS),
-    "kind": ["right", "none", "random", "eagle", "ngram"],
-    "shape": ["chain", "tree"],
-    "room": list(ROOMS),
-    "device": ["host", "accelerator"],
-}
-ROWS = pairwise(AXES, lambda row: row["shape"] == "tree" or row["kind"] != "random")
 
 
 def config_of(speculation=TREE, **limits):
     """Limits under which states are kept at the end of every other block."""
     return engine_config(speculation, **({"block_size": 4, "state_interval": 8, "num_kv_blocks": 400} | limits))
-
-
-def drafter_of(name, ref, speculation):
-    if name == "none":
-        return None
-    if name == "eagle":
-        return eagle_drafter(ref.loaded, speculation)
-    if name == "ngram":
-        return NgramDrafter(speculation)
-    plan = random_tree if name == "random" else right_chain if speculation is CHAIN else right_tree
-    return ScriptedDrafter(ref.sequences, plan, ref.loaded.vocab_size)
 
 
 @pytest.mark.few(2)
@@ -73,7 +52,7 @@ def test_references_are_decisive_and_varied(name):
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(list(AXES), [tuple(row.values()) for row in ROWS])
+@pytest.mark.parametrize(AXES, rows(CONFIGS, ROOMS))
 def test_the_text_is_that_of_generate(model, kind, shape, room, device):
     ref, speculation = hybrid(model), {"tree": TREE, "chain": CHAIN}[shape]
     drafter, on_host = drafter_of(kind, ref, speculation), None if device == "host" else False

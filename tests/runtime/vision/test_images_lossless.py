@@ -2,14 +2,12 @@
 
 import pytest
 
-from tests.covering import pairwise
-from tests.runtime.models import CHAIN, TREE, eagle_drafter, engine_config, greedy_params, new_engine
+from tests.runtime.lossless_table import AXES, drafter_of, rows
+from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, new_engine
 from tests.runtime.recorded_graphs import RecordingDevice
-from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
 from tests.runtime.vision_world import CONFIGS, NUM_TOKENS, ShownRun, dense_taps, shown
 from tests.runtime.watchers import TAPS, ContextDrafter, FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.drafters.ngram import NgramDrafter
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 
@@ -20,25 +18,6 @@ ROOMS = {
     "trickle": {"max_num_batched_tokens": 17},
     "no cache": {"enable_prefix_caching": False},
 }
-AXES = {
-    "model": list(CONFIGS),
-    "kind": ["right", "none", "random", "eagle", "ngram"],
-    "shape": ["chain", "tree"],
-    "room": list(ROOMS),
-    "device": ["host", "accelerator"],
-}
-ROWS = pairwise(AXES, lambda row: row["shape"] == "tree" or row["kind"] != "random")
-
-
-def drafter_of(name, ref, speculation, sequences=None):
-    if name == "none":
-        return None
-    if name == "eagle":
-        return eagle_drafter(ref.loaded, speculation)
-    if name == "ngram":
-        return NgramDrafter(speculation)
-    plan = random_tree if name == "random" else right_chain if speculation is CHAIN else right_tree
-    return ScriptedDrafter(sequences or ref.sequences, plan, ref.loaded.vocab_size)
 
 
 @pytest.fixture
@@ -64,7 +43,7 @@ def test_references_are_decisive_and_their_images_are_served(name):
 
 
 @pytest.mark.few(8)
-@pytest.mark.parametrize(list(AXES), [tuple(row.values()) for row in ROWS])
+@pytest.mark.parametrize(AXES, rows(CONFIGS, ROOMS))
 def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     ref, speculation = shown(model), {"tree": TREE, "chain": CHAIN}[shape]
     on_host = None if device == "host" else False
