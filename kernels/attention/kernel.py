@@ -129,8 +129,6 @@ def tree_attention_kernel(
     position_ptr,  # int64 [num_reqs, num_new], or None: causal, or without a window
     words_ptr,  # int64 [num_reqs, num_query, num_words], or None: causal
     sink_ptr,  # [num_heads], or None
-    key_scale_ptr,  # float32 [NUM_KV_HEADS], or None
-    value_scale_ptr,  # float32 [NUM_KV_HEADS], or None
     out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]; float32 partial results where SPLIT
     lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads], in units of log2; None without SPLIT
     stride_query_req,
@@ -216,8 +214,6 @@ def tree_attention_kernel(
     query = tl.load(query_ptrs + key_dims[None, :], mask=live[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0)
     key_ptr += kv_head * stride_key_head
     value_ptr += kv_head * stride_value_head
-    if key_scale_ptr is not None:
-        logit_scale = logit_scale * tl.load(key_scale_ptr + kv_head)
 
     acc = tl.zeros([BLOCK_ROWS, BLOCK_VALUE_DIM], tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -302,8 +298,6 @@ def tree_attention_kernel(
 
     seen = total > 0
     acc = acc / tl.where(seen, total, 1.0)[:, None]
-    if value_scale_ptr is not None:
-        acc = acc * tl.load(value_scale_ptr + kv_head)
     out_ptrs = out_ptr + req * stride_out_req + (node * stride_out_node + head * stride_out_head).to(tl.int64)
     stored = live
     if SPLIT:

@@ -28,8 +28,6 @@ def tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
@@ -53,8 +51,6 @@ def tree_attention(
         sliding_window: keys at logical distance >= this are hidden; None hides nothing.
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
-        key_scale: float32 [num_kv_heads], what stored keys of a float8_e4m3fn cache are multiplied by; None is 1.
-            `value_scale` likewise.
         out: [num_reqs, num_query, num_heads, value_dim] to write into; allocated where None.
         workspace: float32 scratch on CUDA, see `wingbeat.kernels.attention.splits.workspace_size`.
 
@@ -66,7 +62,7 @@ def tree_attention(
     """
     _check_arguments(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
-        softcap, sinks, key_scale, value_scale, out,
+        softcap, sinks, out,
     )  # fmt: skip
     if query.is_cuda:
         from wingbeat.kernels.attention import triton as triton_attention
@@ -83,8 +79,6 @@ def tree_attention(
             sliding_window=sliding_window,
             softcap=softcap,
             sinks=sinks,
-            key_scale=key_scale,
-            value_scale=value_scale,
             out=out,
             workspace=workspace,
         )
@@ -97,10 +91,6 @@ def tree_attention(
         visible = unpack_mask(mask_words, positions.shape[1])
     num_keys = block_tables.shape[1] * key_cache.shape[1]
     mask = context_mask(positions, num_context, visible, num_keys, sliding_window, query.dtype)
-    key_cache, value_cache = (
-        cache if scale is None else (cache.to(torch.float32) * scale[:, None]).to(query.dtype)
-        for cache, scale in ((key_cache, key_scale), (value_cache, value_scale))
-    )
     result = paged_attention(query, key_cache, value_cache, block_tables, mask, scaling, softcap, sinks)
     return result if out is None else out.copy_(result)
 
@@ -117,8 +107,6 @@ def _check_arguments(
     sliding_window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
-    key_scale: Tensor | None,
-    value_scale: Tensor | None,
     out: Tensor | None,
 ) -> None:
     """Refuse what the kernels would read out of bounds or misread; shapes and dtypes alone are looked at."""
@@ -135,16 +123,10 @@ def _check_arguments(
         raise ValueError("key_cache and value_cache must be contiguous in their last dimension")
     if max(key_dim, value_dim) > MAX_HEAD_DIM and query.is_cuda:
         raise ValueError(f"head dims are {key_dim} and {value_dim}: at most {MAX_HEAD_DIM} on CUDA")
-    fp8 = key_cache.dtype == _FP8
-    if key_cache.dtype != value_cache.dtype or (not fp8 and key_cache.dtype != query.dtype):
+    if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(
             f"caches are {key_cache.dtype} and {value_cache.dtype}: both must be {query.dtype}, the query's, or {_FP8}"
         )
-    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
-        if scale is not None and not fp8:
-            raise ValueError(f"{name} is given for a cache of {key_cache.dtype}")
-        if scale is not None and (scale.shape != (num_kv_heads,) or scale.dtype != torch.float32):
-            raise ValueError(f"{name} is {scale.dtype} {tuple(scale.shape)}: float32 ({num_kv_heads},) needed")
     if block_tables.dtype != torch.int64 or block_tables.shape[0] != num_reqs or block_tables.stride(1) != 1:
         raise ValueError(f"block_tables is {block_tables.dtype} {tuple(block_tables.shape)}: int64 [{num_reqs}, width]")
     if num_context.dtype != torch.int64 or num_context.shape != (num_reqs,) or not num_context.is_contiguous():

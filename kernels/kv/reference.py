@@ -9,23 +9,14 @@ _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
 
 
-def store_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-) -> None:
+def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write one layer's new keys and values into their slots; one launch on CUDA.
 
     Args:
         key: [num_tokens, num_kv_heads, key_dim]; `value` likewise with value_dim.
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise. In the dtype of `key`, or
-            float8_e4m3fn, which stores key / key_scale, saturated: past 448 it knows only NaN.
+            float8_e4m3fn, which is saturated: past 448 it knows only NaN.
         slot_mapping: int64 [num_tokens], block id * block_size + offset; rows to drop point into block 0.
-        key_scale: float32 [num_kv_heads], of float8_e4m3fn caches; None is 1. `value_scale` likewise.
 
     Raises:
         ValueError: slots are not contiguous int64; on CUDA or of float8 caches, shapes or dtypes do not fit each other.
@@ -36,24 +27,19 @@ def store_kv(
         )
     # On the CPU, where torch itself sees to these, they would take a fifth of the store's time.
     rounds = key_cache.dtype == _FP8
-    if key_cache.is_cuda or rounds or key_scale is not None or value_scale is not None:
-        _check_store(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+    if key_cache.is_cuda or rounds:
+        _check_store(key, value, key_cache, value_cache, slot_mapping)
     if key_cache.is_cuda:
         from wingbeat.kernels.kv import triton as triton_kv_cache
 
-        triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping, key_scale, value_scale)
+        triton_kv_cache.store_kv(key, value, key_cache, value_cache, slot_mapping)
         return
     if rounds:
-        key, value = (_rounded(*pair).view(torch.uint8) for pair in ((key, key_scale), (value, value_scale)))
+        key, value = (part.float().clamp(-_FP8_MAX, _FP8_MAX).to(_FP8).view(torch.uint8) for part in (key, value))
         # torch indexes bytes on the CPU, but not float8.
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
     value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
-
-
-def _rounded(part: Tensor, scale: Tensor | None) -> Tensor:
-    wide = part.float() if scale is None else part.float() / scale[:, None]
-    return wide.clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
 
 
 def pool_table(caches: list[tuple[Tensor, Tensor]]) -> PoolTable | None:
@@ -94,16 +80,8 @@ def move_kv(
             cache.index_copy_(0, to_slots, cache.index_select(0, from_slots))
 
 
-def _check_store(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: Tensor | None,
-    value_scale: Tensor | None,
-) -> None:
-    for name, part, cache, scale in (("key", key, key_cache, key_scale), ("value", value, value_cache, value_scale)):
+def _check_store(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    for name, part, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if part.dim() != 3 or part.shape[1:] != cache.shape[2:] or part.shape[0] != len(slot_mapping):
             raise ValueError(
                 f"{name} is {tuple(part.shape)}: [{len(slot_mapping)} slots, heads, dim] of its cache "
@@ -111,8 +89,5 @@ def _check_store(
             )
         if cache.stride(3) != 1:
             raise ValueError(f"{name}_cache must be contiguous in its last dimension")
-        if cache.dtype != (part.dtype if scale is None and cache.dtype != _FP8 else _FP8):
-            given = "without" if scale is None else "with"
-            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}, {given} {name}_scale: they do not fit")
-        if scale is not None and (scale.shape != cache.shape[2:3] or scale.dtype != torch.float32):
-            raise ValueError(f"{name}_scale is {scale.dtype} {tuple(scale.shape)}: float32 ({cache.shape[2]},) needed")
+        if cache.dtype not in (part.dtype, _FP8):
+            raise ValueError(f"{name} is {part.dtype}, its cache {cache.dtype}: they do not fit")

@@ -27,7 +27,6 @@ def stored_as(row, dtype: tl.constexpr):
 def _store_row(
     source_ptr,
     cache_ptr,
-    scale_ptr,
     slot,
     chunk,
     stride_source_token,
@@ -49,8 +48,6 @@ def _store_row(
         mask=inside,
         other=0.0,
     )
-    if scale_ptr is not None:
-        row = row.to(tl.float32) / tl.load(scale_ptr + head, mask=inside, other=1.0)
     row = stored_as(row, cache_ptr.dtype.element_ty)
     target = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
     tl.store(cache_ptr + target + head * stride_head + dim, row, mask=inside)
@@ -63,8 +60,6 @@ def _store_kv_kernel(
     key_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_HEADS, KEY_DIM]
     value_cache_ptr,  # [num_blocks, BLOCK_SIZE, NUM_HEADS, VALUE_DIM]
     slot_ptr,  # int64 [num_tokens]
-    key_scale_ptr,  # float32 [NUM_HEADS], or None
-    value_scale_ptr,  # float32 [NUM_HEADS], or None
     stride_key_token,
     stride_key_head,
     stride_value_token,
@@ -90,7 +85,6 @@ def _store_kv_kernel(
             _store_row(
                 key_ptr,
                 key_cache_ptr,
-                key_scale_ptr,
                 slot,
                 chunk,
                 stride_key_token,
@@ -107,7 +101,6 @@ def _store_kv_kernel(
             _store_row(
                 value_ptr,
                 value_cache_ptr,
-                value_scale_ptr,
                 slot,
                 chunk - KEY_CHUNKS,
                 stride_value_token,
@@ -122,15 +115,7 @@ def _store_kv_kernel(
             )
 
 
-def store_kv(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    key_scale: Tensor | None = None,
-    value_scale: Tensor | None = None,
-) -> None:
+def store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """See `wingbeat.kernels.kv.reference.store_kv`; rows that point into block 0 are not written at all."""
     num_tokens, num_heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -149,8 +134,6 @@ def store_kv(
             key_cache,
             value_cache,
             slot_mapping,
-            key_scale,
-            value_scale,
             *key.stride()[:2],
             *value.stride()[:2],
             *key_cache.stride()[:3],

@@ -92,13 +92,10 @@ def build(case: Case, poison: float, seed: int = 0) -> Inputs:
     # Block 0 is poisoned as well: that is where the spare entries point.
     tables = torch.nn.functional.pad(tables, (0, case.spare_blocks))
     query = torch.randn(num_reqs, num_query, num_heads, case.dims[0], generator=generator).to(case.dtype)
-    scales = [torch.rand(num_kv_heads, generator=generator).to(DEVICE) + 0.5 if case.fp8 else None for _ in range(2)]
     options = {
         "sliding_window": case.window,
         "softcap": case.softcap,
         "sinks": torch.randn(num_heads, generator=generator).to(DEVICE) if case.sinks else None,
-        "key_scale": scales[0],
-        "value_scale": scales[1],
     }
     words = None if case.mask == "causal" else words_of(visible).to(DEVICE)
     contexts = torch.tensor(case.contexts)
@@ -116,8 +113,6 @@ def by_formula(inputs: Inputs) -> torch.Tensor:
         index = torch.arange(context + num_new, device=query.device)
         blocks, offsets = tables[req, index // block_size], index % block_size
         key, value = (cache.view(cache.dtype)[blocks, offsets].double() for cache in (key_cache, value_cache))
-        if options["key_scale"] is not None:
-            key, value = key * options["key_scale"].double()[:, None], value * options["value_scale"].double()[:, None]
         key, value = (part.repeat_interleave(group, dim=1) for part in (key, value))
         logits = torch.einsum("qhd,khd->hqk", query[req].double(), key) * scaling
         if options["softcap"] is not None:

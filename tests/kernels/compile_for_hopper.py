@@ -50,12 +50,9 @@ def compile_kernel(kernel, pointers: dict, constants: dict, scalars: dict | None
     print(json.dumps(result), flush=True)
 
 
-def compile_attention(
-    dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False, scaled=True
-):
+def compile_attention(dtype, dims, config, *, causal=False, window=False, softcap=False, fp8=False, sinks=False):
     """One variant of the attention kernel, with a split context."""
     cache = TYPES[torch.float8_e4m3fn] if fp8 else TYPES[dtype]
-    scale = "*fp32" if fp8 and scaled else None
     pointers = {
         "query_ptr": TYPES[dtype],
         "key_ptr": cache,
@@ -65,8 +62,6 @@ def compile_attention(
         "position_ptr": "*i64" if window and not causal else None,
         "words_ptr": None if causal else "*i64",
         "sink_ptr": TYPES[dtype] if sinks else None,
-        "key_scale_ptr": scale,
-        "value_scale_ptr": scale,
         "out_ptr": "*fp32",
         "lse_ptr": "*fp32",
     }
@@ -105,8 +100,7 @@ def main(stride: int) -> None:
     names = ("key", "value", "key_cache", "value_cache")
     rows = {f"{name}_ptr": "*bf16" for name in names} | {"slot_ptr": "*i64"}
     store = {"BLOCK_SIZE": 16, "NUM_HEADS": 8, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_CHUNKS": 1, "CHUNK": 1024}
-    plain = {"key_scale_ptr": None, "value_scale_ptr": None}
-    compile_kernel(triton_kv_cache._store_kv_kernel, rows | plain, store)
+    compile_kernel(triton_kv_cache._store_kv_kernel, rows, store)
     moves = {"entry_ptr": "*i64", "from_ptr": "*i64", "to_ptr": "*i64"}
     words = {"WORD": triton.language.int64, "WORDS_16_BYTES": 2, "BLOCK_MOVES": 8, "CHUNK": 256}
     compile_kernel(triton_kv_cache._move_kv_kernel, moves, words | {"BLOCK_SIZE": 16})
@@ -119,11 +113,9 @@ def main(stride: int) -> None:
         config = tile_config(torch.float16, max(dims), 128)
         compile_attention(torch.float16, dims, config, window=True, softcap=True, sinks=True)
     compile_attention(bf16, (128, 128), tiles[-1], fp8=True)
-    compile_attention(bf16, (128, 128), tiles[0], fp8=True, scaled=False, causal=True)
+    compile_attention(bf16, (128, 128), tiles[0], fp8=True, causal=True)
     quantised = {"key_cache_ptr": "*fp8e4nv", "value_cache_ptr": "*fp8e4nv"}
-    scales = {"key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
-    compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | scales, store)
-    compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised | plain, store)
+    compile_kernel(triton_kv_cache._store_kv_kernel, rows | quantised, store)
 
 
 if __name__ == "__main__":

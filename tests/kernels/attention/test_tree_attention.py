@@ -30,7 +30,6 @@ REFUSED = {
     "sliding_window 0": {"sliding_window": 0},
     "softcap -2": {"softcap": -2.0},
     "sinks": {"sinks": torch.zeros(3, device=DEVICE)},
-    "key_scale is given": {"key_scale": torch.ones(2, device=DEVICE)},
     "out": {"out": torch.zeros(2, 3, 4, 15, device=DEVICE)},
 }
 
@@ -47,10 +46,9 @@ def test_arguments_that_do_not_fit_are_refused_by_name(named):
         tree_attention(*inputs.arguments, **inputs.options)
 
 
-def test_fp8_caches_without_scales_are_widened_as_they_are():
+def test_fp8_caches_are_widened_as_they_are():
     inputs = build(Case((5, 9), 3, fp8=True), poison=0.0)
     query, key_cache, value_cache, *rest = inputs.arguments
-    options = inputs.options | {"key_scale": None, "value_scale": None}
-    found = tree_attention(query, key_cache, value_cache, *rest, **options)
-    wide = tree_attention(query, key_cache.to(query.dtype), value_cache.to(query.dtype), *rest, **options)
+    found = tree_attention(query, key_cache, value_cache, *rest, **inputs.options)
+    wide = tree_attention(query, key_cache.to(query.dtype), value_cache.to(query.dtype), *rest, **inputs.options)
     torch.testing.assert_close(found, wide)

@@ -77,7 +77,7 @@ def test_no_rows_need_no_launch(writer):
     assert all(cache.isnan().all() for cache in caches)
 
 
-def test_fp8_stores_the_nearest_scaled_value_and_saturates(writer):
+def test_fp8_stores_the_nearest_value_and_saturates(writer):
     """Error of a rounded e4m3 value: at most 2**-4 of it, or half of the smallest subnormal step, 2**-10.
 
     Triton's interpreter rounds e4m3 wrongly (no carry into the exponent): there the values need no rounding.
@@ -86,24 +86,20 @@ def test_fp8_stores_the_nearest_scaled_value_and_saturates(writer):
     generator = torch.Generator().manual_seed(0)
     key, value = (torch.randn(3, 2, 16, generator=generator).to(DEVICE) * 40 for _ in range(2))
     key[0, 0, 0], key[0, 1, 0] = 1e5, -1e5
-    scales = [torch.tensor(pair, device=DEVICE) for pair in ((0.5, 2.0), (1.0, 0.25))]
     if DEVICE == "cpu" and writer is triton_kv_cache:
-        key, value = (
-            (part / scale[:, None]).clamp(-448, 448).to(FP8).float() * scale[:, None]
-            for part, scale in zip((key, value), scales, strict=True)
-        )
+        key, value = (part.clamp(-448, 448).to(FP8).float() for part in (key, value))
         key[0, :, 0] *= 300
     slots = torch.tensor([5, 4, 9], device=DEVICE)
-    writer.store_kv(key, value, *caches, slots, *scales)
-    for part, cache, scale in zip((key, value), caches, scales, strict=True):
-        wanted = (part / scale[:, None]).clamp(-448, 448)
+    writer.store_kv(key, value, *caches, slots)
+    for part, cache in zip((key, value), caches, strict=True):
+        wanted = part.clamp(-448, 448)
         found = cache.float().flatten(0, 1)[slots]
         limit = torch.maximum(wanted.abs() * 2**-4, torch.tensor(2**-10, device=DEVICE))
         assert ((found - wanted).abs() <= limit).all()
     assert caches[0].float()[1, 1, :, 0].tolist() == [448.0, -448.0]
 
 
-def test_fp8_without_scales_stores_and_saturates_what_is_given(writer):
+def test_fp8_stores_and_saturates_half_precision(writer):
     """Numbers that e4m3 has, as Triton's interpreter rounds wrongly, and some past all of them."""
     caches = pool(3, 4, 2, (16, 16), FP8)
     key, value = ((torch.arange(96).view(3, 2, 16) % 15 - 7.0).to(DEVICE, torch.bfloat16) * by for by in (1, 2**-6))
@@ -117,16 +113,14 @@ def test_fp8_without_scales_stores_and_saturates_what_is_given(writer):
 REFUSED = {
     "key is": {"key": torch.zeros(3, 2, 7)},
     "value is": {"value": torch.zeros(2, 2, 8)},
-    "key is torch.float32, its cache torch.float16": {"key_cache": torch.zeros(3, 4, 2, 8).half()},
-    "key_scale is": {"key_cache": torch.zeros(3, 4, 2, 8).to(FP8), "key_scale": torch.ones(3)},
-    "value is torch.float32, its cache torch.float32, with value_scale": {"value_scale": torch.ones(2)},
+    "value is torch.float32, its cache torch.float16": {"value_cache": torch.zeros(3, 4, 2, 8).half()},
     "slot_mapping": {"slot_mapping": torch.tensor([4, 5, 6], dtype=torch.int32)},
 }
 
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_arguments_that_do_not_fit_are_refused_by_name(named):
-    """On a CPU only calls with scales are checked: the plain path is left to torch's own checks."""
+    """On a CPU only float8 caches are checked: the plain path is left to torch's own checks."""
     fp8_cache = torch.zeros(3, 4, 2, 8).to(FP8)
     arguments = {
         "key": torch.zeros(3, 2, 8),
@@ -134,16 +128,10 @@ def test_arguments_that_do_not_fit_are_refused_by_name(named):
         "key_cache": fp8_cache,
         "value_cache": fp8_cache.clone(),
         "slot_mapping": torch.tensor([4, 5, 6]),
-        "key_scale": torch.ones(2),
-        "value_scale": torch.ones(2),
     }
-    if "its cache torch.float32" in named:
-        arguments["value_cache"] = torch.zeros(3, 4, 2, 8)
-    if "its cache torch.float16" in named:
-        arguments["key_scale"] = None
     arguments |= REFUSED[named]
     with pytest.raises(ValueError, match=named):
-        kv_cache.store_kv(**{name: value if value is None else value.to(DEVICE) for name, value in arguments.items()})
+        kv_cache.store_kv(**{name: value.to(DEVICE) for name, value in arguments.items()})
 
 
 def accepted_paths(rng, num_reqs, max_path, num_nodes, block_size, num_blocks):
