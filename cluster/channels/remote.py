@@ -12,7 +12,7 @@ import weakref
 import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, ROUND_SLEEP_S, Doorbell
+from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, Doorbell
 from wingbeat.cluster.channels.memory import (
     HOST_READY,
     NUM_WORDS,
@@ -88,7 +88,7 @@ class RemoteVerifierSide(VerifierSide):
     """The verifier's end."""
 
     def __init__(self, memory: ChannelMemory, link: VerifierLink) -> None:
-        super().__init__(memory, FrameDoorbell(link, Word.REPLIED, ROUND_SLEEP_S))
+        super().__init__(memory, FrameDoorbell(link, Word.REPLIED))
         self._outcome_bell = FrameBell(link, Word.OUTCOME_SEQ)
         self._link = link
 

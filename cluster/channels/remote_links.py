@@ -218,8 +218,8 @@ class FrameBell(Bell):
 class FrameDoorbell(Doorbell):
     """Takes in what has come before each look at the condition."""
 
-    def __init__(self, link: Link, index: int, max_sleep_s: float) -> None:
-        super().__init__(FrameBell(link, index), max_sleep_s)
+    def __init__(self, link: Link, index: int) -> None:
+        super().__init__(FrameBell(link, index))
         self._link = link
 
     def wait(

@@ -3,7 +3,7 @@
 Requests carry what an engine needs to read their adapter.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -22,10 +22,8 @@ class AdapterExists(ValueError):
 class AdapterCatalog(Catalog[AdapterName]):
     """Names and their adapters."""
 
-    def __init__(self, adapters: Iterable[AdapterName] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__(tuple, lambda fields: AdapterName(*fields))
-        for adapter in adapters:
-            self.put(adapter.name, adapter, 0)
 
 
 class AdapterTransport(Protocol):

@@ -115,7 +115,7 @@ class DraftPool:
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
-        if self.in_place or self.fixed_shapes:
+        if self.in_place:
             return AttentionSegment(start, *rows.shape, tables, {}, num_context=num_context, positions=rows)
         return build_segment(start, rows, num_context, None, tables, self.block_size, self.windows, self.dtype)
 
@@ -128,7 +128,7 @@ class DraftPool:
                 attention is in place.
         """
         num_reqs, num_query = visible.shape[:2]
-        if self.in_place or self.fixed_shapes:
+        if self.in_place:
             words = pack_mask(visible) if visible.dtype == torch.bool else visible
             return AttentionSegment(
                 0, num_reqs, num_query, tables, {}, num_context=num_context, positions=rows, mask_words=words

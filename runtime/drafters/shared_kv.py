@@ -43,7 +43,6 @@ class SharedKvDrafter(Drafter):
         kv_layers: the verifier's layer by type of layer, ascending.
         layers: attention of those layers, in the same order.
         num_layers: of the verifier: the index of its final norm's output among the taps.
-        fixed_shapes: run what other devices run on the CPU too.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class SharedKvDrafter(Drafter):
         layers: list[LayerAttention],
         speculation: SpeculationConfig,
         num_layers: int,
-        fixed_shapes: bool = False,
     ) -> None:
         self.head = head
         self.types = tuple(kv_layers)
@@ -63,7 +61,7 @@ class SharedKvDrafter(Drafter):
         self.hidden_size = head.embedding.shape[1]
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
         self.growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=self.device))
-        self.pool = DraftPool(layers, 0, self.dtype, self.device, fixed_shapes)
+        self.pool = DraftPool(layers, 0, self.dtype, self.device)
         self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
         self._hidden = torch.zeros(0)
 

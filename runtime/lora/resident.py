@@ -44,8 +44,6 @@ class ResidentAdapters:
         self._free = list(range(max_loras, 0, -1))
         self._held: OrderedDict[str, _Resident] = OrderedDict()
         """By digest, the least recently used one first."""
-        self.num_loads = 0
-        """Times that files were read into a place."""
 
     @property
     def num_resident(self) -> int:
@@ -108,7 +106,6 @@ class ResidentAdapters:
         except Exception:
             self._clear(adapter_id)
             raise
-        self.num_loads += 1
         self._free.pop()
         held = self._held[adapter.digest] = _Resident(adapter_id)
         return held

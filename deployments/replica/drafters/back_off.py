@@ -13,7 +13,7 @@ class BackOff:
         first_s: the first pause that is one, which doubles up to `LAST_S`.
     """
 
-    def __init__(self, first_s: float = FIRST_S) -> None:
+    def __init__(self, first_s: float) -> None:
         self.pause_s = 0.0
         """Before the next attempt."""
         self._first_s = first_s

@@ -31,7 +31,9 @@ def knows(pool: EnginePool, *names: str) -> bool:
 
 
 def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
-    first, second, late = AdapterCatalog([SQL]), AdapterCatalog([SQL]), AdapterCatalog()
+    first, second, late = (AdapterCatalog() for _ in range(3))
+    for catalog in (first, second):
+        catalog.merge([("sql", 0, SQL)])
     first.put("sql", None)
     second.merge(first.changes())
     second.put("sql", SQL._replace(digest="d2"))

@@ -155,9 +155,7 @@ def test_more_adapters_than_places_take_turns():
     world = LoraWorld("llama", max_loras=2)
     with engine_of(world, CHAIN) as engine:
         check_mixed(engine, world)
-    resident = world.loaded.adapters.resident
-    assert resident.num_resident == 2
-    assert resident.num_loads > len(KINDS) - 1
+    assert world.loaded.adapters.resident.num_resident == 2
 
 
 def test_requests_of_an_adapter_that_is_unloaded_end_and_then_its_place_is_free():
