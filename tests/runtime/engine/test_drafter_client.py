@@ -2,22 +2,12 @@
 
 import pytest
 
-from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
-from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
+from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
+from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig
 
 pytestmark = pytest.mark.few(1)
 
 SHORT = 48
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
-
-
-@pytest.fixture(scope="module")
-def taps(ref):
-    return dense_taps(ref)
 
 
 @pytest.fixture

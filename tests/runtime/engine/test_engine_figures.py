@@ -5,16 +5,11 @@ from types import NoneType
 
 import pytest
 
-from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
+from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
 from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
 from wingbeat.runtime.scheduling.request import Request
 
 SHORT = 24
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
 
 
 @pytest.fixture

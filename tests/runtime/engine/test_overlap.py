@@ -13,12 +13,11 @@ from tests.runtime.models import (
     greedy_params,
     new_engine,
     random_model,
-    reference,
 )
-from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig, dense_taps
+from tests.runtime.watchers import ContextDrafter, FailingEnd, Rig
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.drafters.ngram import NgramDrafter
-from wingbeat.runtime.llm import build_engine, connect
+from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.round import RoundInFlight
@@ -28,30 +27,6 @@ pytestmark = pytest.mark.few(1)
 DRAFTERS = ["none", "right", "wrong", "ngram", "eagle"]
 SHORT = 48
 TIGHT = {"max_model_len": 128, "num_kv_blocks": 12, "max_num_batched_tokens": 33}
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
-
-
-@pytest.fixture(scope="module")
-def taps(ref):
-    return dense_taps(ref)
-
-
-@pytest.fixture
-def engine_of():
-    made = []
-
-    def make(loaded, drafter, on_host=None, channel_factory=InProcessChannel, **overrides):
-        config = engine_config(**({"overlap": True} | overrides))
-        made.append(build_engine(loaded, config, drafter, channel_factory, on_host=on_host))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.model.remove_taps()
 
 
 @pytest.fixture

@@ -2,18 +2,13 @@
 
 import pytest
 
-from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine, reference
+from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
 
 BAD = 2
 """Index of the prompt that raises."""
 COUNT = 40
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
 
 
 @pytest.fixture

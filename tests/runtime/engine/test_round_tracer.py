@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.models import TREE, engine_config, greedy_params, reference
+from tests.runtime.models import TREE, engine_config, greedy_params
 from tests.runtime.recorded_graphs import RecordingDevice
 from tests.runtime.scripted import ScriptedDrafter, random_tree
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -12,11 +12,6 @@ from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request
 
 NUM_TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
 
 
 def run(ref, params, speculation=TREE, device=None, **limits):

@@ -5,32 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.runtime.engine.arrivals import Load, drafter_of, ending
-from tests.runtime.models import Run, engine_config, greedy_params, new_engine, random_model, random_prompts, reference
+from tests.runtime.models import Run, engine_config, greedy_params, new_engine, random_model, random_prompts
 from tests.runtime.recorded_graphs import WAITS
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = pytest.mark.few(1)
-
-
-@pytest.fixture(scope="module")
-def ref():
-    return reference("llama")
-
-
-@pytest.fixture
-def engine_of():
-    made = []
-
-    def make(loaded, drafter, on_host=None, channel_factory=InProcessChannel, **overrides):
-        config = engine_config(**({"overlap": True} | overrides))
-        made.append(build_engine(loaded, config, drafter, channel_factory, on_host=on_host))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.model.remove_taps()
 
 
 class Blindfold(TorchDispatchMode):

@@ -1,0 +1,33 @@
+"""What tests of the engine share."""
+
+import pytest
+
+from tests.runtime.models import engine_config, reference
+from tests.runtime.watchers import dense_taps
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.llm import build_engine
+
+
+@pytest.fixture(scope="module")
+def ref():
+    return reference("llama")
+
+
+@pytest.fixture(scope="module")
+def taps(ref):
+    return dense_taps(ref)
+
+
+@pytest.fixture
+def engine_of():
+    """(model, drafter, limits) -> an engine whose host is a round behind its device."""
+    made = []
+
+    def make(loaded, drafter, on_host=None, channel_factory=InProcessChannel, **overrides):
+        config = engine_config(**({"overlap": True} | overrides))
+        made.append(build_engine(loaded, config, drafter, channel_factory, on_host=on_host))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.model.remove_taps()
