@@ -26,27 +26,7 @@ from wingbeat.runtime.heads.files import (
 )
 from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
 from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
-from wingbeat.runtime.heads.layouts import (
-    Family,
-    Layout,
-    UnsupportedCheckpointError,
-    file_tensors,
-    holds_head,
-    recognise,
-)
-from wingbeat.runtime.heads.save import save_eagle_head
-
-__all__ = [
-    "CheckpointError",
-    "HeadCheckpoint",
-    "UnsupportedCheckpointError",
-    "check_head",
-    "head_conventions",
-    "is_head_folder",
-    "load_eagle_head",
-    "read_checkpoint",
-    "save_eagle_head",
-]
+from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from torch import Tensor
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.eagle1 import Eagle1Head
-from wingbeat.runtime.heads.load import load_eagle_head, save_eagle_head
+from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.recordings.reader import CaptureReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig

@@ -6,7 +6,7 @@ import torch
 from tests.conftest import running
 from tests.runtime.models import DEMO_PAIR, greedy, prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import LIMITS
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

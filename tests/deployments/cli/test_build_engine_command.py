@@ -10,7 +10,7 @@ from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.deployments.cli import main as cli
 from wingbeat.deployments.model_options import ModelOptions
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.tensorrt import builders
 from wingbeat.runtime.tensorrt.engine_directory import write_config, write_draft_to_target
 

@@ -15,7 +15,7 @@ from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE, BadDrafterError,
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.conventions import STATED
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
 from wingbeat.runtime.verifier.loading.loader import load_model

@@ -15,7 +15,7 @@ from tests.runtime.models import (
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, VOCAB
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 
 
 @pytest.fixture

@@ -11,13 +11,9 @@ from safetensors.torch import load_file, save_file
 from tests.runtime.heads.head_folder import DRAFT_VOCAB, HIDDEN, LAYERS, VOCAB, edit_config, edit_tensors, load
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle3 import EagleHead
-from wingbeat.runtime.heads.load import (
-    CheckpointError,
-    UnsupportedCheckpointError,
-    head_conventions,
-    is_head_folder,
-    save_eagle_head,
-)
+from wingbeat.runtime.heads.layouts import UnsupportedCheckpointError
+from wingbeat.runtime.heads.load import CheckpointError, head_conventions, is_head_folder
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"

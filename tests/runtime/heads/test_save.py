@@ -10,7 +10,8 @@ from tests.runtime.eagle_formula import Recipe, random_weights
 from tests.runtime.head_formats import FORMATS, NUM_LAYERS, VOCAB
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.heads.load import head_conventions, load_eagle_head, save_eagle_head
+from wingbeat.runtime.heads.load import head_conventions, load_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 
 HIDDEN = 24

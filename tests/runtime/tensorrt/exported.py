@@ -8,7 +8,8 @@ import torch
 from tests.runtime.models import DEMO_PAIR, random_head, random_model
 from tests.runtime.tensorrt.engine_world import LIMITS
 from wingbeat.runtime.heads.layer import DecoderHead
-from wingbeat.runtime.heads.load import load_eagle_head, save_eagle_head
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.tensorrt.build import BuildPlan, export_directory
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory

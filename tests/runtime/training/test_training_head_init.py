@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from wingbeat.runtime.heads.load import save_eagle_head
+from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import unroll
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
