@@ -257,8 +257,7 @@ class DrafterClient(RoundObserver):
         if not seqs:
             return
         if len(seqs) < len(decodes):
-            index = self._index(decodes, seqs)
-            paths = AcceptedPaths(*(None if part is None else part[index] for part in paths))
+            paths = _rows(paths, self._index(decodes, seqs))
         if self._stateless:
             paths = paths._replace(taps=None)
         writer.decodes([seq.slot for seq in seqs], paths)
@@ -310,3 +309,9 @@ def _put(history: Tensor, slots: Tensor, columns: Tensor, token_ids: Tensor) -> 
     """history[slots, columns] = token_ids, wherever each of them is."""
     slots, columns, token_ids = (part.to(history.device) for part in (slots, columns, token_ids))
     history[slots, columns] = token_ids
+
+
+def _rows(paths: AcceptedPaths, index: Tensor | slice) -> AcceptedPaths:
+    """Some decodes' rows of what drafters are told; of the rest, not every part has a row for each decode."""
+    told = {name: getattr(paths, name) for name in ("slots", "positions", "token_ids", "num_tokens", "taps")}
+    return paths._replace(**{name: None if part is None else part[index] for name, part in told.items()})

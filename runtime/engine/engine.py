@@ -214,12 +214,13 @@ class Engine:
             raise RoundFailed(str(error), queued=self._entangled()[1]) from error  # nobody is a suspect
         logger.warning("A round raised %s: its requests are tried one by one", type(error).__name__, exc_info=error)
         failure = RoundFailed(f"{type(error).__name__}: {error}", *self._entangled())
+        drafted = self.drafter_state is DrafterState.ATTACHED
         try:
             alone = running[0] if len(running := self.scheduler.running) == 1 else None
             self._in_flight.clear()
             for observer in self._observers:
                 observer.abandoned()
-            self.scheduler.restart()
+            self.scheduler.restart(drafted)
             self._probe()
             if alone is not None:
                 self.scheduler.fail(alone, error)

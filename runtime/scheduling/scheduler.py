@@ -103,15 +103,18 @@ class Scheduler:
             self.fail(seq, error)
             return None
 
-    def restart(self) -> None:
+    def restart(self, drafted: bool) -> None:
         """After a round that raised: compute what ran again, one sequence at a time until it is past that round.
+
+        Args:
+            drafted: whether a drafter took part, which may be what raised and is let go of.
 
         Raises:
             RuntimeError: this cannot be any sequence's doing.
         """
         if not self.running:
             raise RuntimeError("a round raised that no sequence ran in")
-        self.suspects.round_raised()
+        self.suspects.round_raised(drafted)
         for seq in reversed(self.running):
             self.suspects.add(seq, seq.max_len + self.config.speculation.max_path)
             self._preempt(seq)

@@ -32,15 +32,18 @@ class Suspects:
         """Run a sequence alone until it has more tokens than `passed_at`."""
         self._passed_at[seq] = passed_at
 
-    def round_raised(self) -> None:
+    def round_raised(self, drafted: bool) -> None:
         """Another round raised.
+
+        Args:
+            drafted: see `Scheduler.restart`; that explains the round where no sequence does.
 
         Raises:
             RuntimeError: too often already that was no sequence's doing.
         """
-        if self.num_unexplained == MAX_UNEXPLAINED:
+        if self.num_unexplained == MAX_UNEXPLAINED and not drafted:
             raise RuntimeError(f"{MAX_UNEXPLAINED} rounds raised in which every sequence passed alone")
-        self._unexplained = True
+        self._unexplained |= not drafted
         self._num_good_rounds = 0
 
     def round_went_well(self) -> None:

@@ -92,7 +92,7 @@ class EngineDrafter(Drafter):
         """Grow a tree per proposal slot; see `Drafter.propose`."""
         slots = upload(batch.proposal_slots.tolist(), self.device)
         roots = self.growth.roots(batch, slots)
-        kv_rows, starts = torch.stack((batch.block_tables[slots, 0], roots.positions[:, 0] - 1)).tolist()
+        kv_rows, starts = torch.stack((batch.block_tables[slots, 0], roots.positions[0] - 1)).tolist()
         tree = _GrowingTree(self, kv_rows, starts, self._hidden[slots][:, None])
         return self.growth.grow(roots, self._logits[slots][:, None], tree.expand, batch.growth_rules)
 

@@ -1,10 +1,13 @@
 """Log-probabilities of tokens, of their alternatives and of the prompt: transformers' own, drafted or not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_tree
+from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = pytest.mark.few(2)
@@ -74,6 +77,23 @@ def test_they_are_the_models_own(kind, fields):
         truth = true_logprobs(ref.loaded, prompt + run.tokens[index])
         check(run.logprobs[index], truth[len(prompt) - 1 :], run.tokens[index], NUM_TOP)
         check(run.prompt_logprobs[index], truth[: len(prompt) - 1], prompt[1:], 2)
+
+
+@pytest.mark.parametrize("asks", [0, 1])
+def test_whoever_asks_may_run_beside_a_request_without_drafts(asks):
+    ref = reference("llama")
+    params = [SamplingParams(LENGTH, 0.0, ignore_eos=True, speculation=bool(index % 2)) for index in range(4)]
+    params[asks] = replace(params[asks], logprobs=NUM_TOP)
+    prompts = [ref.prompts[index % len(ref.prompts)] for index in range(4)]
+    engine = new_engine(ref.loaded, engine_config(TREE), eagle_drafter(ref.loaded, TREE))
+    try:
+        run = Recorder(engine, prompts, params)
+        run.finish()
+        assert engine.drafter_state is DrafterState.ATTACHED
+    finally:
+        engine.model.remove_taps()
+    truth = true_logprobs(ref.loaded, prompts[asks] + run.tokens[asks])
+    check(run.logprobs[asks], truth[len(prompts[asks]) - 1 :], run.tokens[asks], NUM_TOP)
 
 
 def test_only_who_asks_is_told_and_a_cached_prompt_is_computed_again():

@@ -3,8 +3,11 @@
 import pytest
 
 from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy_params, new_engine
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.engine.round_failed import RoundFailed
+from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingParams
+from wingbeat.runtime.scheduling.suspects import MAX_UNEXPLAINED
 
 BAD = 2
 """Index of the prompt that raises."""
@@ -88,6 +91,27 @@ def test_what_raises_only_where_there_is_a_drafter_costs_the_drafter_and_no_requ
     run = Run(engine, ref.prompts, greedy_params(COUNT))
     assert run.finish() == [tokens[:COUNT] for tokens in ref.continuations]
     assert engine.drafter_state == "lost"
+
+
+@both
+def test_rounds_that_keep_raising_with_every_drafter_never_end_the_engine(ref, engine):
+    whole = engine.drafting.publish
+
+    def fragile(plan, flight):
+        if engine.drafter_state == "attached" and len(plan.decodes) > 1:
+            raise OverflowError("unlucky")
+        return whole(plan, flight)
+
+    engine.drafting.publish = fragile
+    run = Run(engine, ref.prompts, greedy_params(COUNT))
+    num_drafters = 1
+    while engine.has_unfinished_requests():
+        run.step()
+        if engine.drafter_state == "lost" and len(engine.scheduler.running) > 1:
+            connect(engine, eagle_drafter(ref.loaded, TREE), InProcessChannel)
+            num_drafters += 1
+    assert num_drafters > MAX_UNEXPLAINED + 1
+    assert run.tokens == [tokens[:COUNT] for tokens in ref.continuations]
 
 
 @both

@@ -30,7 +30,7 @@ def test_a_request_on_trial_runs_alone_until_it_is_past_it_and_the_others_go_on_
 
 def raises_unexplained(scheduler):
     """A round raises, and what ran in it passes alone."""
-    scheduler.restart()
+    scheduler.restart(drafted=False)
     while scheduler.suspects:
         play(scheduler, scheduler.schedule())
 
@@ -50,4 +50,4 @@ def test_rounds_that_raised_long_ago_are_forgotten(monkeypatch):
     for _ in range(suspects.MAX_UNEXPLAINED):
         raises_unexplained(scheduler)
     with pytest.raises(RuntimeError, match="passed alone"):
-        scheduler.restart()
+        scheduler.restart(drafted=False)
