@@ -106,6 +106,7 @@ def text_of(token_ids: tuple[int, ...], model: Path) -> str:
     return Tokenizer.load(model).decode(token_ids)
 
 
+@pytest.mark.slow
 def test_both_engines_are_used_and_every_answer_is_its_own(fake_app: httpx.Client, tiny_model: Path):
     with ThreadPoolExecutor(8) as threads:
         texts = list(threads.map(lambda seed: complete(fake_app, seed=seed)["choices"][0]["text"], range(8)))
@@ -117,6 +118,7 @@ def test_both_engines_are_used_and_every_answer_is_its_own(fake_app: httpx.Clien
     assert len(verifier_stats(FAKE)) == 2
 
 
+@pytest.mark.slow
 def test_a_stream_says_the_same_as_the_whole_answer(fake_app: httpx.Client):
     body = {"model": "tiny", "prompt": "abc", "max_tokens": 40, "seed": 5, "stream": True}
     with fake_app.stream("POST", "/v1/completions", json=body) as response:
@@ -127,24 +129,25 @@ def test_a_stream_says_the_same_as_the_whole_answer(fake_app: httpx.Client):
     assert len(events) > 3
 
 
-def test_the_router_knows_what_address_the_proxy_listens_on(fake_app: httpx.Client):
-    assert fake_app.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
+def test_the_router_knows_what_address_the_proxy_listens_on(demo_app: Any):
+    assert demo_app.http.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-        assert fake_app.get("/v1/models", headers=headers).status_code == 403
+        assert demo_app.http.get("/v1/models", headers=headers).status_code == 403
 
 
-def test_every_answer_has_one_request_id(fake_app: httpx.Client):
+def test_every_answer_has_one_request_id(demo_app: Any):
     for path in ("/health", "/nowhere"):
-        assert len(fake_app.get(path).headers.get_list("x-request-id", split_commas=True)) == 1
-        assert fake_app.get(path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+        assert len(demo_app.http.get(path).headers.get_list("x-request-id", split_commas=True)) == 1
+        assert demo_app.http.get(path, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
 
 
-def test_a_body_that_is_too_long_ends_its_connection(fake_app: httpx.Client):
+def test_a_body_that_is_too_long_ends_its_connection(demo_app: Any):
     parts = (b"x" * 65536 for _ in range(2000))
-    response = fake_app.post("/v1/completions", content=parts, headers={"Content-Type": "application/json"})
+    response = demo_app.http.post("/v1/completions", content=parts, headers={"Content-Type": "application/json"})
     assert (response.status_code, response.headers["connection"]) == (413, "close")
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client):
     body = {"model": "tiny", "prompt": "abc", "max_tokens": 3900, "seed": 5, "n": 4, "stream": True}
     with fake_app.stream("POST", "/v1/completions", json=body) as response:
@@ -153,6 +156,7 @@ def test_a_client_that_leaves_takes_its_requests_with_it(fake_app: httpx.Client)
     assert all(stats["num_free_blocks"] == stats["num_blocks"] for stats in verifier_stats(FAKE).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["engine_pid", "pid"])
 def test_requests_of_a_killed_process_go_on_elsewhere_and_it_is_replaced(
     fake_app: httpx.Client, tiny_model: Path, victim: str
