@@ -19,7 +19,7 @@ from tests.ports import free_port
 from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 START_S = 240.0
 TIMEOUT_S = 5
@@ -132,7 +132,6 @@ def test_sigterm_lets_streams_end_refuses_new_requests_and_leaves_nothing_behind
     assert not any(path.exists() for path in channels)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_does_not_wait_for_streams_and_leaves_nothing_behind(server: Server, number: int):
     processes, channels = descendants(server.process.pid), server.channels()

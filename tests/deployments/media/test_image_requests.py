@@ -74,7 +74,7 @@ def service_of(folder, vocab_size, images=SERVED):
     return CompletionService(pool, tokenizer, images=image_reader(images, folder, MediaLimits(), tokenizer))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path):
     folder = write_checkpoint(name, tmp_path)

@@ -28,7 +28,7 @@ from wingbeat.runtime.pair import PairSettings, engine_of_pair
 from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 
-pytestmark = pytest.mark.few(2)
+pytestmark = pytest.mark.few(1)
 
 FP8 = {"kv_cache_dtype": "fp8"}
 LENGTH = 40

@@ -36,6 +36,7 @@ def gpu():
             METER.reset()
 
 
+@pytest.mark.slow
 def test_the_largest_round_is_measured_and_leaves_nothing_behind(gpu: FakeGpu):
     loaded = verifier()
     chunks, trees = activation_bytes(loaded, LIMITS, NEEDS)

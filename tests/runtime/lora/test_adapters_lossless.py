@@ -72,7 +72,7 @@ def check_mixed(engine, world):
 
 @pytest.mark.parametrize("rounds", ["eager", "fixed shapes", "graphs", "overlapped"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_mixed_adapters_write_what_each_merged_model_writes(shape, rounds):
     device = RecordingDevice() if rounds == "graphs" else None
     on_host = False if rounds in ("fixed shapes", "overlapped") else None

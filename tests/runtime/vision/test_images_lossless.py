@@ -42,7 +42,7 @@ def test_references_are_decisive_and_their_images_are_served(name):
     assert sum(len(set(tokens)) for tokens in ref.continuations) > 4 * 6
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(AXES, rows(CONFIGS, ROOMS))
 def test_the_text_is_that_of_generate(run_of, model, kind, shape, room, device):
     ref, speculation = shown(model), {"tree": TREE, "chain": CHAIN}[shape]
