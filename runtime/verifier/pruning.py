@@ -107,6 +107,7 @@ def first_nodes(trees: TokenTree, num_valid: Tensor, num_nodes: int) -> TokenTre
     """`keep_nodes` where the kept nodes are each tree's first, as a chain's are: none gets another number.
 
     Args:
+        trees: on the host.
         num_valid: int64 [num_reqs]: kept, the root included.
         num_nodes: width of the result.
     """
