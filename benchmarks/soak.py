@@ -25,7 +25,7 @@ from servers import App, wingbeat_apps
 from steady_load import Answer, SteadyLoad, compare, mixed_bodies
 from workload import describe, held_out_prompts
 
-from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.tokenizer import Tokenizer

@@ -31,6 +31,8 @@ from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provid
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
+from wingbeat.runtime.torchless import keep_torch_out
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 logger = logging.getLogger(__name__)
 ENGINE_ROUTER = "wingbeat.deployments.fleet.replica_router.EngineRequestRouter"
@@ -65,7 +67,10 @@ class Router:
         self._config = config
         self._bound_host = await bound_host()
         warn_if_open(config, self._bound_host)
-        self._tokenizer = Tokenizer.load(config.model_dir(with_weights=False))
+        folder = config.model_dir(with_weights=False)
+        if not ConfigFile.read(folder).has_vision:
+            keep_torch_out()
+        self._tokenizer = Tokenizer.load(folder)
         source = ServeEngines(engines, config.text_identity())
         self._pool = EnginePool(
             source,

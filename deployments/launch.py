@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import ray
@@ -13,7 +14,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from wingbeat.cluster.channels.segment import remove_stale_segments
+from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, VERIFIER, build
@@ -58,6 +59,7 @@ class ServedApplication:
     Args:
         address: of a running cluster that this machine is a node of; None leaves it to Ray whether it joins one.
         detach: the application is to stay when this process ends.
+        check: returns once the models are known to be right; waited for while Ray is there and the application is not.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class ServedApplication:
         start_up: StartUp | None = None,
         address: str | None = None,
         detach: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> None:
+        self._check = check
         self._config = config
         self._address = address
         self._detach = detach
@@ -88,6 +92,7 @@ class ServedApplication:
         Raises:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
+            ValueError: whatever `check` has found.
         """
         for name, value in RAY_ENV.items():
             os.environ.setdefault(name, value)
@@ -108,6 +113,8 @@ class ServedApplication:
             )
         if self._config.resolved_device() == "cuda":
             self._check_gpus()
+        if self._check is not None:
+            self._check()
         self._deployed = True
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
@@ -217,6 +224,7 @@ def serve_until_stopped(
     start_up: StartUp | None = None,
     address: str | None = None,
     detach: bool = False,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
 
@@ -224,10 +232,11 @@ def serve_until_stopped(
 
     Raises:
         StartError: the application could not start, or failed for good.
+        ValueError: whatever `check` has found.
     """
     signals = StopSignals()
     start_up = StartUp() if start_up is None else start_up
-    application = ServedApplication(config, host, port, signals, start_up, address, detach)
+    application = ServedApplication(config, host, port, signals, start_up, address, detach, check)
     signals.install()
     try:
         try:

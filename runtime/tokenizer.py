@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from wingbeat.runtime.token_length import longest_token
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -31,7 +33,7 @@ class TextTooLong(Exception):
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to what serving needs; safe to share between threads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         if tokenizer.is_fast:
             # A checkpoint may bring both, and switching them off per call would mutate shared state.
@@ -40,7 +42,7 @@ class Tokenizer:
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     @property
-    def hugging_face(self) -> PreTrainedTokenizerBase:
+    def hugging_face(self) -> "PreTrainedTokenizerBase":
         """The tokenizer itself, for libraries that read its vocabulary."""
         return self._tokenizer
 
@@ -51,6 +53,8 @@ class Tokenizer:
         Raises:
             ValueError: the folder holds none that transformers can read.
         """
+        from transformers import AutoTokenizer  # takes seconds, for which no command's help should wait
+
         try:
             read = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
             read.chat_template = read.chat_template or _processors_template(Path(directory))

@@ -39,9 +39,12 @@ MAY_IMPORT = {
         "deployments.metrics",
         "deployments.replica",
         "runtime.tokenizer",
+        "runtime.torchless",
+        "runtime.verifier",
     },
     "deployments.cli": {
         "cluster.channels",
+        "cluster.child_process",
         "deployments.app_config",
         "deployments.launch",
         "deployments.log",
@@ -287,6 +290,7 @@ MAY_IMPORT = {
     "runtime.token_length": set(),
     "runtime.tokenizer": {"runtime.token_length"},
     "runtime.tokenizer_file": {"runtime.tensor_files"},
+    "runtime.torchless": set(),
     "runtime.training": {
         "runtime.config",
         "runtime.drafters",

@@ -21,21 +21,16 @@ from wingbeat.cluster.channels.doorbell import (
     poll,
     process_start,
 )
-from wingbeat.cluster.channels.memory import (
-    DEVICE_FIELDS,
-    HOST_FIELDS,
+from wingbeat.cluster.channels.header import (
     MAX_INCARNATION,
     NUM_WORDS,
     PID_BITS,
     ROUND_BITS,
     ChannelError,
-    ChannelMemory,
-    Region,
     Word,
-    buffer_bytes,
-    carve,
     write_owner,
 )
+from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader, TreeReply
 
 

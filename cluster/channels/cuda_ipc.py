@@ -40,18 +40,10 @@ import torch
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, IpcEvent, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess
-from wingbeat.cluster.channels.memory import (
-    DEVICE_FIELDS,
-    HOST_FIELDS,
-    PID_BITS,
-    ChannelError,
-    ChannelMemory,
-    Region,
-    Word,
-    buffer_bytes,
-    carve,
-)
-from wingbeat.cluster.channels.segment import Details, Segment, SegmentHeader, close_segment
+from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
+from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
+from wingbeat.cluster.channels.segment import Details, Segment, SegmentHeader
+from wingbeat.cluster.channels.segment_files import close_segment
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ and what orders the devices that read and write it.
 """
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, Protocol
@@ -13,11 +12,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.doorbell import process_start
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, TreeReply, outcome_layout, reply_layout
 
 ALIGNMENT_BYTES = 64
-NUM_WORDS = 64
 HOST_FIELDS = frozenset(
     {
         "header",
@@ -54,38 +52,6 @@ DEVICE_FIELDS = frozenset(
     }
 )
 """`token_ids` is the name of the trees' tokens in a reply and of the token history; both lie on the device."""
-
-
-class ChannelError(RuntimeError):
-    """A channel cannot be made, found or attached to; the message is one line for the operator."""
-
-
-class Word:
-    """Index of each int64 word of the header; a cache line (8 words) has one writer."""
-
-    MAGIC = 0
-    VERSION = 1
-    HEADER_BYTES = 2
-    VERIFIER_PID = 3
-    VERIFIER_START = 4
-
-    OUTCOME_SEQ = 8
-    """Rounds published."""
-    CLOSED = 9
-
-    REPLIED = 16
-    """Incarnation << ROUND_BITS | rounds answered."""
-
-    ATTACHED = 24
-    """Incarnation << PID_BITS | process id of the drafter; 0 before the first one."""
-    DRAFTER_START = 25
-    DETACHED = 26
-    """The last incarnation that left on its own and has let go of the memory."""
-
-
-ROUND_BITS = 40
-PID_BITS = 32
-MAX_INCARNATION = 2**22
 
 
 class ReadyEvents(Protocol):
@@ -204,12 +170,6 @@ def carve(
     outcomes = (Outcome(**parts[0]), Outcome(**parts[1]))
     replies = (TreeReply(**parts[2]), TreeReply(**parts[3]))
     return ChannelMemory(spec, words, outcomes, replies, parts[4]["token_ids"], outcome_ready, reply_ready)
-
-
-def write_owner(words: memoryview) -> None:
-    """Enter this process as the channel's verifier."""
-    words[Word.VERIFIER_PID] = os.getpid()
-    words[Word.VERIFIER_START] = process_start(os.getpid())
 
 
 def _part(layout: Layout, fields: frozenset[str] | None) -> Layout:

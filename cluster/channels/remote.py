@@ -13,19 +13,16 @@ import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.doorbell import IDLE_SLEEP_S, Doorbell
+from wingbeat.cluster.channels.header import NUM_WORDS, ChannelError, Word, write_owner
 from wingbeat.cluster.channels.memory import (
     HOST_READY,
-    NUM_WORDS,
-    ChannelError,
     ChannelMemory,
     HostReady,
     ReadyEvents,
     Region,
-    Word,
     buffer_bytes,
     carve,
     check_fits,
-    write_owner,
 )
 from wingbeat.cluster.channels.remote_address import RemoteAddress
 from wingbeat.cluster.channels.remote_handshake import SessionKeys, introduce, new_secret

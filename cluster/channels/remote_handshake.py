@@ -18,7 +18,7 @@ import time
 from enum import IntEnum
 from typing import NamedTuple
 
-from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 VERSION = 1

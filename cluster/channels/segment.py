@@ -6,30 +6,30 @@ process unlinks the owner's segment when that process ends, and cannot be told n
 must share /dev/shm and the pid namespace: the actors of one node do.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import mmap
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
-from wingbeat.cluster.channels.memory import NUM_WORDS, ChannelError, Word, write_owner
+from wingbeat.cluster.channels.doorbell import process_start
+from wingbeat.cluster.channels.header import MAGIC, ChannelError, Word, write_owner
+from wingbeat.cluster.channels.segment_files import (
+    JSON_START,
+    SHM_DIR,
+    UNFINISHED,
+    directory_lock,
+    remove_stale_segments,
+    segment_path,
+)
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
-SHM_DIR = Path("/dev/shm")
-PREFIX = "wingbeat."
-UNFINISHED = ".unfinished"
 HEADER_BYTES = 4096
-JSON_START = 8 * NUM_WORDS
-MAGIC = int.from_bytes(b"wingbeat", "little")
 VERSION = 5
 """Of the header and of the layout that follows from a spec; raise it with any change to either."""
 
@@ -68,7 +68,7 @@ class Segment:
         try:
             mapping = _allocate(draft, HEADER_BYTES + body_bytes)
             words = _write_header(mapping, header)
-            with _directory_lock():
+            with directory_lock():
                 os.link(draft, path)
         except FileExistsError:
             raise ChannelError(f"channel {name!r} exists and its verifier is alive") from None
@@ -91,66 +91,6 @@ class Segment:
         if len(mapping) != HEADER_BYTES + body_bytes(header.spec):
             raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec asks for another size")
         return cls(path, header, words, _body(mapping))
-
-
-def close_segment(words: memoryview, path: Path, pid: int) -> None:
-    """Mark the channel as closed and unlink its file; a forked child, which inherits the call, does neither."""
-    if os.getpid() == pid:
-        words[Word.CLOSED] = 1
-        with _directory_lock():
-            path.unlink(missing_ok=True)
-
-
-def remove_stale_segments() -> int:
-    """Unlink the segments whose verifier is dead; returns how many. Files that are not ours are left alone."""
-    removed = 0
-    with _directory_lock():
-        for path in SHM_DIR.glob(f"{PREFIX}*"):
-            owner = _owner(path)
-            if owner is None or owner.alive():
-                continue
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or of another user
-                path.unlink()
-                removed += 1
-    return removed
-
-
-def segment_path(name: str) -> Path:
-    """Where the segment `name` lies. Raises ChannelError if the name is not a plain file name."""
-    if not name or "/" in name or "\0" in name or len(name) > 150:
-        raise ChannelError(f"channel name {name!r} must be a file name of 1..150 characters")
-    return SHM_DIR / f"{PREFIX}{name}"
-
-
-@contextlib.contextmanager
-def _directory_lock() -> Iterator[None]:
-    """Without it a name found stale could be another verifier's by the time it is unlinked."""
-    fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _owner(path: Path) -> PeerProcess | None:
-    """The process that made a segment, or None where that cannot be told or another user owns the file."""
-    with contextlib.suppress(FileNotFoundError):
-        found = path.lstat()
-        # Anybody may put anything into /dev/shm: opening a pipe of such a name would wait for ever.
-        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-            return None
-    if path.name.endswith(UNFINISHED):
-        pid, start = path.name.removesuffix(UNFINISHED).split(".")[-2:]
-        return PeerProcess(int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else None
-    try:
-        with path.open("rb") as file:
-            words = memoryview(file.read(JSON_START).ljust(JSON_START, b"\0")).cast("q")
-    except OSError:
-        return None
-    if words[Word.MAGIC] != MAGIC:
-        return None
-    return PeerProcess(words[Word.VERIFIER_PID], words[Word.VERIFIER_START])
 
 
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:

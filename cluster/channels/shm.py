@@ -5,8 +5,10 @@ import weakref
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell
-from wingbeat.cluster.channels.memory import ChannelMemory, Region, Word, buffer_bytes, carve, check_fits
-from wingbeat.cluster.channels.segment import Segment, SegmentHeader, close_segment, remove_stale_segments
+from wingbeat.cluster.channels.header import Word
+from wingbeat.cluster.channels.memory import ChannelMemory, Region, buffer_bytes, carve, check_fits
+from wingbeat.cluster.channels.segment import Segment, SegmentHeader
+from wingbeat.cluster.channels.segment_files import close_segment, remove_stale_segments
 from wingbeat.runtime.free_memory import free_shared_memory
 from wingbeat.runtime.protocol.messages import ChannelSpec
 

@@ -67,7 +67,8 @@ def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
     """
     if not config.has_drafter() or config.channel_kind() != "shm":
         return
-    from wingbeat.cluster.channels.memory import ChannelError, check_fits
+    from wingbeat.cluster.channels.header import ChannelError
+    from wingbeat.cluster.channels.memory import check_fits
 
     try:
         check_fits(channel_spec(config, taps_size, vocab_size), free_shared_memory())

@@ -1,6 +1,6 @@
-"""What is checked before Ray starts: the address, the settings against the checkpoints, the checkpoints themselves.
+"""What is checked before Ray starts: the address, and what the files alone tell of the settings and the checkpoints.
 
-Cheap checks come first: those that need torch and transformers wait for seconds of imports.
+None of it needs torch or transformers, which take seconds to import: `model_check` does the rest while Ray starts.
 """
 
 import errno
@@ -10,11 +10,11 @@ import socket
 from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.cli.buffer_sizes import check_channel, check_memory
+from wingbeat.deployments.cli.buffer_sizes import check_memory
 from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
-from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_weights
-from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line, quiet
+from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 
 class PreflightError(ValueError):
@@ -36,9 +36,9 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
         _check_cluster(address)
     folder = config.model_dir()
     file = ConfigFile.read(folder)
-    here = address is None and not _joins_cluster()
+    here = is_here(address)
     wingbeats_own = config.engine_factory is None
-    _check_positions(config, file.name, file.size("max_position_embeddings"))
+    check_positions(config, file.name, file.size("max_position_embeddings"))
     if wingbeats_own:
         check_files(file)
         if here:
@@ -46,12 +46,6 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
     check_tokenizer_file(folder, file.size("vocab_size"))
     _check_capture(config)
     _check_drafter_name(config, here)
-    if here:
-        _check_device(config)
-        _check_factories(config)
-    if wingbeats_own:
-        _check_model(config, file, here)
-    _check_tokenizer(folder)
 
 
 def check_address(host: str, port: int) -> None:
@@ -96,7 +90,12 @@ def _check_cluster(address: str) -> None:
         raise PreflightError(f"--address {address}: must be HOST:PORT of the cluster's head, or auto")
 
 
-def _check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
+def check_positions(config: AppConfig, name: str, num_positions: int | None) -> None:
+    """Refuse contexts that the model has no positions for; None where nothing says how many it has.
+
+    Raises:
+        PreflightError: one line with both numbers.
+    """
     if num_positions is not None and (config.max_model_len or 0) > num_positions:
         raise PreflightError(
             f"max_model_len is {config.max_model_len}: {name} has {num_positions} positions; lower it to that"
@@ -115,7 +114,7 @@ def _check_capture(config: AppConfig) -> None:
 def _check_drafter_name(config: AppConfig, here: bool) -> None:
     """The mistakes about a drafter that need no imports."""
     choice = config.choice()
-    if not _drafter_is_ours(config, choice, here):
+    if not drafter_is_ours(config, choice, here):
         return
     package = str(choice.source).partition(".")[0]
     if choice.kind == USER and importlib.util.find_spec(package) is None:
@@ -124,67 +123,14 @@ def _check_drafter_name(config: AppConfig, here: bool) -> None:
         raise PreflightError(f"drafter is 'mtp': {config.model_dir()} has no MTP module that can be read")
 
 
-def _drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
-    """Whether Wingbeat's own code will load the drafter, from what this machine has."""
+def drafter_is_ours(config: AppConfig, choice: DrafterChoice, here: bool) -> bool:
+    """Whether Wingbeat's own code will load the drafter, from what this machine has (`is_here`)."""
     return config.drafter_factory is None and (here or choice.kind != USER)
 
 
-def _check_device(config: AppConfig) -> None:
-    if config.resolved_device() != "cuda":
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise PreflightError("device is 'cuda': torch sees no CUDA device here; use device cpu and no num_gpus_*")
-
-
-def _check_factories(config: AppConfig) -> None:
-    from wingbeat.deployments.replica.engine.factories import load_factory
-
-    for path in (config.engine_factory, config.drafter_factory):
-        if path is not None:
-            load_factory(path)
-
-
-def _check_model(config: AppConfig, file: ConfigFile, here: bool) -> None:
-    """What takes the imports of torch and transformers."""
-    loaded = load_config(file)
-    text = loaded.get_text_config()
-    if config.tensor_parallel_size > 1:
-        from wingbeat.runtime.tensor_parallel.divisible import check_divisible
-
-        check_divisible(file, loaded, config.tensor_parallel_size)
-    _check_positions(config, file.name, getattr(text, "max_position_embeddings", None))
-    from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
-    from wingbeat.runtime.heads.target import TargetDescription
-
-    choice, taps_size = config.choice(), 0
-    if _drafter_is_ours(config, choice, here):
-        with one_line(file.name), quiet():
-            target = TargetDescription.from_checkpoint(file.folder)
-        with one_line(f"drafter {config.drafter}"):
-            taps_size = check_drafter_fits(choice, target)
-    if here:
-        check_channel(config, taps_size, getattr(text, "vocab_size", 0))
-        if config.engine_dir is not None:
-            _check_engines(config, file.folder)
-    check_weights(file)
-
-
-def _check_engines(config: AppConfig, folder: Path) -> None:
-    from wingbeat.runtime.tensorrt.backend import engine_limits
-    from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
-
-    directory = EngineDirectory(config.engine_dir)
-    directory.check_model(folder)
-    engine_limits(config.engine_config(), directory.base)
-
-
-def _check_tokenizer(folder: Path) -> None:
-    from wingbeat.runtime.tokenizer import Tokenizer
-
-    with quiet():
-        Tokenizer.load(folder)
+def is_here(address: str | None) -> bool:
+    """Whether the application will run on this machine alone, so that what is here is what it will have."""
+    return address is None and not _joins_cluster()
 
 
 def _joins_cluster() -> bool:

@@ -11,17 +11,23 @@ from typing import Any, NamedTuple
 from wingbeat.runtime.checks.trial_prompts import trial_requests
 from wingbeat.runtime.engine.drafter_state import DrafterState
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 NUM_TEXTS = 32
+"""At most; a clear answer takes a few."""
 LEAST_ACCEPTANCE = 0.3
 """Of first drafted tokens. Published heads reach 0.7 and more; one whose taps are a layer off reaches a tenth."""
 _NUM_TOKENS, _FEWER_TOKENS = 24, 8
 """Per text; fewer where so few texts run at once that a start would take seconds longer."""
 _MANY_AT_ONCE = 8
+_NUM_TURNS = 4
+"""The texts are written in turns, until the share of accepted tokens is clear."""
+_CLEAR = 4.0
+"""Standard errors between that share and `LEAST_ACCEPTANCE`."""
 
 
 class BadDrafterError(ValueError):
@@ -41,6 +47,13 @@ class SelfTest(NamedTuple):
         """Share of the verified trees of which a node at depth 1 was accepted."""
         rates = self.metrics.acceptance_rate_per_pos()
         return rates[0] if rates else 0.0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more texts would hardly change what is thought of the drafter."""
+        num_drafts = self.metrics.num_drafts
+        # A share of n drafts has a standard error of at most 0.5 / sqrt(n).
+        return num_drafts > 0 and abs(self.first_position - LEAST_ACCEPTANCE) > _CLEAR * 0.5 / num_drafts**0.5
 
     @property
     def passed(self) -> bool:
@@ -106,16 +119,29 @@ def run_self_test(engine: Engine, tokenizer: Tokenizer | None) -> SelfTest:
     """
     if engine.has_unfinished_requests():
         raise RuntimeError("the self-test needs an idle engine")
-    metrics, num_tokens, started = SpeculationMetrics(), 0, time.perf_counter()
-    max_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
-    requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, max_tokens, engine.config.max_model_len)
+    num_tokens = _NUM_TOKENS if engine.config.max_num_seqs >= _MANY_AT_ONCE else _FEWER_TOKENS
+    requests = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, num_tokens, engine.config.max_model_len)
+    test, started = SelfTest(0, 0, 0.0, SpeculationMetrics()), time.perf_counter()
     with engine.policy.fixed():  # what pays is not the question here
-        for request in requests:
-            engine.add_request(request)
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                num_tokens += len(output.token_ids)
-                if output.metrics is not None:
-                    metrics.add(output.metrics)
+        for turn in range(_NUM_TURNS):
+            texts = requests[turn::_NUM_TURNS]
+            written = _write(engine, texts, test.metrics)
+            elapsed_s = time.perf_counter() - started
+            test = SelfTest(test.num_texts + len(texts), test.num_tokens + written, elapsed_s, test.metrics)
+            if test.is_clear:
+                break
     engine.forget()
-    return SelfTest(NUM_TEXTS, num_tokens, time.perf_counter() - started, metrics)
+    return test
+
+
+def _write(engine: Engine, texts: list[Request], metrics: SpeculationMetrics) -> int:
+    """Write texts to their ends, and add up how their drafts fared; returns how many tokens they have."""
+    num_tokens = 0
+    for request in texts:
+        engine.add_request(request)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            num_tokens += len(output.token_ids)
+            if output.metrics is not None:
+                metrics.add(output.metrics)
+    return num_tokens

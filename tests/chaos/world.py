@@ -18,7 +18,7 @@ from tests.chaos import processes
 from tests.chaos.acts import ACTS, Act
 from tests.chaos.scenarios import Scenario
 from tests.conftest import MODEL, App
-from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.replica.engine_client import EngineFailed
 

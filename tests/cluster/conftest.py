@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.peers import Nursery
-from wingbeat.cluster.channels import segment
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """A channel name of this test's own; whatever the test leaves behind goes, and fails it."""
     name = f"test-{os.getpid()}-{zlib.crc32(request.node.name.encode())}"
     yield name
-    left = list(segment.SHM_DIR.glob(f"{segment.PREFIX}{name}*"))
+    left = list(SHM_DIR.glob(f"{PREFIX}{name}*"))
     for path in left:
         path.unlink()
     assert not left

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tests.ports import free_port
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
+from wingbeat.deployments.cli.checkpoint_checks import check_models
 from wingbeat.deployments.cli.options import UserError, build_config
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 300, 16, 2, 512
@@ -65,9 +66,13 @@ def port() -> int:
 
 
 def start(model: Path, port: int, **settings: Any) -> None:
-    """What `wingbeat serve` does before it starts Ray. Raises as that does: its one line is the error's text."""
-    config = build_config(AppConfig, {"model": str(model), "drafter": "ngram", "max_model_len": 256} | settings)
+    """What `wingbeat serve` does before it starts a replica. Raises as that does: its one line is the error's text."""
+    check(build_config(AppConfig, {"model": str(model), "drafter": "ngram", "max_model_len": 256} | settings), port)
+
+
+def check(config: AppConfig, port: int) -> None:
     preflight.check(config, "127.0.0.1", port)
+    check_models(config, here=True)
 
 
 def config_fields(**fields: Any) -> Edit:
@@ -274,12 +279,12 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_starts(case: str, t
     folder = Path(shutil.copytree(DEMO_HEAD, tmp_path / "head"))
     BAD_HEADS[case].edit(folder)
     with pytest.raises((UserError, ValueError), match=BAD_HEADS[case].says) as caught:
-        preflight.check(build_config(AppConfig, {"drafter": str(folder)}), "127.0.0.1", port)
+        check(build_config(AppConfig, {"drafter": str(folder)}), port)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_demo_pair_is_let_through(port: int) -> None:
-    preflight.check(AppConfig(), "127.0.0.1", port)
+    check(AppConfig(), port)
 
 
 @pytest.mark.parametrize(

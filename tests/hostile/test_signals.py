@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.ports import free_port
-from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

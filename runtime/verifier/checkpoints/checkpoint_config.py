@@ -52,6 +52,11 @@ class ConfigFile:
         return self.fields.get("text_config") or self.fields
 
     @property
+    def has_vision(self) -> bool:
+        """Whether the checkpoint has an encoder of images."""
+        return bool(self.fields.get("vision_config"))
+
+    @property
     def quantization(self) -> Mapping[str, Any] | None:
         """How the weights are quantised; None where they are not."""
         return self.fields.get("quantization_config") or self.text.get("quantization_config")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, Nursery, ProcessRig, eventually, publish, round_trip, state_of
-from wingbeat.cluster.channels.memory import ChannelError, Word
-from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.header import ChannelError, Word
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.runtime.protocol.messages import ReplyHeader
 

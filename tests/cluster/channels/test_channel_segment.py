@@ -10,8 +10,9 @@ import pytest
 from tests.cluster.peers import SPEC
 from wingbeat.cluster.channels import segment
 from wingbeat.cluster.channels.doorbell import process_start
-from wingbeat.cluster.channels.memory import ChannelError, Word, buffer_bytes, check_fits
-from wingbeat.cluster.channels.segment import SHM_DIR, segment_path
+from wingbeat.cluster.channels.header import ChannelError, Word
+from wingbeat.cluster.channels.memory import buffer_bytes, check_fits
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR, UNFINISHED, remove_stale_segments, segment_path
 from wingbeat.cluster.channels.shm import ShmChannel
 
 
@@ -83,31 +84,31 @@ def test_a_header_that_is_not_ours_is_refused(name: str, word: int, value: int, 
 
 
 def test_a_file_that_is_no_segment_is_refused_and_left_alone(name: str) -> None:
-    path = SHM_DIR / f"{segment.PREFIX}{name}"
+    path = SHM_DIR / f"{PREFIX}{name}"
     for content, message in ((b"short", "is not a channel"), (b"\xff" * 8192, "foreign header")):
         path.write_bytes(content)
         with pytest.raises(ChannelError, match=message):
             ShmChannel.attach(name, 1)
-        segment.remove_stale_segments()
+        remove_stale_segments()
         assert path.read_bytes() == content
     path.unlink()
 
 
 def test_a_truncated_segment_is_refused(name: str) -> None:
     channel = ShmChannel.create(name, SPEC)
-    os.truncate(SHM_DIR / f"{segment.PREFIX}{name}", segment.HEADER_BYTES)
+    os.truncate(SHM_DIR / f"{PREFIX}{name}", segment.HEADER_BYTES)
     with pytest.raises(ChannelError, match="asks for another size"):
         ShmChannel.attach(name, 1)
-    os.truncate(SHM_DIR / f"{segment.PREFIX}{name}", 1 << 20)
+    os.truncate(SHM_DIR / f"{PREFIX}{name}", 1 << 20)
     channel.verifier_end.close()
 
 
 def test_drafts_of_segments_are_removed_with_their_dead_maker(name: str) -> None:
-    dead = SHM_DIR / f"{segment.PREFIX}{name}.{os.getpid()}.1{segment.UNFINISHED}"
-    live = SHM_DIR / f"{segment.PREFIX}{name}.{os.getpid()}.{process_start(os.getpid())}{segment.UNFINISHED}"
+    dead = SHM_DIR / f"{PREFIX}{name}.{os.getpid()}.1{UNFINISHED}"
+    live = SHM_DIR / f"{PREFIX}{name}.{os.getpid()}.{process_start(os.getpid())}{UNFINISHED}"
     dead.touch()
     live.touch()
-    segment.remove_stale_segments()
+    remove_stale_segments()
     assert not dead.exists()
     assert live.exists()
     live.unlink()
@@ -127,7 +128,7 @@ def test_a_pipe_of_that_name_holds_nobody_up_and_is_left_alone(name: str) -> Non
     path = segment_path(name)
     os.mkfifo(path)
     try:
-        cleaning = threading.Thread(target=segment.remove_stale_segments, daemon=True)
+        cleaning = threading.Thread(target=remove_stale_segments, daemon=True)
         cleaning.start()
         cleaning.join(30.0)
         stuck = cleaning.is_alive()

@@ -13,13 +13,8 @@ from tests.cluster.fake_cuda import FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
 from wingbeat.cluster.channels import cuda_ipc
 from wingbeat.cluster.channels.cuda_runtime import tensor_at
-from wingbeat.cluster.channels.memory import (
-    DEVICE_FIELDS,
-    HOST_FIELDS,
-    Word,
-    buffer_bytes,
-    channel_layouts,
-)
+from wingbeat.cluster.channels.header import Word
+from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, buffer_bytes, channel_layouts
 from wingbeat.runtime.protocol.messages import ReplyHeader
 
 OUTCOME = ["0", "1"]

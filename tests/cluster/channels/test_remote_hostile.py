@@ -14,7 +14,7 @@ import torch
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, eventually, publish, round_trip, serve_in_thread
 from wingbeat.cluster.channels import remote_listener
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.remote import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
 from wingbeat.cluster.channels.remote_connection import SIGNATURE_BYTES, START_BYTES, Connection, FrameError
 from wingbeat.cluster.channels.remote_frames import _Round

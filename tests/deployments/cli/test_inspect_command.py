@@ -72,7 +72,7 @@ def test_with_the_verifier_the_self_test_is_part_of_it(inspect):
     assert set(found) == FIELDS
     assert (found["verifier"], found["drafter"]) == (VERIFIER, "eagle")
     assert found["self_test"]["passed"]
-    assert found["self_test"]["num_texts"] == 32
+    assert found["self_test"]["num_texts"] == 8
     assert found["self_test"]["first_position"] == found["self_test"]["acceptance_rate_per_pos"][0] > 0.5
     assert found["measured_convention"] is None, "the files leave nothing open"
 

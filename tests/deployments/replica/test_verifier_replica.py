@@ -13,7 +13,7 @@ import pytest
 
 from tests.deployments.pool_world import make_request
 from tests.fakes import expected_tokens
-from wingbeat.cluster.channels.segment import PREFIX, SHM_DIR
+from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.wire import pack_request

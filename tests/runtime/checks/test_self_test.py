@@ -11,13 +11,14 @@ from tests.runtime.models import CHAIN, TREE, engine_config, greedy_params, rand
 from tests.runtime.mtp_world import Modules
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE, BadDrafterError, check_drafter, run_self_test
+from wingbeat.runtime.checks.self_test import LEAST_ACCEPTANCE, BadDrafterError, SelfTest, check_drafter, run_self_test
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.conventions import STATED
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.llm import LLM, build_engine
+from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.loading.loader import load_model
 
 pytestmark = pytest.mark.few(1)
@@ -49,7 +50,21 @@ def test_a_head_that_suits_passes(pair, speculation, max_num_seqs):
     llm = open_llm(pair, speculation=speculation, max_num_seqs=max_num_seqs)
     assert llm.self_test.passed
     assert llm.self_test.first_position > 0.6
-    assert llm.self_test.num_texts == 32
+    assert llm.self_test.num_texts == 8, "the first turn is clear"
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "accepted", "is_clear"),
+    [(0, 0, False), (64, 28, False), (64, 40, True), (400, 170, True), (170, 10, True)],
+)
+def test_a_share_is_clear_four_standard_errors_from_the_least(num_drafts, accepted, is_clear):
+    metrics = SpeculationMetrics(num_drafts, num_drafts, accepted, [accepted])
+    assert SelfTest(8, 100, 1.0, metrics).is_clear == is_clear
+
+
+def test_an_unclear_share_takes_all_texts(pair, monkeypatch):
+    monkeypatch.setattr(SelfTest, "is_clear", False)
+    assert open_llm(pair).self_test.num_texts == 32
 
 
 @pytest.mark.slow
@@ -141,7 +156,7 @@ def test_prediction_modules_are_tested(tmp_path):
 
 @pytest.mark.slow
 def test_the_shortest_contexts_can_be_tested(pair):
-    assert open_llm(pair, max_model_len=8).self_test.num_tokens == 32 * 6
+    assert open_llm(pair, max_model_len=8).self_test.num_tokens == 8 * 6
 
 
 @pytest.mark.slow

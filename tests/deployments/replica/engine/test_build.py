@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from wingbeat.cluster.channels.memory import ChannelError
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.shm import ShmChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.engine.pair_channel import attach_channel, create_channel

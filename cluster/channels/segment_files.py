@@ -1,0 +1,80 @@
+"""The files of segments in /dev/shm: their names, their owners, and the removal of those whose owner is dead.
+
+Needs no torch: the process that starts an application, and removes what is left of it, has none.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from wingbeat.cluster.channels.doorbell import PeerProcess
+from wingbeat.cluster.channels.header import MAGIC, NUM_WORDS, ChannelError, Word
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "wingbeat."
+UNFINISHED = ".unfinished"
+JSON_START = 8 * NUM_WORDS
+"""Bytes of the words of a segment's header."""
+
+
+def close_segment(words: memoryview, path: Path, pid: int) -> None:
+    """Mark the channel as closed and unlink its file; a forked child, which inherits the call, does neither."""
+    if os.getpid() == pid:
+        words[Word.CLOSED] = 1
+        with directory_lock():
+            path.unlink(missing_ok=True)
+
+
+def remove_stale_segments() -> int:
+    """Unlink the segments whose verifier is dead; returns how many. Files that are not ours are left alone."""
+    removed = 0
+    with directory_lock():
+        for path in SHM_DIR.glob(f"{PREFIX}*"):
+            owner = _owner(path)
+            if owner is None or owner.alive():
+                continue
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # gone meanwhile, or of another user
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def segment_path(name: str) -> Path:
+    """Where the segment `name` lies. Raises ChannelError if the name is not a plain file name."""
+    if not name or "/" in name or "\0" in name or len(name) > 150:
+        raise ChannelError(f"channel name {name!r} must be a file name of 1..150 characters")
+    return SHM_DIR / f"{PREFIX}{name}"
+
+
+@contextlib.contextmanager
+def directory_lock() -> Iterator[None]:
+    """Without it a name found stale could be another verifier's by the time it is unlinked."""
+    fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _owner(path: Path) -> PeerProcess | None:
+    """The process that made a segment, or None where that cannot be told or another user owns the file."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        # Anybody may put anything into /dev/shm: opening a pipe of such a name would wait for ever.
+        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+            return None
+    if path.name.endswith(UNFINISHED):
+        pid, start = path.name.removesuffix(UNFINISHED).split(".")[-2:]
+        return PeerProcess(int(pid), int(start)) if pid.isdecimal() and start.isdecimal() else None
+    try:
+        with path.open("rb") as file:
+            words = memoryview(file.read(JSON_START).ljust(JSON_START, b"\0")).cast("q")
+    except OSError:
+        return None
+    if words[Word.MAGIC] != MAGIC:
+        return None
+    return PeerProcess(words[Word.VERIFIER_PID], words[Word.VERIFIER_START])
