@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import NoReturn
 
 import ray
@@ -59,7 +58,6 @@ class ServedApplication:
     Args:
         address: of a running cluster that this machine is a node of; None leaves it to Ray whether it joins one.
         detach: the application is to stay when this process ends.
-        check: returns once the models are known to be right; waited for while Ray is there and the application is not.
     """
 
     def __init__(
@@ -71,9 +69,7 @@ class ServedApplication:
         start_up: StartUp | None = None,
         address: str | None = None,
         detach: bool = False,
-        check: Callable[[], None] | None = None,
     ) -> None:
-        self._check = check
         self._config = config
         self._address = address
         self._detach = detach
@@ -92,7 +88,6 @@ class ServedApplication:
         Raises:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
-            ValueError: whatever `check` has found.
         """
         for name, value in RAY_ENV.items():
             os.environ.setdefault(name, value)
@@ -113,8 +108,6 @@ class ServedApplication:
             )
         if self._config.resolved_device() == "cuda":
             self._check_gpus()
-        if self._check is not None:
-            self._check()
         self._deployed = True
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
@@ -192,7 +185,8 @@ class ServedApplication:
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            ray.init(address=self._address, namespace="serve", logging_level=logging.ERROR)
+            # Ray's dashboard takes seconds, 300 MB and a port; who wants it starts a cluster with it, and serves there.
+            ray.init(address=self._address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None
         except Exception as error:  # Ray raises nothing narrower where a node does not come up
@@ -224,7 +218,6 @@ def serve_until_stopped(
     start_up: StartUp | None = None,
     address: str | None = None,
     detach: bool = False,
-    check: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once, by exit code 128 + its own.
 
@@ -232,11 +225,10 @@ def serve_until_stopped(
 
     Raises:
         StartError: the application could not start, or failed for good.
-        ValueError: whatever `check` has found.
     """
     signals = StopSignals()
     start_up = StartUp() if start_up is None else start_up
-    application = ServedApplication(config, host, port, signals, start_up, address, detach, check)
+    application = ServedApplication(config, host, port, signals, start_up, address, detach)
     signals.install()
     try:
         try:

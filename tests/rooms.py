@@ -44,7 +44,6 @@ MAY_IMPORT = {
     },
     "deployments.cli": {
         "cluster.channels",
-        "cluster.child_process",
         "deployments.app_config",
         "deployments.launch",
         "deployments.log",
@@ -53,6 +52,7 @@ MAY_IMPORT = {
         "deployments.start_up",
         "runtime.checks",
         "runtime.config",
+        "runtime.disk_cache",
         "runtime.drafters",
         "runtime.free_memory",
         "runtime.heads",

@@ -13,8 +13,8 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli import preflight
 from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
+from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
-from wingbeat.deployments.cli.model_check import ModelCheck
 from wingbeat.deployments.cli.options import Config, UserError, model_command
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.log import show_lines
@@ -125,15 +125,15 @@ def _serve(
     try:
         start_up.event("checking the settings and the checkpoints")
         preflight.check(config, host, port, address)
-        with ModelCheck(config, preflight.is_here(address)) as models:
-            start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
-            # Importing Ray takes seconds; nothing before this line needs it.
-            from wingbeat.deployments.launch import StartError, serve_until_stopped
+        check_unless_known(config, preflight.is_here(address))
+        start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")
+        # Importing Ray takes seconds; nothing before this line needs it.
+        from wingbeat.deployments.launch import StartError, serve_until_stopped
 
-            try:
-                serve_until_stopped(config, host, port, start_up, address, detach, models.wait)
-            except StartError as error:
-                raise UserError(str(error)) from error
+        try:
+            serve_until_stopped(config, host, port, start_up, address, detach)
+        except StartError as error:
+            raise UserError(str(error)) from error
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     finally:

@@ -1,6 +1,6 @@
 """What is checked before Ray starts: the address, and what the files alone tell of the settings and the checkpoints.
 
-None of it needs torch or transformers, which take seconds to import: `model_check` does the rest while Ray starts.
+None of it needs torch or transformers, which take seconds to import; `checkpoint_checks` are those that do.
 """
 
 import errno

@@ -9,6 +9,7 @@ from wingbeat.kernels.kv.reference import move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.free_memory import free_memory
 from wingbeat.runtime.kv.capacity import fit
+from wingbeat.runtime.kv.host_pages import mapped_zeros, populate
 
 UNKNOWN_RAM = 1 << 30
 """Bytes taken for free where the system does not say what is."""
@@ -59,11 +60,13 @@ class KVCache:
         self.num_blocks = config.num_kv_blocks
         self.layers: list[tuple[Tensor, Tensor]] = [
             tuple(
-                torch.zeros(self.num_blocks, config.block_size, layer.num_kv_heads, dim, dtype=dtype, device=device)
+                _zeros((self.num_blocks, config.block_size, layer.num_kv_heads, dim), dtype, device)
                 for dim in (layer.key_dim, layer.value_dim)
             )
             for layer in layers
         ]
+        if device.type == "cpu":
+            populate([tensor for pair in self.layers for tensor in pair])
         self._stored = [pair for pair, layer in zip(self.layers, layers, strict=True) if layer.kv_size]
         self.table = pool_table(self._stored)
         """For moves over all layers; its address is in the captured ones."""
@@ -71,6 +74,10 @@ class KVCache:
     def move(self, from_slots: Tensor, to_slots: Tensor) -> None:
         """Compact accepted paths over all layers; arguments as for `kernels.kv.reference.move_kv`."""
         move_kv(self._stored, from_slots, to_slots, self.table)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return mapped_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
 def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0, held_beside: int = 0) -> int:

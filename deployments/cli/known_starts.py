@@ -1,0 +1,46 @@
+"""Starts whose checkpoints have been found right: they are checked again once they or the settings have changed.
+
+The check takes the imports of torch and transformers: seconds, and hundreds of megabytes that the command keeps.
+"""
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.disk_cache import cache_dir, keep
+from wingbeat.runtime.drafters.choice import USER
+
+_VERSION = 1
+_PACKAGES = ("wingbeat", "torch", "transformers")
+
+
+def check_unless_known(config: AppConfig, here: bool) -> None:
+    """Refuse checkpoints that an engine could not start with.
+
+    Args:
+        here: as `preflight.is_here`.
+
+    Raises:
+        ValueError, OSError: one line that names the setting, the file or the tensor.
+    """
+    known = cache_dir() / f"start-{_key(config, here)}.json"
+    if _is_told_by_files(config) and known.exists():
+        return
+    from wingbeat.deployments.cli.checkpoint_checks import check_models
+
+    check_models(config, here)
+    keep(known, {"model": str(config.model_dir()), "drafter": config.choice().label})
+
+
+def _is_told_by_files(config: AppConfig) -> bool:
+    """Whether nothing but files and settings decides; modules of the user's do where there are some."""
+    return config.engine_factory is None and config.drafter_factory is None and config.choice().kind != USER
+
+
+def _key(config: AppConfig, here: bool) -> str:
+    folders = [config.model_dir(), config.engine_dir, Path(str(config.choice().source))]
+    files = [file for folder in folders if folder is not None and folder.is_dir() for file in sorted(folder.rglob("*"))]
+    states = [(str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat()).st_size]
+    parts = (_VERSION, [version(name) for name in _PACKAGES], here, config.model_dump_json(), states)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
