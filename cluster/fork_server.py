@@ -86,10 +86,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
         module, _, name = control.recv(LONGEST).decode().partition(":")
+        # Memory is shared until it is written to, and a collection writes to every object that is not frozen.
+        gc.disable()
         target: Target = getattr(importlib.import_module(module), name)
-        # Memory is shared until it is written to, and a collection writes to every object.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         server = os.getpid()
         while True:
             message, fds, _, _ = socket.recv_fds(control, LONGEST, 1)

@@ -3,6 +3,7 @@
 Started by `EngineLife`, with the link's file descriptors and the replica's process id.
 """
 
+import gc
 import logging
 import os
 import pickle
@@ -74,7 +75,11 @@ def serve(link: Link) -> bool:
     config = start.config
     if start.gpus:
         claim_devices(start.gpus)
+    # What is loaded stays: no collection looks at it, neither while it grows nor, frozen, in a round.
+    gc.disable()
     setup, channel = _load(link, start)
+    gc.freeze()
+    gc.enable()
     name = None if channel is None else channel.name
     calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
     interval_s = config.stream_interval_ms / 1000
