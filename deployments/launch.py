@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import ray
 from ray import serve
+from ray._private import worker as ray_worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -178,7 +179,7 @@ class ServedApplication:
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config
         report = serve.get_deployment_handle(VERIFIER, APP_NAME).report.remote().result(timeout_s=REPORT_TIMEOUT_S)
-        logs = f"{ray._private.worker._global_node.get_session_dir_path()}/logs"
+        logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         command = curl_command(self.url(), config.model_name(), bool(config.api_key))
         start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
 
@@ -194,7 +195,7 @@ class ServedApplication:
         finally:
             if self._signals is not None:
                 self._signals.install()
-        self._owns_ray = ray._private.worker._global_node.is_head()
+        self._owns_ray = ray_worker._global_node.is_head()
 
     def _check_gpus(self) -> None:
         config = self._config
@@ -249,6 +250,7 @@ def serve_until_stopped(
 
 def _speak_for_ray(start_up: StartUp) -> None:
     """Show Wingbeat's own lines of all processes, and of Ray's and Serve's none but errors of this process."""
+    ray_worker._worker_logs_enabled = False  # what the raylet tells every driver, such as each actor's end
     global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     global_worker_stdstream_dispatcher.add_handler("wingbeat", start_up.worker_lines)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

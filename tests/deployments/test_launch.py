@@ -48,7 +48,7 @@ class FakeRay:
         self.dispatcher = WorkerStandardStreamDispatcher()
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
         node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
-        self._private = SimpleNamespace(worker=SimpleNamespace(_global_node=node))
+        self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
     def note(self, call: str) -> None:
         self.calls.append(call)
@@ -99,6 +99,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
     def install(**options: object) -> FakeRay:
         fake = FakeRay(**options)
         monkeypatch.setattr(launch, "ray", fake)
+        monkeypatch.setattr(launch, "ray_worker", fake.worker)
         monkeypatch.setattr(launch, "serve", fake)
         monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
         monkeypatch.setattr(launch, "build", lambda config: None)
@@ -310,6 +311,7 @@ def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys)
     ]
     assert "chatter" not in shown.out
     assert "CALL" not in shown.out
+    assert not fake.worker._worker_logs_enabled, "Ray prints its errors itself, not through the dispatcher"
 
 
 def test_on_a_terminal_the_spinner_ends_with_the_start():

@@ -1,0 +1,104 @@
+"""How long `wingbeat serve` takes until it answers, and what its processes hold then; beside another checkout."""
+
+import argparse
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from report import RESULTS, Report, Table, machine_facts, middle, spread
+from servers import free_port
+
+from wingbeat.cluster.process_tree import descendants
+
+ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 0.1
+TIMEOUT_S = 300.0
+END_S = 60.0
+
+
+class Start(NamedTuple):
+    """One start."""
+
+    ready_s: float
+    memory_mib: float
+    """Of all its processes, shared pages once per process."""
+
+
+def start_once(checkout: Path, options: list[str]) -> Start:
+    """Start the application of a checkout, wait until `/health` says yes, and end it.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time.
+    """
+    port = free_port()
+    command = [checkout / ".venv" / "bin" / "wingbeat", "serve", "--port", str(port), *options]
+    started = time.perf_counter()
+    server = subprocess.Popen(command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not answers(port):
+            if server.poll() is not None or time.perf_counter() - started > TIMEOUT_S:
+                raise RuntimeError(f"{command[0]} serve does not answer: run it by hand to see why")
+            time.sleep(POLL_S)
+        ready_s = time.perf_counter() - started
+        pids = [server.pid, *(process.pid for process in descendants(server.pid))]
+        return Start(ready_s, sum(map(resident_mib, pids)))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(END_S)
+
+
+def answers(port: int) -> bool:
+    """Whether the application takes requests."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def resident_mib(pid: int) -> float:
+    """What a process has in memory; 0 of one that is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--other", type=Path, help="another checkout with its own .venv, started in turn with this one")
+    parser.add_argument("--quick", action="store_true", help="one start; measures nothing")
+    parser.add_argument("--output", type=Path, default=RESULTS / "start_up.json")
+    parser.add_argument("options", nargs="*", help="for `wingbeat serve`, behind --")
+    args = parser.parse_args()
+    checkouts = {"this checkout": ROOT} | ({"the other one": args.other.resolve()} if args.other else {})
+    repeats = 1 if args.quick else args.repeats
+    for checkout in checkouts.values():
+        start_once(checkout, args.options)  # its compiled code and its measurements are on disk then
+    starts: dict[str, list[Start]] = {name: [] for name in checkouts}
+    for _ in range(repeats):
+        for name, checkout in checkouts.items():
+            starts[name].append(start_once(checkout, args.options))
+    rows = []
+    for name, found in starts.items():
+        memory = middle([start.memory_mib for start in found])
+        rows.append((name, spread([start.ready_s for start in found]), f"{memory:.0f}"))
+    columns = ("", "ready after, s", "resident, MiB")
+    table = Table("`wingbeat serve`, warm", columns, rows, f"medians of {repeats}, in turn")
+    facts = machine_facts() | {"options": " ".join(args.options) or "none"}
+    figures = {name: [start._asdict() for start in found] for name, found in starts.items()}
+    report = Report("Start", facts, [table], figures)
+    report.show()
+    report.save(args.output)
+
+
+if __name__ == "__main__":
+    main()
