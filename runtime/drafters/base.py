@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthRule
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from wingbeat.kernels.tree.table import TreeTable
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
 from wingbeat.runtime.protocol.messages import TokenTree
-from wingbeat.runtime.speculation.growth_rule import GrowthRule
+from wingbeat.runtime.speculation.policy import GrowthRule
 
 Rules = tuple[tuple[slice, GrowthRule], ...]
 """As `DraftBatch.growth_rules`."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.runtime.speculation.acceptance import DraftedTrees
+from wingbeat.runtime.speculation.acceptance import DraftedTrees, along_rows, given_parent
 from wingbeat.runtime.speculation.costs import RoundCosts
 
 _SMOOTHING = 0.06
@@ -239,3 +239,29 @@ class SpeculationPolicy:
         """Decisions so far."""
         accepted = round(expected_accepted, 1), num_accepted
         return PolicyStats(dict(self._decisions), self._now.levels, round(self._speedup, 3), *accepted)
+
+
+class GrowthRule:
+    """The drafter's part: whether to grow another level of the trees of one draft.
+
+    Args:
+        growth: where they stop.
+        table: [num_reqs, NUM_BINS]: each request's row of `Acceptance.table`.
+    """
+
+    def __init__(self, growth: GrowthLimits, table: np.ndarray) -> None:
+        self._growth = growth
+        self._table = table
+        self._paths = np.ones((len(table), 1))
+        """P(it and its ancestors are accepted), of the nodes that are expanded next."""
+
+    def pays(self, log_probs: np.ndarray, chosen: np.ndarray) -> bool:
+        """Whether another level is worth its time; asked at every depth, from 1 on.
+
+        Args:
+            log_probs: of the candidates [num_reqs, frontier, top_k], given their parents.
+            chosen: int64 [num_reqs, kept]: which of a request's candidates are expanded next.
+        """
+        paths = self._paths[:, :, None] * given_parent(self._table, log_probs)
+        self._paths = along_rows(paths.reshape(len(paths), -1), chosen)
+        return float(np.maximum(self._paths - self._growth.price, 0.0).sum()) > self._growth.min_reach

@@ -22,8 +22,7 @@ from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
 from wingbeat.runtime.verifier.choices.certain_tokens import add_certain
-from wingbeat.runtime.verifier.choices.choice import Choosing, TokenChooser
-from wingbeat.runtime.verifier.choices.path_acceptance import PathAcceptance
+from wingbeat.runtime.verifier.choices.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.verifier.choices.token_masks import TokenMasks
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
