@@ -8,13 +8,13 @@ from pydantic import Field, field_validator, model_validator
 
 from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
-from wingbeat.deployments.lora_options import LoraOptions
-from wingbeat.deployments.media_options import MediaOptions
-from wingbeat.deployments.model_options import none_by_word
-from wingbeat.deployments.pool_options import SharedDrafters
-from wingbeat.deployments.prefix_options import PrefixOptions
-from wingbeat.deployments.rank_options import RankOptions
-from wingbeat.deployments.surface_options import SurfaceOptions
+from wingbeat.deployments.options.lora_options import LoraOptions
+from wingbeat.deployments.options.media_options import MediaOptions
+from wingbeat.deployments.options.model_options import none_by_word
+from wingbeat.deployments.options.pool_options import SharedDrafters
+from wingbeat.deployments.options.prefix_options import PrefixOptions
+from wingbeat.deployments.options.rank_options import RankOptions
+from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 

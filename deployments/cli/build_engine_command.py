@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.deployments.model_options import ModelFolder
+from wingbeat.deployments.options.model_options import ModelFolder
 from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder

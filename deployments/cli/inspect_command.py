@@ -19,7 +19,7 @@ from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_e
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.deployments.model_options import LoadOptions
+from wingbeat.deployments.options.model_options import LoadOptions
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import stated
 from wingbeat.runtime.heads.files import read_shapes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import ConfigDict, Field
 
 from wingbeat.deployments.cli.options import UserError
-from wingbeat.deployments.model_options import ModelOptions
+from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import EngineConfig
 
 if TYPE_CHECKING:

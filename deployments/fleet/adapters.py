@@ -10,6 +10,8 @@ from typing import Protocol
 from wingbeat.deployments.fleet.catalog import Catalog, FleetNames
 from wingbeat.runtime.lora.resident import AdapterName
 
+MOST_NAME_CHARS = 256
+
 
 class AdapterRefused(ValueError):
     """An adapter cannot be loaded; says why."""
@@ -93,3 +95,10 @@ class FleetAdapters(FleetNames[AdapterName]):
         held = {one.digest for one in self.catalog.things}
         goes = before is not None and before.digest not in held
         await self._tell_all(*[partial(self._transport.unload_adapter, digest=before.digest)] if goes else [])
+
+
+def name_problem(name: str) -> str | None:
+    """Why an adapter cannot have a name; None where it can."""
+    if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable() or name != name.strip():
+        return f"must have 1 to {MOST_NAME_CHARS} printable characters, no space at its ends"
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.child_process import ChildProcess
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog

@@ -23,8 +23,8 @@ from wingbeat.cluster.channels.channel import DrafterSide, InProcessChannel, Ver
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
 from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, TorchCudaRuntime
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
-from wingbeat.cluster.channels.remote import RemoteChannel
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, TreeReply
 
 ROOT = Path(__file__).parents[2]

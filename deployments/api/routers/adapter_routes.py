@@ -8,8 +8,7 @@ from wingbeat.deployments.api.answers.answering import read_body
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, unknown_adapter
-from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused
-from wingbeat.deployments.lora_options import MOST_NAME_CHARS, name_problem
+from wingbeat.deployments.fleet.adapters import MOST_NAME_CHARS, AdapterExists, AdapterRefused, name_problem
 
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import ray
 
-from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.placement import drafter_options
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.drafters.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.engine_client import EngineFailed

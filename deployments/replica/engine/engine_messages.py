@@ -4,7 +4,7 @@ import pickle
 from enum import StrEnum
 from typing import NamedTuple
 
-from wingbeat.cluster.channels.remote_address import ChannelName
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.runtime.config import RankGroup

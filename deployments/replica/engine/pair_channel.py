@@ -4,9 +4,9 @@ import torch
 
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
-from wingbeat.cluster.channels.remote import RemoteChannel
-from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
 from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
+from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.protocol.messages import ChannelSpec
 

@@ -12,7 +12,7 @@ import torch
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, eventually, publish, round_trip, serve_in_thread
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.remote import RemoteChannel
+from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
 from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, ReplyHeader, RoundHeader
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime.drafter_kinds import KINDS, USER_DRAFTER, Kind
 from tests.runtime.models import Run, engine_config, greedy_params, new_engine
-from wingbeat.cluster.channels.remote import RemoteChannel
+from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine

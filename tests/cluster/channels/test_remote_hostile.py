@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from tests.cluster.peers import LONG_S, SHORT_S, SPEC, eventually, publish, round_trip, serve_in_thread
-from wingbeat.cluster.channels import remote_listener
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.remote import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
-from wingbeat.cluster.channels.remote_connection import SIGNATURE_BYTES, START_BYTES, Connection, FrameError
-from wingbeat.cluster.channels.remote_frames import _Round
-from wingbeat.cluster.channels.remote_handshake import HELLO_BYTES, Code, greeting, new_secret
-from wingbeat.cluster.channels.remote_listener import MOST_PENDING
+from wingbeat.cluster.channels.tcp import remote_listener
+from wingbeat.cluster.channels.tcp.remote_channel import RemoteChannel, RemoteDrafterSide, RemoteVerifierSide
+from wingbeat.cluster.channels.tcp.remote_connection import SIGNATURE_BYTES, START_BYTES, Connection, FrameError
+from wingbeat.cluster.channels.tcp.remote_frames import _Round
+from wingbeat.cluster.channels.tcp.remote_handshake import HELLO_BYTES, Code, greeting, new_secret
+from wingbeat.cluster.channels.tcp.remote_listener import MOST_PENDING
 
 GREETING_BYTES = 40
 FRAME = b"trees of round one, as bytes"

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from wingbeat.cluster.channels.remote_address import ChannelName, RemoteAddress
+from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.drafters.supervisor import POLL_S, DrafterSupervisor
 from wingbeat.deployments.replica.engine_client import EngineFailed
 

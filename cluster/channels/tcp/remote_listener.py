@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.remote_handshake import HELLO_BYTES, Hello, greeting, read_hello
+from wingbeat.cluster.channels.tcp.remote_handshake import HELLO_BYTES, Hello, greeting, read_hello
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MOST_PENDING = 16

@@ -17,9 +17,9 @@ import numpy as np
 from wingbeat.cluster.channels.doorbell import Bell, Doorbell, never
 from wingbeat.cluster.channels.header import MAX_INCARNATION, PID_BITS, ROUND_BITS, Word
 from wingbeat.cluster.channels.memory import ChannelMemory
-from wingbeat.cluster.channels.remote_connection import Connection, FrameError
-from wingbeat.cluster.channels.remote_frames import OutcomeReceiver, OutcomeSender, ReplyFrames, most_bytes
-from wingbeat.cluster.channels.remote_handshake import Code, Hello, SessionKeys, verdict
+from wingbeat.cluster.channels.tcp.remote_connection import Connection, FrameError
+from wingbeat.cluster.channels.tcp.remote_frames import OutcomeReceiver, OutcomeSender, ReplyFrames, most_bytes
+from wingbeat.cluster.channels.tcp.remote_handshake import Code, Hello, SessionKeys, verdict
 
 logger = logging.getLogger(__name__)
 _ROUND_MASK = (1 << ROUND_BITS) - 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.cluster.channels.memory import ALIGNMENT_BYTES, ChannelMemory, buffer_bytes
-from wingbeat.cluster.channels.remote_connection import FrameError
+from wingbeat.cluster.channels.tcp.remote_connection import FrameError
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, ReplyHeader, RoundHeader
 
 _LARGE = ("decode_taps", "block_tables", "chunk_next_token_ids", "chunk_taps", "allowed_tokens")

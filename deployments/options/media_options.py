@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 
 _DEFAULT = MediaLimits()
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 
 
 class PrefixOptions(ModelOptions):

@@ -6,11 +6,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.fleet.adapters import name_problem
+from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.lora.adapter_config import read_config
-
-MOST_NAME_CHARS = 256
 
 
 class LoraOptions(ModelOptions):
@@ -79,10 +78,3 @@ class LoraOptions(ModelOptions):
     def serves_adapters(self) -> bool:
         """Whether linear layers have room for adapters."""
         return bool(self.lora_modules) or self.lora_update_dir is not None
-
-
-def name_problem(name: str) -> str | None:
-    """Why an adapter cannot have a name; None where it can."""
-    if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable() or name != name.strip():
-        return f"must have 1 to {MOST_NAME_CHARS} printable characters, no space at its ends"
-    return None

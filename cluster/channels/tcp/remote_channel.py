@@ -24,10 +24,10 @@ from wingbeat.cluster.channels.memory import (
     carve,
     check_fits,
 )
-from wingbeat.cluster.channels.remote_address import RemoteAddress
-from wingbeat.cluster.channels.remote_handshake import SessionKeys, introduce, new_secret
-from wingbeat.cluster.channels.remote_links import DrafterLink, FrameBell, FrameDoorbell, VerifierLink
-from wingbeat.cluster.channels.remote_listener import HANDSHAKE_S, Listener
+from wingbeat.cluster.channels.tcp.remote_address import RemoteAddress
+from wingbeat.cluster.channels.tcp.remote_handshake import SessionKeys, introduce, new_secret
+from wingbeat.cluster.channels.tcp.remote_links import DrafterLink, FrameBell, FrameDoorbell, VerifierLink
+from wingbeat.cluster.channels.tcp.remote_listener import HANDSHAKE_S, Listener
 from wingbeat.runtime.free_memory import free_memory
 from wingbeat.runtime.protocol.messages import ChannelSpec
 

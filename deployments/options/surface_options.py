@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
-from wingbeat.deployments.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from wingbeat.deployments.model_options import ModelOptions
+from wingbeat.deployments.options.model_options import ModelOptions
 
 
 class RankOptions(ModelOptions):

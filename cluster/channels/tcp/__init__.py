@@ -1,0 +1,1 @@
+"""The channel between two nodes, over one TCP connection."""
