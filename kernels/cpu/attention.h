@@ -1,16 +1,19 @@
-// Attention over a paged KV cache that is read where it lies. Rows and heads that share keys are done together: sixteen
-// keys at a time are turned into columns, which all of their queries meet.
+// Attention over a paged KV cache that is read where it lies. Rows and heads that share keys are done together: two
+// vectors of keys at a time are turned into columns, which all of their queries meet.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "threads.h"
 #include "vectors.h"
 
-constexpr int MOST_QUERIES = 12;
+// Two vectors of each fit into the registers.
+constexpr int MOST_QUERIES = REGISTERS == 32 ? 12 : 6;
 constexpr int64_t KEYS_AT_ONCE = 2 * LANES, KEYS_PER_PASS = 256;
 constexpr float HIDDEN = -1e30f;
 
@@ -76,7 +79,7 @@ struct Rows {
     }
 };
 
-// scores[query][key] of 32 keys.
+// scores[query][key] of KEYS_AT_ONCE keys.
 template <int QUERIES>
 __attribute__((noinline)) static void score(const float* queries, const float* keys, int64_t dim, float* scores, int64_t stride) {
     vec low[QUERIES] = {}, high[QUERIES] = {};
@@ -85,8 +88,8 @@ __attribute__((noinline)) static void score(const float* queries, const float* k
 #pragma GCC unroll 16
         for (int q = 0; q < QUERIES; q++) {
             vec scale = all(queries[d * QUERIES + q]);
-            low[q] += scale * a;
-            high[q] += scale * b;
+            low[q] = fused(scale, a, low[q]);
+            high[q] = fused(scale, b, high[q]);
         }
     }
 #pragma GCC unroll 16
@@ -96,7 +99,7 @@ __attribute__((noinline)) static void score(const float* queries, const float* k
     }
 }
 
-// results[query][d] += weights[query][key] * values[key][d] for VECTORS * 16 numbers of each value.
+// results[query][d] += weights[query][key] * values[key][d] for VECTORS * LANES numbers of each value.
 template <int QUERIES, int VECTORS>
 __attribute__((noinline)) static void weigh(const float* weights, int64_t stride, const float* const* values,
                                             int64_t num_keys, int64_t d, float* results, int64_t dim) {
@@ -110,7 +113,7 @@ __attribute__((noinline)) static void weigh(const float* weights, int64_t stride
 #pragma GCC unroll 16
         for (int q = 0; q < QUERIES; q++) {
             vec weight = all(weights[q * stride + key]);
-            for (int v = 0; v < VECTORS; v++) kept[q][v] += weight * value[v];
+            for (int v = 0; v < VECTORS; v++) kept[q][v] = fused(weight, value[v], kept[q][v]);
         }
     }
 #pragma GCC unroll 16
@@ -120,7 +123,7 @@ __attribute__((noinline)) static void weigh(const float* weights, int64_t stride
 
 static int64_t whole_vectors(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
-// 32 keys as columns: columns[d][key]; keys from `count` on are 0.
+// Keys as columns: columns[d][key]; keys from `count` on are 0.
 template <class T>
 static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, float* columns) {
     for (int64_t half = 0; half < 2; half++) {
@@ -136,18 +139,20 @@ static void keys_to_columns(const T* const* keys, int64_t count, int64_t dim, fl
     }
 }
 
-#define BY_QUERIES(function) \
-    {nullptr, function(1), function(2), function(3), function(4), function(5), function(6), \
-     function(7), function(8), function(9), function(10), function(11), function(12)}
-
 using Score = void (*)(const float*, const float*, int64_t, float*, int64_t);
-#define SCORE(n) score<n>
-static const Score SCORES[MOST_QUERIES + 1] = BY_QUERIES(SCORE);
-
 using Weigh = void (*)(const float*, int64_t, const float* const*, int64_t, int64_t, float*, int64_t);
-#define WEIGH_TWO(n) weigh<n, 2>
-#define WEIGH_ONE(n) weigh<n, 1>
-static const Weigh WEIGHS[2][MOST_QUERIES + 1] = {BY_QUERIES(WEIGH_ONE), BY_QUERIES(WEIGH_TWO)};
+
+struct ByQueries {
+    Score score;
+    Weigh weigh[2];  // one vector of values, two
+};
+
+template <int... LESS_ONE>
+static constexpr std::array<ByQueries, MOST_QUERIES + 1> by_queries(std::integer_sequence<int, LESS_ONE...>) {
+    return {ByQueries{}, ByQueries{score<LESS_ONE + 1>, {weigh<LESS_ONE + 1, 1>, weigh<LESS_ONE + 1, 2>}}...};
+}
+
+static const auto BY_QUERIES = by_queries(std::make_integer_sequence<int, MOST_QUERIES>());
 
 // The value itself, or a copy of whole vectors where it is not one of those.
 static const float* whole_value(const float* value, int64_t dim, float* copy) {
@@ -205,7 +210,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
                 values[at + i] = whole_value(value_cache + place * value_dim, value_dim, copies + (at + i) * wide);
             }
             keys_to_columns(keys, some, dim, columns);
-            SCORES[num_queries](queries, columns, dim, scores + at, KEYS_PER_PASS);
+            BY_QUERIES[num_queries].score(queries, columns, dim, scores + at, KEYS_PER_PASS);
             if (heads.softcap > 0)
                 for (int q = 0; q < num_queries; q++)
                     for (int64_t i = 0; i < KEYS_AT_ONCE; i += LANES) {
@@ -244,7 +249,7 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
         }
         int64_t d = 0;
         for (; d < value_dim; d += 2 * LANES)
-            WEIGHS[d + LANES < value_dim][num_queries](scores, KEYS_PER_PASS, values, count, d, results, wide);
+            BY_QUERIES[num_queries].weigh[d + LANES < value_dim](scores, KEYS_PER_PASS, values, count, d, results, wide);
     }
     for (int q = 0; q < num_queries; q++) {
         float* to = out + rows.row(q / num_heads) * out_stride + (head + q % num_heads) * value_dim;

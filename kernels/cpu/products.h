@@ -3,12 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <utility>
 
 #include "threads.h"
 #include "vectors.h"
 
-constexpr int MOST_ROWS = 12, MOST_COLUMNS = 128, AHEAD = 16;
+// Sums of so many rows and of two vectors of columns fit into the registers, beside what they are made of.
+constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6;
+constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 16;
 
 struct Matrix {
     const float* weight;  // [inputs, columns], its rows `stride` apart
@@ -16,7 +20,7 @@ struct Matrix {
     int64_t columns, stride;
 };
 
-// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * 16 columns; the last vector has `last` columns. What is
+// sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * LANES columns; the last vector has `last` columns. What is
 // multiplied next, at `next`, is fetched meanwhile: where these columns were read before, `again`, all of it.
 template <int ROWS, int VECTORS, bool WHOLE>
 __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const float* w, int64_t w_stride,
@@ -29,14 +33,14 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
             vec columns[VECTORS];
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
-                __builtin_prefetch(from + ahead + v * LANES, 0, 3);
+                if (v * LANES % CACHE_LINE == 0) __builtin_prefetch(from + ahead + v * LANES, 0, 3);
                 columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
             }
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
                 vec scale = all(x[row * x_stride + k]);
 #pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; v++) kept[row][v] += scale * columns[v];
+                for (int v = 0; v < VECTORS; v++) kept[row][v] = fused(scale, columns[v], kept[row][v]);
             }
         }
     };
@@ -59,15 +63,17 @@ struct Multiplies {
 
 template <int ROWS>
 static constexpr Multiplies of_rows() {
-    constexpr int WIDEST = ROWS <= 2 ? 8 : ROWS <= 6 ? 4 : 2;
+    constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 8 : ROWS * (32 / REGISTERS) <= 6 ? 4 : 2;
     return {multiply<ROWS, WIDEST, true>, multiply<ROWS, 2, true>, multiply<ROWS, 1, true>, multiply<ROWS, 1, false>,
             WIDEST};
 }
 
-static const Multiplies MULTIPLIES[MOST_ROWS + 1] = {
-    {},           of_rows<1>(), of_rows<2>(), of_rows<3>(), of_rows<4>(),  of_rows<5>(),  of_rows<6>(),
-    of_rows<7>(), of_rows<8>(), of_rows<9>(), of_rows<10>(), of_rows<11>(), of_rows<12>(),
-};
+template <int... LESS_ONE>
+static constexpr std::array<Multiplies, MOST_ROWS + 1> by_rows(std::integer_sequence<int, LESS_ONE...>) {
+    return {Multiplies{}, of_rows<LESS_ONE + 1>()...};
+}
+
+static const auto MULTIPLIES = by_rows(std::make_integer_sequence<int, MOST_ROWS>());
 
 // One product, as its tiles see it.
 struct Tile {

@@ -1,24 +1,58 @@
-// Sixteen floats at once, in the compiler's own vector types: what the machine lacks, the compiler makes of less.
+// A register of floats, in the compiler's own vector types: 16, 8 or 4 of them, as the machine has it. Wider vectors
+// than a register would live in memory.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-typedef float vec __attribute__((vector_size(64)));
-typedef float loose_vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
-typedef uint16_t loose_halves __attribute__((vector_size(32), aligned(2), may_alias));
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
+constexpr int REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8;
+constexpr int REGISTERS = 16;
+#else
+constexpr int64_t LANES = 4;
+#if defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+typedef uint16_t loose_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 // bfloat16 as it lies in memory.
 struct bfloat {
     uint16_t bits;
 };
 
-static inline vec all(float x) { return vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static inline vec all(float x) { return x - vec{}; }
+
+// a * b + c, rounded once. Said by name: for some processors compilers fuse one loop and not another, and then a row's
+// result would depend on the rows beside it.
+static inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 static inline vec load(const float* from) { return *(const loose_vec*)from; }
 
@@ -63,9 +97,11 @@ static inline void store_upto(T* to, vec x, int64_t left) {
 }
 
 static inline float sum(vec x) {
-    vec a = x + __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    vec b = a + __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    return (b[0] + b[1]) + (b[2] + b[3]);
+    float lanes[LANES];
+    store(lanes, x);
+    for (int64_t half = LANES / 2; half >= 4; half /= 2)
+        for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 }
 
 static inline vec larger(vec a, vec b) { return a > b ? a : b; }
@@ -101,24 +137,27 @@ static inline vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(
 // x / (1 + e^-x)
 static inline vec silu(vec x) { return x / (1.0f + exponential(-x)); }
 
-static inline vec low_pairs(vec a, vec b) {
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-
-static inline vec high_pairs(vec a, vec b) {
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
+#if defined(__AVX512F__)
+#define LOW_PAIRS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_PAIRS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif defined(__AVX__)
+#define LOW_PAIRS 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_PAIRS 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW_PAIRS 0, 4, 1, 5
+#define HIGH_PAIRS 2, 6, 3, 7
+#endif
 
 // Rows become columns.
-static inline void transpose(vec rows[16]) {
-    for (int round = 0; round < 4; round++) {
-        vec next[16];
+static inline void transpose(vec rows[LANES]) {
+    for (int64_t width = 1; width < LANES; width *= 2) {
+        vec next[LANES];
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            next[2 * i] = low_pairs(rows[i], rows[i + 8]);
-            next[2 * i + 1] = high_pairs(rows[i], rows[i + 8]);
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = __builtin_shufflevector(rows[i], rows[i + LANES / 2], LOW_PAIRS);
+            next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + LANES / 2], HIGH_PAIRS);
         }
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) rows[i] = next[i];
+        for (int i = 0; i < LANES; i++) rows[i] = next[i];
     }
 }
