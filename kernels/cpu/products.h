@@ -12,7 +12,7 @@
 
 // Sums of so many rows and of two vectors of columns fit into the registers, beside what they are made of.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6;
-constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 16;
+constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 16, WORTH_PACKING = 3;
 
 struct Matrix {
     const float* weight;  // [inputs, columns], its rows `stride` apart
@@ -124,6 +124,16 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
+// Columns [begin, end) of a matrix, their rows one behind the other in `into`: rows that lie a power of two apart would
+// drive each other out of the nearest cache.
+static Matrix packed(const Matrix& matrix, int64_t inputs, int64_t begin, int64_t end, std::vector<float>& into) {
+    int64_t width = end - begin;
+    if ((int64_t)into.size() < inputs * width) into.resize(inputs * width);
+    for (int64_t k = 0; k < inputs; k++)
+        memcpy(into.data() + k * width, matrix.weight + k * matrix.stride + begin, width * sizeof(float));
+    return {into.data() - begin, matrix.bias, matrix.columns, width};
+}
+
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
 // one matrix, silu(x * matrix) * (x * gated).
 static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t inputs, const Matrix* matrices,
@@ -158,10 +168,18 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
                   residual ? residual + part.offset : nullptr, residual_stride, matrices + part.matrix, gated};
         // Strips that stay in the nearest cache while all rows pass.
         int64_t step = num_blocks > 1 ? 2 * LANES : part.end - part.begin;
+        static thread_local std::vector<float> own, others;
         for (int64_t begin = part.begin; begin < part.end; begin += step) {
+            int64_t end = std::min(begin + step, part.end);
+            Matrix matrix = matrices[part.matrix], factor{};
+            if (num_blocks >= WORTH_PACKING) {
+                matrix = packed(matrix, inputs, begin, end, own);
+                if (gated) factor = packed(*gated, inputs, begin, end, others);
+                tile.matrix = &matrix, tile.gated = gated ? &factor : nullptr;
+            }
             for (int64_t block = 0; block < num_blocks; block++) {
                 int64_t first = num_rows * block / num_blocks, last = num_rows * (block + 1) / num_blocks;
-                strip(tile, first, last - first, begin, std::min(begin + step, part.end), block > 0);
+                strip(tile, first, last - first, begin, end, block > 0);
             }
         }
     });
