@@ -182,6 +182,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "runtime.engine": {
+        "kernels.cpu",
         "runtime.config",
         "runtime.disk_cache",
         "runtime.drafters",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.cpu.library import open_library
+from wingbeat.kernels.cpu.library import largest_matrix, open_library
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
@@ -244,8 +244,10 @@ def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
     """A linear layer's weight [out, in], which lies input by input, and its bias.
 
     Raises:
-        ValueError: it lies otherwise, or is not float32.
+        ValueError: it lies otherwise, is not float32, or is too large to be multiplied by this library.
     """
+    if weight.numel() > largest_matrix():
+        raise ValueError("torch multiplies by matrices of this size more quickly on this processor")
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.stride(0) != 1:
         raise ValueError(f"weight is {weight.dtype} with strides {weight.stride()}: float32, input by input, needed")
     bias_address = None if bias is None else bias.data_ptr()

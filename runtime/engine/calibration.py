@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from wingbeat.kernels.cpu.library import fingerprint
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
@@ -221,7 +222,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         transformers.__version__,
         captured,
         config.compile,
-        _in_place(loaded, config),
+        fingerprint() if _in_place(loaded, config) else None,
         str(loaded.dtype),
         config.kv_cache_dtype,
         loaded.description,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.cpu.library import largest_matrix
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 FUNCTION_NAME = "apply_rotary_pos_emb"
@@ -75,6 +76,7 @@ class InputMajorLinear(nn.Linear):
         """Take the weights as they now are."""
         weight = self._parameters["weight"]
         ours = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.t().is_contiguous()
+        ours = ours and weight.numel() <= largest_matrix()
         self._laid = (weight, weight.t(), ours)
         return self._laid
 

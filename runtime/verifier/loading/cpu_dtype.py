@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from wingbeat.kernels.cpu.library import fingerprint
 from wingbeat.runtime.disk_cache import cache_dir, keep, recall
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.loading.loader import load_model
@@ -54,5 +55,5 @@ def load_in_faster_dtype(folder: Path, device: torch.device) -> LoadedModel:
 
 def _key(folder: Path) -> str:
     machine = (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    described = repr((machine, (folder / "config.json").read_text()))
+    described = repr((machine, fingerprint(), (folder / "config.json").read_text()))
     return hashlib.sha256(described.encode()).hexdigest()[:16]

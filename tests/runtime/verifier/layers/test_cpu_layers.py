@@ -1,15 +1,17 @@
 """Layers that run as one call of the CPU's kernels: the model's own numbers, hooks and copies as ever."""
 
 import copy
+import logging
 
 import pytest
 import torch
 
 from tests.runtime.models import CONFIGS, random_model
+from wingbeat.kernels.cpu import ops
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.layers import cpu_layers
+from wingbeat.runtime.verifier.layers import cpu_layers, speed_up
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
@@ -45,6 +47,20 @@ def num_calls(monkeypatch):
         lambda layers, first, count, *rest: (counts.append(count), run(layers, first, count, *rest)),
     )
     return counts
+
+
+def test_matrices_that_torch_multiplies_more_quickly_are_left_to_it(monkeypatch, caplog):
+    for module in (ops, speed_up):
+        monkeypatch.setattr(module, "largest_matrix", lambda: 100)
+    with caplog.at_level(logging.INFO):
+        loaded = prepared("llama")
+    assert "of this size more quickly" in caplog.text
+    assert not any(isinstance(layer, CpuLayer) for layer in loaded.decoder_layers)
+    asked = []
+    monkeypatch.setattr(cpu_kernels(), "linear", lambda *product: asked.append(product))
+    with torch.inference_mode():
+        loaded.model.lm_head(torch.randn(3, loaded.hidden_size))
+    assert not asked
 
 
 @pytest.mark.few(4)
