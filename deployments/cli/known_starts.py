@@ -40,7 +40,7 @@ def _is_told_by_files(config: AppConfig) -> bool:
 
 def _key(config: AppConfig, here: bool) -> str:
     folders = [config.model_dir(), config.engine_dir, Path(str(config.choice().source))]
-    files = [file for folder in folders if folder is not None and folder.is_dir() for file in sorted(folder.rglob("*"))]
-    states = [(str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := file.stat()).st_size]
-    parts = (_VERSION, [version(name) for name in _PACKAGES], here, config.model_dump_json(), states)
+    found = [file for folder in folders if folder is not None and folder.is_dir() for file in sorted(folder.rglob("*"))]
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
+    parts = (_VERSION, [version(name) for name in _PACKAGES], here, config.model_dump_json(), files)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

@@ -27,6 +27,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[AppConfig]:
 
 
 def test_what_is_unchanged_is_checked_once(checked: list[AppConfig], model: Path):
+    (model / "gone").symlink_to(model / "nothing")
     for _ in range(3):
         check_unless_known(AppConfig(model=model, drafter="ngram"), here=True)
     assert len(checked) == 1
