@@ -82,9 +82,9 @@ class Ranks:
         frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8)
         frame[: len(body)] = body[:FRAME_BYTES]
         with self._with_others():
-            dist.broadcast(frame, 0, group=self._messages)
+            self._send(frame)
             if len(body) > FRAME_BYTES:
-                dist.broadcast(body[FRAME_BYTES:].contiguous(), 0, group=self._messages)
+                self._send(body[FRAME_BYTES:].contiguous())
             if numbers.is_cuda:
                 dist.broadcast(numbers, 0)
 
@@ -105,6 +105,10 @@ class Ranks:
                 numbers = torch.empty(num_numbers, dtype=torch.uint8, device=self.device)
                 dist.broadcast(numbers, 0)
         return body[_LENGTHS_BYTES:begin].numpy().tobytes(), numbers
+
+    def _send(self, part: Tensor) -> None:
+        """Wait only so long for a rank that is alive and does not take it: it was stopped before it listened."""
+        dist.broadcast(part, 0, group=self._messages, async_op=True).wait(timedelta(seconds=COLLECTIVE_S))
 
     def close(self) -> None:
         """Leave the others."""

@@ -111,6 +111,18 @@ def test_an_engine_ends_with_its_rank_and_suspects_no_request(how, second, tmp_p
 
 
 @pytest.mark.slow
+def test_a_rank_that_does_not_listen_is_not_waited_for(second, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "COLLECTIVE_S", 2.0)
+    with led_model(second, random_model("llama", **EVEN), tmp_path, engine_config(), ends=False) as led:
+        second.kill(signal.SIGSTOP)
+        tell, numbers = led.backend.ranks.tell, torch.zeros(8, dtype=torch.uint8)
+        with pytest.raises(BackendLost, match="rank 0 of 2 has lost another one"):
+            [tell(b"round", numbers) for _ in range(3)]  # it listens for the first one, if it was quick
+        second.kill()
+        led.backend.ranks.close()
+
+
+@pytest.mark.slow
 def test_a_rank_ends_with_rank_0(second, tmp_path):
     group = RankGroup(tmp_path / "ranks", 2)
     random_model("llama", **EVEN).save_pretrained(tmp_path)
