@@ -186,7 +186,7 @@ class ServedApplication:
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
         try:
-            # Ray's dashboard takes seconds, 300 MB and a port; who wants it starts a cluster with it, and serves there.
+            # Ray's dashboard takes time, memory and a port; who wants it starts a cluster with it, and serves there.
             ray.init(address=self._address, namespace="serve", logging_level=logging.ERROR, include_dashboard=False)
         except SystemExit:  # by the handler that it installs for as long as it runs
             raise KeyboardInterrupt from None

@@ -1,4 +1,4 @@
-"""A process of text alone: transformers without torch, whose import takes seconds and 350 MB of memory."""
+"""A process of text alone: transformers without torch, whose import takes seconds and much memory."""
 
 import sys
 
