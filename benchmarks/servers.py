@@ -110,7 +110,7 @@ def _served(name: str, command: list[Any], environment: dict[str, str]) -> Itera
             )
         )
         stack.callback(_stop, server)
-        if not _answers(server, f"http://127.0.0.1:{port}/health"):
+        if not answers(server, f"http://127.0.0.1:{port}/health"):
             log.seek(0)
             said = log.read().strip().splitlines() or ["nothing"]
             raise RuntimeError(f"{name} does not start; it said last: {said[-1]}")
@@ -125,7 +125,7 @@ def _stop(server: subprocess.Popen) -> None:
         server.kill()
 
 
-def _answers(server: subprocess.Popen, url: str) -> bool:
+def answers(server: subprocess.Popen, url: str) -> bool:
     """Whether a server comes to answer, before it ends or ten minutes are over."""
     deadline = time.monotonic() + START_TIMEOUT_S
     # Without the environment's proxies, as this machine is meant.

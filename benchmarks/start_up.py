@@ -5,19 +5,15 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
 from report import RESULTS, Report, Table, machine_facts, middle, spread
-from servers import free_port
+from servers import answers, free_port
 
 from wingbeat.cluster.process_tree import descendants
 
 ROOT = Path(__file__).resolve().parents[1]
-POLL_S = 0.1
-TIMEOUT_S = 300.0
 END_S = 60.0
 
 
@@ -40,25 +36,14 @@ def start_once(checkout: Path, options: list[str]) -> Start:
     started = time.perf_counter()
     server = subprocess.Popen(command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not answers(port):
-            if server.poll() is not None or time.perf_counter() - started > TIMEOUT_S:
-                raise RuntimeError(f"{command[0]} serve does not answer: run it by hand to see why")
-            time.sleep(POLL_S)
+        if not answers(server, f"http://127.0.0.1:{port}/health"):
+            raise RuntimeError(f"{command[0]} serve does not answer: run it by hand to see why")
         ready_s = time.perf_counter() - started
         pids = [server.pid, *(process.pid for process in descendants(server.pid))]
         return Start(ready_s, sum(map(resident_mib, pids)))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(END_S)
-
-
-def answers(port: int) -> bool:
-    """Whether the application takes requests."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def resident_mib(pid: int) -> float:

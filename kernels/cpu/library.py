@@ -19,8 +19,8 @@ COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 TIMEOUT_S = 300
 LARGEST_MATRIX = 1 << 23
-"""Numbers of a matrix up to which narrow registers multiply as quickly as torch: with AVX2, rounds of 1 and 16 rows were
-slower through layers of 2048 x 8192 by this library, and no slower through layers of 1024 x 3072."""
+"""Numbers of a matrix up to which narrow registers multiply as quickly as torch: with AVX2, rounds of 1 and 16 rows
+were slower through layers of 2048 x 8192 by this library, and no slower through layers of 1024 x 3072."""
 
 
 class NoLibraryError(RuntimeError):
