@@ -8,6 +8,8 @@ PYTEST := $(VENV)/bin/python -m pytest
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
 STAMP := $(VENV)/installed
 SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
+# Of all processes that import a file, the first one compiles it.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve test test-all with-ray without-ray chaos soak lint clean
 .DELETE_ON_ERROR:
@@ -25,7 +27,7 @@ test-all: test
 	$(MAKE) $(SIDE_BY_SIDE) TIER='slow and not soak and not gpu and not chaos'
 
 with-ray:
-	$(PYTEST) -m '($(TIER)) and ray'
+	$(PYTEST) -m '($(TIER)) and ray' $$(grep -rl --include='*.py' 'pytest.mark.ray' tests)
 
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
