@@ -8,6 +8,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.rooms import MAY_IMPORT, ROOMS_WITH_RAY
@@ -26,8 +27,13 @@ def modules() -> dict[str, Path]:
     return {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
 
 
-def imported_names(path: Path) -> Iterator[str]:
+@cache
+def imported_names(path: Path) -> tuple[str, ...]:
     """Absolute names a file imports, anywhere in it, and names of ours that stand in its strings alone."""
+    return tuple(_imported_names(path))
+
+
+def _imported_names(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

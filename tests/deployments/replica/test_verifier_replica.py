@@ -171,6 +171,7 @@ async def _drained(messages: AsyncIterator[list]) -> None:
         pass
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_place(number: signal.Signals):
     request = make_request(count=30)

@@ -91,6 +91,7 @@ def test_sampled_text_is_that_of_plain_decoding(run_of, name):
     assert plain != ref.continuations
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prefix_with_the_same_images_is_found_and_its_text_stays(run_of, name):
     ref = shown(name)
@@ -103,6 +104,7 @@ def test_a_prefix_with_the_same_images_is_found_and_its_text_stays(run_of, name)
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_tokens_of_another_image_share_no_prefix(run_of, name):
     """The text before the image is shared, and nothing behind its first token."""
@@ -119,6 +121,7 @@ def test_equal_tokens_of_another_image_share_no_prefix(run_of, name):
     assert text[0] != ref.continuations[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_tokens_without_an_image_share_no_prefix_with_it(run_of, name):
     """Placeholders that a caller writes are words of the vocabulary."""
@@ -152,6 +155,7 @@ def test_a_lost_drafter_costs_no_request_and_its_heir_gets_true_taps(name, what)
     assert one.engine.stats().num_replayed_tokens > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_another_engine_goes_on_from_the_tokens_so_far(run_of, name):
     """As after the loss of the first one, to which the images are handed over too."""
