@@ -14,8 +14,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
-from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel

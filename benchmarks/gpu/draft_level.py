@@ -15,7 +15,7 @@ from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.kernels.tree.table import select_frontier
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import slot_mapping
 
 CONTEXT = 1024
 WIDTHS = (1, 8, 16, 32, 64)

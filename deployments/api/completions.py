@@ -1,5 +1,6 @@
 """From a checked request body to text: tokenize, check against the model, fan out to the engines, stream text back."""
 
+import asyncio
 import secrets
 import time
 import uuid
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
-from wingbeat.deployments.api.answers.merged_streams import merged
 from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
@@ -253,3 +253,34 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
+
+
+async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """Run the streams side by side; the first error ends all, and so does closing this generator."""
+    arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    arrivals.put_nowait(delta)
+        except Exception as error:
+            arrivals.put_nowait(error)
+        else:
+            arrivals.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            arrival = await arrivals.get()
+            if isinstance(arrival, Exception):
+                raise arrival
+            if arrival is None:
+                num_running -= 1
+            else:
+                yield arrival
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

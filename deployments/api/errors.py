@@ -1,6 +1,8 @@
 """Errors of the HTTP surface, each with the body OpenAI's API would send for it."""
 
 import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, RequestRefused, TryLater
 
@@ -132,3 +134,20 @@ def unknown_parameter(param: str) -> ApiError:
     """400 for a field the API does not have."""
     param = shown(param)
     return ApiError(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+
+
+@contextmanager
+def field_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename fields in errors raised within: `names` maps a chat request's field to the caller's."""
+    try:
+        yield
+    except ApiError as error:
+        param = error.param or ""
+        for theirs, ours in names.items():
+            if param == theirs or param.startswith((f"{theirs}[", f"{theirs}.")):
+                error.param = ours
+                error.message = error.message.replace(f"'{param}'", f"'{ours}'").replace(f" {theirs}.", f" {ours}.")
+                break
+        if param.startswith("tools["):
+            error.param = param.replace("].function", "]")
+        raise

@@ -11,8 +11,9 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep
 from wingbeat.runtime.drafters.choice import USER
 
-_VERSION = 1
-_PACKAGES = ("wingbeat", "torch", "transformers")
+_PACKAGES = ("torch", "transformers")
+SOURCES = [Path(__file__).parents[2] / layer for layer in ("cluster", "deployments", "kernels", "runtime")]
+"""Of the check itself: who edits it wants it to run."""
 
 
 def check_unless_known(config: AppConfig, here: bool) -> None:
@@ -40,7 +41,14 @@ def _is_told_by_files(config: AppConfig) -> bool:
 
 def _key(config: AppConfig, here: bool) -> str:
     folders = [config.model_dir(), config.engine_dir, Path(str(config.choice().source))]
-    found = [file for folder in folders if folder is not None and folder.is_dir() for file in sorted(folder.rglob("*"))]
-    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in found if file.is_file()]
-    parts = (_VERSION, [version(name) for name in _PACKAGES], here, config.model_dump_json(), files)
+    files = [_files(folder, "*") for folder in folders if folder is not None] + [
+        _files(code, "*.py") for code in SOURCES
+    ]
+    parts = ([version(name) for name in _PACKAGES], here, config.model_dump_json(), files)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _files(folder: Path, pattern: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file below."""
+    files = [file for file in sorted(folder.rglob(pattern)) if file.is_file()]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]

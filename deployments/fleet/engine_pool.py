@@ -18,12 +18,11 @@ from wingbeat.cluster.routing import (
     waiting_moves,
 )
 from wingbeat.deployments.fleet.adapters import FleetAdapters
+from wingbeat.deployments.fleet.admission import EngineWait, Reservation
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
-from wingbeat.deployments.fleet.engine_wait import EngineWait
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
-from wingbeat.deployments.fleet.reservation import Reservation
 from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 

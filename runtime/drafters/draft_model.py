@@ -23,7 +23,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level
 from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES, build_shared_kv
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment, pack_segments

@@ -16,8 +16,7 @@ from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.kernels.tree.reference import pack_mask
 from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.heads.contract import Attend
-from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments, build_segment, pack_segments
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels

@@ -23,8 +23,7 @@ from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place

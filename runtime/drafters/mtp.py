@@ -24,7 +24,7 @@ from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata

@@ -26,8 +26,7 @@ from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
-from wingbeat.runtime.kv.pool import LayerAttention
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.attention import AttentionSegment

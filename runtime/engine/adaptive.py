@@ -4,20 +4,30 @@ Where trees lie on the host their nodes are chosen once they are there. On a dev
 plan says how many nodes of each are verified, the device picks those, and what it picked from comes with the tokens.
 """
 
+import logging
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from wingbeat.runtime.engine.speculation import Speculation
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.engine.calibration import cost_tables, drafter_times, verifier_times
+from wingbeat.runtime.engine.speculation import FixedSpeculation, Speculation
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import Outcome, TokenTree
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
+from wingbeat.runtime.speculation.costs import RoundCosts
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
+from wingbeat.runtime.verifier.decode_graphs import node_buckets
 from wingbeat.runtime.verifier.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
+from wingbeat.runtime.verifier.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
 
 _LEARN_ALWAYS, _LEARN_EVERY = 64, 8
 """Rounds: learning costs more than deciding, and after the first few every eighth round says enough."""
@@ -163,6 +173,77 @@ class AdaptiveSpeculation(Speculation):
     def stats(self) -> PolicyStats:
         """Decisions so far."""
         return self.policy.stats(self.acceptance.expected_accepted, self.acceptance.num_accepted)
+
+
+class MeasuredSpeculation(Speculation):
+    """Fixed trees until costs are measured; adaptive from then on.
+
+    Args:
+        runner: what is measured.
+    """
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+        self._runner = runner
+        self._config = config
+        self._fixed = FixedSpeculation(config.speculation.max_path - 1)
+        self.current: Speculation = self._fixed
+        """What decides now."""
+
+    def calibrate(self, end: VerifierEnd, patience_s: float) -> None:
+        """Measure what rounds cost, once. Trees keep their shape where the drafter does not answer."""
+        if self.current is self._fixed:
+            self.current = self._measured(end, patience_s) or self._fixed
+        self.current.calibrate(end, patience_s)
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Within the block every draft has the configured shape. No round is in flight when it begins or ends."""
+        current, self.current = self.current, self._fixed
+        try:
+            yield
+        finally:
+            self.current = current
+
+    def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
+        """As what decides now, like everything below."""
+        return self.current.plan(running, proposals)
+
+    def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
+        return self.current.write_rule(plan, outcome, num_context_tokens)
+
+    @property
+    def num_nodes(self) -> int | None:
+        return self.current.num_nodes
+
+    def prune(self, trees: TokenTree | None, decodes: list[Sequence], drafted: TokenTree | None) -> TokenTree | None:
+        return self.current.prune(trees, decodes, drafted)
+
+    def launched(self, flight: RoundInFlight) -> None:
+        self.current.launched(flight)
+
+    def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
+        self.current.settled(flight, result)
+
+    def abandoned(self) -> None:
+        self.current.abandoned()
+
+    def stats(self) -> PolicyStats | None:
+        return self.current.stats()
+
+    def _measured(self, end: VerifierEnd, patience_s: float) -> AdaptiveSpeculation | None:
+        runner, config, loaded = self._runner, self._config, self._runner.loaded
+        graphs = runner.graphs if loaded.device.type == "cuda" else None
+        device = graphs.pool.device if graphs is not None and graphs.stats.captured else None
+        verifier = verifier_times(loaded, runner.model, runner.cache, config, device)
+        drafter = drafter_times(end, verifier.batch_sizes, patience_s)
+        if drafter is None:
+            logger.warning("the drafter did not answer the calibration: speculating with fixed trees")
+            return None
+        shape, widths = config.speculation, None if runner.pruner is None else node_buckets(config)
+        policy = SpeculationPolicy(
+            RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
+        )
+        return AdaptiveSpeculation(policy, runner.pruner)
 
 
 def _useful_depth(seq: Sequence) -> int:

@@ -9,38 +9,41 @@ because what is published must be there; one in device memory does not.
 """
 
 import logging
+from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.engine.context_writer import write_context
-from wingbeat.runtime.engine.deferred_pairs import DeferredPairs
-from wingbeat.runtime.engine.drafter_state import DrafterState
-from wingbeat.runtime.engine.outcome_writer import OutcomeWriter
-from wingbeat.runtime.engine.recorded_context import RecordedContexts
-from wingbeat.runtime.engine.replay_plan import with_replays
-from wingbeat.runtime.engine.root_masks import write_root_masks
+from wingbeat.runtime.engine.drafter_context import RecordedContexts, with_replays
+from wingbeat.runtime.engine.outcome_writer import DeferredPairs, OutcomeWriter, write_context, write_root_masks
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.speculation import Speculation
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree, TreeReply
 from wingbeat.runtime.protocol.transfer import copy_into, upload
-from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
-from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.scheduling.sequence import DraftProgress, Sequence
 from wingbeat.runtime.speculation.policy import DraftPlan, Reason
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.tree_check import TreeCheck
-from wingbeat.runtime.verifier.tree_inbox import TreeInbox
+from wingbeat.runtime.verifier.tree_check import TreeCheck, TreeInbox
 
 logger = logging.getLogger(__name__)
 
 FIRST_REPLY_S = 60.0
 """Silence allowed before a drafter's first answer where it may have to compile its kernels for that."""
+
+
+class DrafterState(StrEnum):
+    """Whether rounds are drafted."""
+
+    NONE = "none"
+    ATTACHED = "attached"
+    LOST = "lost"
+    """Dead or silent: the engine decodes plainly until another drafter is attached."""
 
 
 class DrafterClient(RoundObserver):

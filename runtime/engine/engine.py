@@ -5,16 +5,15 @@ from collections import deque
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine.drafter_client import DrafterClient
-from wingbeat.runtime.engine.drafter_state import DrafterState
+from wingbeat.runtime.engine.adaptive import MeasuredSpeculation
+from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
+from wingbeat.runtime.engine.drafter_context import RecordedContexts
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
-from wingbeat.runtime.engine.measured_speculation import MeasuredSpeculation
-from wingbeat.runtime.engine.recorded_context import RecordedContexts
 from wingbeat.runtime.engine.request_clock import RequestClock
 from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
-from wingbeat.runtime.engine.round_tracer import RoundTracer
+from wingbeat.runtime.engine.shown_rounds import ShownRounds
 from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
@@ -87,8 +86,8 @@ class Engine:
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
-        self.tracer = RoundTracer()
-        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.tracer, self.contexts)
+        self.shown = ShownRounds()
+        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown, self.contexts)
         self._own_observers = own if self.states is None else (*own, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
@@ -293,7 +292,7 @@ class Engine:
         chunks = [pair for pair in zip(plan.chunks, result.chunk_token_ids, strict=True) if next(live)]
         outputs = self.requests.took(self.scheduler.update(decodes, chunks))
         # First of all: sequences have these tokens by now, and must not be the only ones to know them.
-        self._outputs += self.tracer.with_rounds(outputs)
+        self._outputs += self.shown.with_rounds(outputs)
         for output in outputs:
             if output.finish_reason is not None:
                 self._ended(output.request_id)

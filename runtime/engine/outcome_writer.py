@@ -1,9 +1,25 @@
-"""Fills what a drafter is sent in one round: the only writer of an `Outcome`, beside its tables by slot."""
+"""What a drafter is told of a round: the only writer of an `Outcome`, beside its tables by slot.
+
+That is context (pieces of prompts, replays, what was recorded of prefixes, pairs kept back), what was accepted, and the
+sequences that a tree is asked for, with the tokens that their grammars allow behind the roots.
+"""
+
+from collections.abc import Callable
 
 from torch import Tensor
 
-from wingbeat.runtime.protocol.messages import AcceptedPaths, Outcome, RoundHeader
+from wingbeat.runtime.protocol.messages import AcceptedPaths, ChannelSpec, Outcome, RoundHeader
 from wingbeat.runtime.protocol.transfer import copy_all, copy_into, upload
+from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.round import RoundInFlight
+from wingbeat.runtime.verifier.slots import SlotState
+
+MOST_PAIRS = 32
+"""Deferred per sequence: enough that a drafter costs a plain round next to nothing."""
+
+Advance = Callable[[Sequence, int], None]
+"""Notes that the drafter's KV of a sequence reaches a position."""
 
 
 class OutcomeWriter:
@@ -81,3 +97,154 @@ def write_numbers(target: Tensor, values: list[int]) -> None:
     """Host numbers into the first rows of a channel's tensor."""
     if values:
         copy_into(target[: len(values)], upload(values, target.device))
+
+
+class DeferredPairs:
+    """Pairs of plain rounds, kept back: while nobody asks for trees the drafter is rung once in many rounds.
+
+    A pair is the taps at a position and the token after it. Only rounds of bare roots are kept back: they emit one
+    token each, so the host knows every position without having seen a token. Each slot has a row of buffers, of which
+    `DraftProgress.num_deferred` pairs count.
+
+    Args:
+        spec: of the channel they will go through; all sequences' pairs together fit into one of its rounds.
+    """
+
+    def __init__(self, spec: ChannelSpec, slots: SlotState) -> None:
+        self.capacity = min(MOST_PAIRS, spec.max_prefill_tokens // spec.num_slots)
+        shape = (spec.num_slots, self.capacity)
+        self._taps = slots.block_tables.new_zeros(*shape, spec.taps_size, dtype=spec.taps_dtype)
+        self._token_ids = slots.block_tables.new_zeros(shape)
+
+    def has_room(self, seqs: list[Sequence]) -> bool:
+        """Whether one more pair of each fits."""
+        return all(seq.draft.num_deferred < self.capacity for seq in seqs)
+
+    def add(self, seqs: list[Sequence], paths: AcceptedPaths, index: Tensor | slice) -> None:
+        """Keep the pairs of a round of bare roots.
+
+        Args:
+            index: rows of `paths` that belong to `seqs`.
+        """
+        for seq in seqs:
+            if not seq.draft.num_deferred:
+                # The round itself is counted already: its root stands before the token it emits.
+                seq.draft.deferred_from = seq.min_len - 2
+        slots, column = paths.slots[index], upload([seq.draft.num_deferred for seq in seqs], paths.slots.device)
+        if paths.taps is not None:
+            self._taps[slots, column] = paths.taps[index, 0]
+        self._token_ids[slots, column] = paths.token_ids[index, 0]
+        for seq in seqs:
+            seq.draft.num_deferred += 1
+
+    def hand_over(self, seq: Sequence, taps: Tensor, next_token_ids: Tensor) -> None:
+        """Copy a sequence's pairs out, in order, and forget them.
+
+        Args:
+            taps: [num_deferred, taps_size]
+            next_token_ids: int64 [num_deferred]
+        """
+        copy_into(taps, self._taps[seq.slot, : seq.draft.num_deferred])
+        copy_into(next_token_ids, self._token_ids[seq.slot, : seq.draft.num_deferred])
+        seq.draft.num_deferred = 0
+
+
+def write_context(
+    plan: SchedulerOutput, flight: RoundInFlight, writer: OutcomeWriter, deferred: DeferredPairs, advance: Advance
+) -> None:
+    """Copy the chunks that continue the drafter's context, then what was kept back; others are replayed later.
+
+    Where a saved prefix is recorded, its rows go before those of the sequence's chunk, as far as there is room.
+    """
+    room = writer.capacity - sum(chunk.length for chunk in plan.chunks)
+    begin = num_sampled = 0
+    for chunk in plan.chunks:
+        rows = slice(begin, begin + chunk.length)
+        sampled = flight.sampled[num_sampled] if chunk.samples else None
+        begin += chunk.length
+        num_sampled += chunk.samples
+        if chunk.seq.request.params.speculation:
+            room -= _write_chunk(chunk, flight, rows, sampled, writer, room, advance)
+    for seq in plan.decodes:
+        draft = seq.draft
+        if draft.is_recorded and room > 0:
+            room -= _write_recorded(seq, writer, room, advance)
+        if not draft.num_deferred:
+            continue
+        if not writer.has_room(draft.num_deferred):  # prompts took the room: replayed later
+            draft.num_deferred, draft.complete = 0, False
+            continue
+        end = draft.deferred_from + draft.num_deferred
+        deferred.hand_over(seq, *writer.add_chunk(seq.slot, draft.deferred_from, draft.num_deferred))
+        advance(seq, end)
+
+
+def _write_chunk(
+    chunk: Chunk,
+    flight: RoundInFlight,
+    rows: slice,
+    sampled: object,
+    writer: OutcomeWriter,
+    room: int,
+    advance: Advance,
+) -> int:
+    """One chunk, behind what is recorded before it; returns how many of the rows were recorded."""
+    seq, draft = chunk.seq, chunk.seq.draft
+    if draft.is_recorded and draft.num_recorded - draft.length > room:
+        return _write_recorded(seq, writer, room, advance)
+    start = draft.length
+    num_recorded = max(0, draft.num_recorded - start)
+    if start + num_recorded != chunk.start:
+        return _write_recorded(seq, writer, room, advance) if num_recorded else 0
+    end = chunk.start + chunk.length
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start)
+    if num_recorded:
+        copy_into(taps[:num_recorded], draft.recorded[start:])
+    if flight.chunk_taps is not None:
+        copy_into(taps[num_recorded:], flight.chunk_taps[rows])
+    write_numbers(next_token_ids, seq.token_ids[start + 1 : end + 1])
+    if sampled is not None:
+        copy_into(next_token_ids[-1], sampled)
+    advance(seq, end)
+    if chunk.replay or num_recorded:
+        draft.complete = end == seq.num_computed
+    draft.recorded = None
+    return num_recorded
+
+
+def _write_recorded(seq: Sequence, writer: OutcomeWriter, room: int, advance: Advance) -> int:
+    """As much of what is recorded as there is room for; returns how many rows that is."""
+    draft, start = seq.draft, seq.draft.length
+    end = min(draft.num_recorded, start + room)
+    if end <= start:
+        return 0
+    taps, next_token_ids = writer.add_chunk(seq.slot, start, end - start)
+    copy_into(taps, draft.recorded[start:end])
+    write_numbers(next_token_ids, seq.token_ids[start + 1 : end + 1])
+    advance(seq, end)
+    if end == draft.num_recorded:
+        draft.recorded = None
+        # With another round in flight nobody knows here how far the sequence is.
+        draft.complete = end == seq.num_computed and len(seq.in_flight) < 2
+    return end - start
+
+
+def write_root_masks(outcome: Outcome, asked: list[Sequence], flight: RoundInFlight) -> int:
+    """Fill `Outcome.allowed_tokens`, unless no grammar says anything or the host does not know the roots yet.
+
+    Args:
+        asked: sequences that a tree is asked for, in the order of the proposals.
+
+    Returns:
+        What the header says of them: 1, or 0 where they are not to be read.
+    """
+    rows, has_masks = outcome.allowed_tokens, False
+    if flight.result is None or not rows.shape[1] or all(seq.masker is None for seq in asked):
+        return 0
+    masks, tokens = rows.numpy(), flight.tokens_by_slot()
+    for mask, seq in zip(masks, asked, strict=False):
+        if seq.masker is not None and seq.masker.ahead(tokens[seq.slot], mask):
+            has_masks = True
+        else:
+            mask[:] = -1
+    return int(has_masks)

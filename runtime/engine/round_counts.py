@@ -5,8 +5,7 @@ from collections import deque
 from enum import StrEnum
 from typing import Any
 
-from wingbeat.runtime.engine.drafter_client import DrafterClient
-from wingbeat.runtime.engine.drafter_state import DrafterState
+from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
 from wingbeat.runtime.histogram import Histogram
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
-from wingbeat.runtime.heads.kernel_layer import HeadNorm
-from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig, HeadNorm
 
 
 @dataclass(frozen=True)

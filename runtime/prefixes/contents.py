@@ -13,7 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
-    from wingbeat.runtime.engine.recorded_context import RecordedContexts
+    from wingbeat.runtime.engine.drafter_context import RecordedContexts
     from wingbeat.runtime.kv.pool import KVCache
     from wingbeat.runtime.verifier.state_keeper import StateKeeper
 

@@ -1,15 +1,45 @@
 """One request on its way through the engine: its tokens, its blocks, and how far each model is with them."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from wingbeat.runtime.kv.block_hash import salted_root
-from wingbeat.runtime.scheduling.draft_progress import DraftProgress
 from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import FinishReason, Request
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.scheduling.token_reports import TokenReports
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(slots=True)
+class DraftProgress:
+    """What drafting for a sequence needs; the drafter client alone writes it, everything else may read it."""
+
+    length: int = 0
+    """Positions 0..length-1 have the attached drafter's KV."""
+    complete: bool = False
+    """Whether the drafter has got, or will get, all that was computed, what is in flight included."""
+    num_deferred: int = 0
+    """Latest pairs that the drafter has not been given yet; see `runtime.engine.deferred_pairs`."""
+    deferred_from: int = 0
+    """Position of the first of them."""
+    tree_requested: bool = False
+    recorded: "Tensor | None" = None
+    """[num_tokens, taps_size]: of a saved prefix that the sequence begins by, until the drafter has been given it."""
+
+    @property
+    def num_recorded(self) -> int:
+        """Positions 0..num_recorded-1 need not be computed for the drafter."""
+        return 0 if self.recorded is None else len(self.recorded)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether what the drafter lacks next is recorded."""
+        return self.length < self.num_recorded
 
 
 class TokenMasker(Protocol):

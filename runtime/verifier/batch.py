@@ -12,8 +12,7 @@ from torch import Tensor
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.pool import KVCache, kv_dtype
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import KVCache, kv_dtype, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput

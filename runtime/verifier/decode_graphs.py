@@ -27,7 +27,7 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.verifier.choices.choice import Choosing
 from wingbeat.runtime.verifier.forward_result import ForwardBuffers, ForwardResult
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
-from wingbeat.runtime.verifier.tree_inbox import TreeInbox
+from wingbeat.runtime.verifier.tree_check import TreeInbox
 
 MOST_ROWS = 2048
 """Nodes of a whole batch in the largest graph."""

@@ -34,7 +34,7 @@ from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.tree_inbox import TreeInbox
+from wingbeat.runtime.verifier.tree_check import TreeInbox
 
 
 class ModelRunner:

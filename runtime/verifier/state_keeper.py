@@ -27,7 +27,6 @@ from wingbeat.runtime.state.round_states import AcceptedStep, DecodePaths, Piece
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.packing import Packing, packed, rows_of
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
-from wingbeat.runtime.verifier.tree_paths import tree_paths
 
 
 class _Replay(NamedTuple):
@@ -262,3 +261,39 @@ class StateKeeper(RoundObserver):
         replay = self._replays.pop(slot, None)
         if replay is not None:
             self.saved.give_back(replay.row)
+
+
+class TreePaths(NamedTuple):
+    """Paths from the roots of several trees to their leaves, tree by tree."""
+
+    owners: list[int]
+    """By path: its tree."""
+    nodes: list[list[int]]
+    """By path: its nodes, the root first; shorter paths repeat their last one."""
+    places: list[list[int]]
+    """By tree and node: where it occurs in the flattened `nodes`; 0 for padding."""
+
+
+def tree_paths(parents: list[list[int]], num_valid: list[int]) -> TreePaths:
+    """Take trees apart.
+
+    Args:
+        parents: [num_trees, num_nodes], each before its children.
+        num_valid: nodes of each tree that are no padding.
+    """
+    owners: list[int] = []
+    paths: list[list[int]] = []
+    for tree, (above, num_nodes) in enumerate(zip(parents, num_valid, strict=True)):
+        inner = set(above[1:num_nodes])
+        for leaf in (node for node in range(num_nodes) if node not in inner):
+            path = [leaf]
+            while path[-1]:
+                path.append(above[path[-1]])
+            owners.append(tree)
+            paths.append(path[::-1])
+    length = max(map(len, paths))
+    places = [[0] * len(above) for above in parents]
+    for index, (tree, path) in enumerate(zip(owners, paths, strict=True)):
+        for depth, node in enumerate(path):
+            places[tree][node] = index * length + depth
+    return TreePaths(owners, [path + path[-1:] * (length - len(path)) for path in paths], places)

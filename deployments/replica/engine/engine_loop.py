@@ -12,8 +12,8 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, portable
 from wingbeat.deployments.replica.engine.engine_setup import ServedEngine
-from wingbeat.deployments.replica.engine.outbox import Outbox
 from wingbeat.deployments.replica.engine.shared_images import attach_images
+from wingbeat.deployments.replica.router_stream import Outbox
 from wingbeat.runtime.engine.round_failed import RoundFailed
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 

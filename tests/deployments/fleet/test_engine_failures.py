@@ -12,7 +12,7 @@ from wingbeat.deployments.fleet import connection as engine_connection
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import RequestFailed
 from wingbeat.deployments.fleet.wire import pack_request
-from wingbeat.deployments.replica.engine import outbox
+from wingbeat.deployments.replica import router_stream
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 EXPECTED = expected_tokens((1, 2, 3), 7, 100)
@@ -87,9 +87,9 @@ def test_parameters_that_fit_no_tensor_end_their_request_alone(field, value, mon
 
 
 def test_an_output_that_cannot_be_read_ends_its_request_alone(monkeypatch):
-    whole = outbox.pack_output
+    whole = router_stream.pack_output
     monkeypatch.setattr(
-        outbox, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", *whole(n, o)[3:]) if n else whole(n, o)
+        router_stream, "pack_output", lambda n, o: (*whole(n, o)[:2], "?", *whole(n, o)[3:]) if n else whole(n, o)
     )
 
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:

@@ -13,9 +13,8 @@ from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 from wingbeat.deployments.fleet.wire import Verdict, pack_output, pack_request, unpack, unpack_request
-from wingbeat.deployments.replica.engine.outbox import Outbox
 from wingbeat.deployments.replica.engine_client import EngineFailed
-from wingbeat.deployments.replica.router_stream import RouterStream
+from wingbeat.deployments.replica.router_stream import Outbox, RouterStream
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, VerifiedRound
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 

@@ -27,7 +27,7 @@ from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import VocabularyError
-from wingbeat.runtime.kv.slot_mapping import slot_mapping
+from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.llm import connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.loading.loader import prepare_model

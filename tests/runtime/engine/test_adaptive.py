@@ -250,7 +250,7 @@ class NeverPays(SpeculationPolicy):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_plain_rounds_are_kept_back_and_handed_over_in_order(monkeypatch, overlap):
-    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.SpeculationPolicy", NeverPays)
+    monkeypatch.setattr("wingbeat.runtime.engine.adaptive.SpeculationPolicy", NeverPays)
     ref = reference("llama")
     drafter = CountingDrafter(ref.sequences, right_tree, ref.loaded.vocab_size)
     config = engine_config(SHAPES["tree"], overlap=overlap, max_num_seqs=4)
@@ -306,7 +306,7 @@ def test_a_torn_cache_file_is_measured_again(tmp_path, monkeypatch, caplog):
 
 
 def test_a_silent_drafter_leaves_fixed_trees(monkeypatch, caplog):
-    monkeypatch.setattr("wingbeat.runtime.engine.measured_speculation.drafter_times", lambda *args: None)
+    monkeypatch.setattr("wingbeat.runtime.engine.adaptive.drafter_times", lambda *args: None)
     ref = reference("llama")
     drafter = ScriptedDrafter(ref.sequences, right_chain, ref.loaded.vocab_size)
     with caplog.at_level(logging.WARNING):

@@ -7,7 +7,7 @@ import torch
 
 from tests.runtime.models import CHAIN, TREE, Run, eagle_drafter, engine_config, new_engine, reference
 from tests.runtime.scripted import ScriptedDrafter, right_tree
-from wingbeat.runtime.engine.drafter_state import DrafterState
+from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 pytestmark = pytest.mark.few(2)

@@ -2,7 +2,7 @@
 
 import random
 
-from wingbeat.runtime.verifier.tree_paths import tree_paths
+from wingbeat.runtime.verifier.state_keeper import tree_paths
 
 
 def ancestors(parents, node):

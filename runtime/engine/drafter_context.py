@@ -1,15 +1,20 @@
-"""Hidden states of saved prefixes, kept for drafters that have not seen them: the verifier need not run there again."""
+"""Context that a drafter lacks: recorded for it with saved prefixes, or computed again from what prompts left over."""
 
 import torch
 from torch import Tensor
 
 from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.scheduling.plan import length_of
+from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
 
 class RecordedContexts(RoundObserver):
-    """Records the taps of prompts that it is asked to, and keeps those it is given.
+    """Taps of saved prefixes, for drafters that have not seen them: the verifier need not run there again.
+
+    Records the taps of prompts that it is asked to, and keeps those it is given.
 
     Args:
         taps_size: of what drafters are given per position; may be 0.
@@ -68,3 +73,36 @@ class RecordedContexts(RoundObserver):
 
     def _nothing(self, length: int = 0) -> Tensor:
         return torch.zeros(length, self.taps_size, dtype=self.dtype)
+
+
+def with_replays(plan: SchedulerOutput, states: StateKeeper | None) -> SchedulerOutput:
+    """Add chunks of context the drafter lacks; oldest sequence first.
+
+    The last chunk of a replay must end where the drafter can follow. With a round in flight nobody on the host knows
+    where that is, so the sequence sits this round out.
+
+    Args:
+        states: of layers that keep a state of their own: a replay begins where there is one.
+    """
+    budget = plan.budget_left
+    chunks: list[Chunk] = []
+    held: list[Sequence] = []
+    for seq in plan.decodes:
+        draft = seq.draft
+        if draft.complete or draft.is_recorded or not seq.request.params.speculation or not budget:
+            continue
+        start = seq.draft.length if states is None else states.replay_start(seq, seq.draft.length)
+        if start is None:
+            continue
+        seq.draft.length = start
+        missing = seq.num_computed - start
+        if missing <= budget and seq.in_flight:
+            held.append(seq)
+        else:
+            length = length_of(seq, start, min(missing, budget), plan.whole_images)
+            chunks += [Chunk(seq, start, length, replay=True)] if length else []
+            budget -= length
+    if not chunks and not held:
+        return plan
+    decodes = [seq for seq in plan.decodes if seq not in held] if held else plan.decodes
+    return plan._replace(decodes=decodes, chunks=plan.chunks + chunks, budget_left=budget)

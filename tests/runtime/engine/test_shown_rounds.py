@@ -85,14 +85,14 @@ def test_requests_beside_one_that_asks_see_nothing(ref):
     outputs, engine = run(ref, [quiet, loud, quiet])
     assert [tokens(mine) for mine in outputs] == [text[:NUM_TOKENS] for text in ref.continuations[:3]]
     assert [any(output.rounds for output in mine) for mine in outputs] == [False, True, False]
-    assert engine.tracer._request_ids == set()
+    assert engine.shown._request_ids == set()
 
 
 def test_without_such_requests_nothing_is_fetched(ref, monkeypatch):
     def refuse(parts):
         raise AssertionError("a tree was fetched for nobody")
 
-    monkeypatch.setattr("wingbeat.runtime.engine.round_tracer.Download", refuse)
+    monkeypatch.setattr("wingbeat.runtime.engine.shown_rounds.Download", refuse)
     outputs, _ = run(ref, [greedy_params(NUM_TOKENS)] * 2)
     assert [tokens(mine) for mine in outputs] == [text[:NUM_TOKENS] for text in ref.continuations[:2]]
 

@@ -7,7 +7,7 @@ from wingbeat.runtime.scheduling.request import RequestOutput, VerifiedRound
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
 
-class RoundTracer(RoundObserver):
+class ShownRounds(RoundObserver):
     """Shows rounds to the requests that have `trace`. Where there are none it looks at nothing."""
 
     def __init__(self) -> None:
