@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from wingbeat.runtime.heads.conventions import default_tap_layers
-from wingbeat.runtime.verifier.layers.taps import LayerTaps, decoder_layers
+from wingbeat.runtime.verifier.layers.loaded_model import decoder_layers
+from wingbeat.runtime.verifier.model import LayerTaps
 
 
 class Observation(NamedTuple):

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.taps import LayerTaps
 
 if TYPE_CHECKING:
     from wingbeat.runtime.vision.rows import ImageRows
@@ -43,6 +44,56 @@ class ModelOutput(NamedTuple):
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
     """Numbers that are tapped of one token: hidden states, then keys and values."""
     return len(tap_layers) * loaded.hidden_size + sum(loaded.layers[layer].kv_size for layer in kv_layers)
+
+
+class LayerTaps:
+    """Keeps the residual stream that enters chosen layers (EAGLE-3 section 3.1).
+
+    Args:
+        layers: of the decoder, as `decoder_layers` finds them.
+        tap_layers: layers whose *input* is tapped, ascending; the number of layers stands for what enters the output
+            head, the final norm's result. Empty taps nothing.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: nn.ModuleList, tap_layers: tuple[int, ...]) -> None:
+        bad = [layer for layer in tap_layers if not 0 <= layer <= len(layers)]
+        if bad:
+            raise ValueError(
+                f"tap_layers {bad} do not exist: {type(model).__name__} has layers 0..{len(layers) - 1}, and "
+                f"{len(layers)} is what enters its output matrix"
+            )
+        self._taps: list[Tensor] = []
+        self._hooks = [
+            layers[layer].register_forward_pre_hook(self._tap, with_kwargs=True)
+            for layer in tap_layers
+            if layer < len(layers)
+        ]
+        if len(layers) in tap_layers:
+            decoder = next(module for module in model.modules() if layers in list(module.children()))
+            self._hooks.append(decoder.register_forward_hook(self._tap_output))
+
+    def clear(self) -> None:
+        """Forget what the passes so far left; before each pass."""
+        self._taps = []
+
+    def take(self) -> list[Tensor]:
+        """Of the pass since `clear`: [batch, length, hidden_size] each, low layers first."""
+        taps, self._taps = self._taps, []
+        return taps
+
+    def remove(self) -> None:
+        """Detach the hooks from the model, which outlives this object where several share it."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _tap(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self._taps.append(args[0] if args else kwargs["hidden_states"])
+
+    def _tap_output(self, module: nn.Module, args: tuple, output: BaseModelOutputWithPast) -> None:
+        self._taps.append(output.last_hidden_state)
 
 
 class VerifierModel(nn.Module):

@@ -112,3 +112,17 @@ def end_of_text_ids(model: PreTrainedModel) -> frozenset[int]:
     eos = None if generation is None else generation.eos_token_id
     eos = getattr(model.config.get_text_config(), "eos_token_id", None) if eos is None else eos
     return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """The decoder's own layer list: the outermost ModuleList whose members hold one attention module each.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            owners = [{getattr(part, "layer_idx", None) for part in layer.modules()} - {None} for layer in module]
+            if all(owner == {index} for index, owner in enumerate(owners)):
+                return module
+    raise UnsupportedModelError("no list of its modules holds one attention per layer, which drafters tap by number")

@@ -17,11 +17,16 @@ from wingbeat.runtime.verifier.layers.architecture_checks import (
 )
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.fused import fuse
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, UnsupportedModelError, end_of_text_ids, num_words
+from wingbeat.runtime.verifier.layers.loaded_model import (
+    LoadedModel,
+    UnsupportedModelError,
+    decoder_layers,
+    end_of_text_ids,
+    num_words,
+)
 from wingbeat.runtime.verifier.layers.mixers import install_mixers
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
-from wingbeat.runtime.verifier.layers.taps import decoder_layers
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
 

@@ -16,8 +16,7 @@ from wingbeat.runtime.tensorrt.graph_ops import GraphOps
 from wingbeat.runtime.tensorrt.graph_shapes import base_profiles, draft_profiles, input_shapes
 from wingbeat.runtime.tensorrt.session import EngineStage
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.taps import decoder_layers
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, decoder_layers
 
 LIMITS = Limits(
     max_batch_size=4, max_input_len=512, max_kv_cache_capacity=1984, max_verify_tree_size=64, max_draft_tree_size=64
