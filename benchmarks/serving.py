@@ -1,11 +1,11 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    python benchmarks/serving.py [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
+    python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
-the repeats. `--plain-app` adds an application without any drafter as the baseline, `--overhead` compares a round with
-the same engine in this process.
+the repeats. `--proxy` sends the same requests through Serve's proxy too, `--plain-app` adds an application without any
+drafter as the baseline, `--overhead` compares a round with the same engine in this process.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.tokenizer import Tokenizer
 
 PLAIN, SPECULATIVE, PLAIN_APP = "plain", "speculative", "plain, no drafter"
+PROXIED = "{}, by Serve's proxy"
 HOP_ROUNDS, HOP_THINK_US = 200, 5000.0
 """An empty round trip to a drafter that has waited for about as long as a round takes."""
 SILENCE_MS = 1e6
@@ -186,10 +187,12 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
     return configs
 
 
-def modes_of(apps: dict[str, App]) -> list[Mode]:
+def modes_of(apps: dict[str, App], proxied: bool) -> list[Mode]:
     """Plain and speculative requests to the same application, and plain ones to the one without a drafter."""
     app = apps["speculative"]
     modes = [Mode(PLAIN, app.url, False, app), Mode(SPECULATIVE, app.url, True, app)]
+    if proxied:
+        modes += [mode._replace(name=PROXIED.format(mode.name), url=app.proxied_url) for mode in modes]
     if "plain" in apps:
         modes.append(Mode(PLAIN_APP, apps["plain"].url, False, apps["plain"]))
     return modes
@@ -247,7 +250,7 @@ def run(args: argparse.Namespace) -> Report:
         "no prefix cache"
     )
     with wingbeat_apps(app_configs(pair, args)) as apps, LoadClient() as client:
-        done, tables, more = run_loads(client, modes_of(apps), args, prompts, hop_s)
+        done, tables, more = run_loads(client, modes_of(apps, args.proxy), args, prompts, hop_s)
         figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}
     if args.overhead:
         ways = overheads(pair, args, prompts)
@@ -261,6 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_model_options(parser)
     parser.add_argument("--url", help="measure this server in place of starting one")
+    parser.add_argument("--proxy", action="store_true", help="also go through Serve's proxy")
     parser.add_argument("--plain-app", action="store_true", help="also measure an application without a drafter")
     parser.add_argument("--overhead", action="store_true", help="also compare a round with the engine in process")
     parser.add_argument(

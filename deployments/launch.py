@@ -35,6 +35,16 @@ RAY_ENV = {
 }
 """For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
 a proxy that is merely slow keeps its 10 s per check."""
+DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
+DIRECT_ENV = {
+    DIRECT: "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    "RAY_SERVE_PORT_QUARANTINE_S": "0",
+}
+"""For a Ray started here for one router, which then listens itself. Serve's proxy costs each message two hops between
+processes, so that a first token takes half as long again. No load balancer has to hear of a router's end, and the next
+router needs its port."""
+ANY_PORT = 0
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
@@ -75,7 +85,7 @@ class ServedApplication:
         self._address = address
         self._detach = detach
         self._start_up = start_up
-        self._http = {"host": host, "port": port}
+        self._host, self._port = host, port
         self._signals = signals
         self._owns_ray = False
         self._deployed = False
@@ -90,7 +100,7 @@ class ServedApplication:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
         """
-        for name, value in RAY_ENV.items():
+        for name, value in (RAY_ENV | self._direct_env()).items():
             os.environ.setdefault(name, value)
         if not ray.is_initialized():
             self._connect()
@@ -101,7 +111,7 @@ class ServedApplication:
             )
         if self._start_up is not None:
             _speak_for_ray(self._start_up)
-        serve.start(http_options=self._http)
+        serve.start(http_options={"host": self._host, "port": ANY_PORT if self._listens_itself() else self._port})
         if APP_NAME in serve.status().applications:
             raise StartError(
                 f"this Ray cluster has an application named {APP_NAME} already: end it with `serve shutdown`, or unset "
@@ -121,7 +131,9 @@ class ServedApplication:
             self._say_ready(self._start_up)
 
     def url(self) -> str:
-        """Where Serve's proxies listen: in a cluster that had them before, not where this process would have them."""
+        """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""
+        if self._listens_itself():
+            return f"http://{self._host}:{self._port}"
         http = _get_global_client().http_config
         return f"http://{http.host}:{http.port}"
 
@@ -182,6 +194,19 @@ class ServedApplication:
         logs = f"{ray_worker._global_node.get_session_dir_path()}/logs"
         command = curl_command(self.url(), config.model_name(), bool(config.api_key))
         start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
+
+    def _direct_env(self) -> dict[str, str]:
+        """What lets the router listen at the port; nothing where there may be several, which share Serve's proxy."""
+        config = self._config
+        several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
+        if several or os.environ.get(HAPROXY) == "1":
+            return {}
+        ports = {"MIN": self._port, "MAX": self._port + 1}  # the second one is not among them
+        return DIRECT_ENV | {f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT": str(port) for end, port in ports.items()}
+
+    def _listens_itself(self) -> bool:
+        """Whether the router listens, without Serve's proxy; the environment may say that it must not."""
+        return self._owns_ray and bool(self._direct_env()) and os.environ.get(DIRECT) == "1"
 
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either

@@ -104,6 +104,15 @@ class App:
         self.client.close()
         self.http.close()
 
+    def own_url(self) -> str:
+        """Where its router listens itself, as that of `wingbeat serve` does; its clients go through Serve's proxy."""
+        import ray
+        from ray.serve.context import _get_global_client
+
+        groups = ray.get(_get_global_client()._controller.get_target_groups.remote(app_name=self.name))
+        ((target,),) = [group.targets for group in groups if group.protocol == "HTTP"]
+        return f"http://127.0.0.1:{target.port}"
+
 
 @contextmanager
 def running(name: str, url: str, **args: Any) -> Iterator[App]:
@@ -144,10 +153,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes."""
+    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes; routers listen too."""
     import ray
     from ray import serve
 
+    from wingbeat.deployments.launch import DIRECT_ENV
+
+    os.environ |= DIRECT_ENV
     port = free_port()
     ray.init(
         num_cpus=8,

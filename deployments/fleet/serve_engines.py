@@ -25,9 +25,11 @@ class ServeEngines:
     """
 
     def __init__(self, handle: DeploymentHandle, text_identity: str) -> None:
-        self._handle = handle
+        # By Serve's gRPC, not as calls of actors: at the end of one of those Ray keeps the replica's event loop until
+        # the caller has taken the last result, and a router that hangs would hold up all others.
+        self._handle = handle.options(_by_reference=False)
         self._text_identity = text_identity
-        self._streaming = handle.options(method_name="stream", stream=True)
+        self._streaming = self._handle.options(method_name="stream", stream=True)
 
     async def describe(self) -> ModelInfo:
         """The model, from any engine that serves the router's; waits until one is there."""

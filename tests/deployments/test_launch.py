@@ -66,6 +66,7 @@ class FakeRay:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
 
     def start(self, **options: object) -> None:
+        self.http_options = options["http_options"]
         self.note("start")
 
     def status(self) -> SimpleNamespace:
@@ -155,6 +156,42 @@ def test_the_address_printed_is_where_the_cluster_listens(fake_ray, capsys):
     fake.run = lambda app, name: None
     serve_until_stopped(AppConfig(), port=9000)
     assert "http://10.0.0.1:80/v1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """In the place of the environment's variables."""
+    variables: dict[str, str] = {}
+    monkeypatch.setattr(launch.os, "environ", variables)
+    return variables
+
+
+def test_the_only_router_of_a_ray_of_its_own_listens_itself_and_serves_proxy_anywhere_else(fake_ray, environ):
+    fake = fake_ray()
+    application = ServedApplication(AppConfig(), port=9000)
+    application.start()
+    assert environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "1"
+    ports = [int(environ[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"]) for end in ("MIN", "MAX")]
+    assert range(*ports) == range(9000, 9001), "Serve's allocator takes a range"
+    assert (application.url(), fake.http_options["port"]) == ("http://127.0.0.1:9000", 0)
+
+
+@pytest.mark.parametrize("why", ["several routers", "autoscaled routers", "told so", "HAProxy", "in a cluster"])
+def test_else_serves_proxy_listens(fake_ray, environ, why: str):
+    fake = fake_ray(attached=why == "in a cluster")
+    fake.listens = SimpleNamespace(host="127.0.0.1", port=9000)
+    if why == "told so":
+        environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
+    if why == "HAProxy":
+        environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    settings = {
+        "several routers": {"num_router_replicas": 2},
+        "autoscaled routers": {"router_autoscaling_config": {"min_replicas": 1, "max_replicas": 2}},
+    }
+    application = ServedApplication(AppConfig(**settings.get(why, {})), port=9000)
+    application.start()
+    assert fake.http_options["port"] == 9000
+    assert application.url() == "http://127.0.0.1:9000"
 
 
 def test_a_cluster_that_is_named_is_joined_and_its_application_ends_with_the_command(fake_ray, capsys):

@@ -66,12 +66,13 @@ def test_load_sweep_compares_three_modes_and_draws_them(tmp_path):
 @pytest.mark.ray
 @pytest.mark.soak
 def test_serving_reports_every_mode_at_every_load_and_where_rounds_go(tmp_path):
-    figures = quick_run("serving.py", tmp_path / "serving.json", "--plain-app", "--overhead")
+    figures = quick_run("serving.py", tmp_path / "serving.json", "--proxy", "--plain-app", "--overhead")
     modes = {(series["mode"], series["concurrency"]) for series in figures["series"]}
-    assert modes == {(mode, load) for mode in ("plain", "speculative", "plain, no drafter") for load in (1, 2)}
+    names = {"plain", "speculative", "plain, by Serve's proxy", "speculative, by Serve's proxy", "plain, no drafter"}
+    assert modes == {(mode, load) for mode in names for load in (1, 2)}
     for series in figures["series"]:
         speculated = series["speculative_decoding"]["num_drafts"] > 0
-        assert speculated == (series["mode"] == "speculative")
+        assert speculated == series["mode"].startswith("speculative")
         assert series["round"]["num_rounds"] > 0
     assert len(figures["overhead"]) == 2
     assert all(len(way["local"]) == len(way["remote"]) > 0 for way in figures["overhead"])

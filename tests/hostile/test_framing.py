@@ -1,7 +1,8 @@
-"""Raw bytes against Serve's proxy and the application behind it: an error or a closed connection, and others go on."""
+"""Raw bytes against a router, itself and behind Serve's proxy: an error or a closed connection, and others go on."""
 
 import asyncio
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +15,13 @@ from .memory import bounded_growth
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 
 MAX_GROWTH_BYTES = 300 * 10**6
+
+
+@pytest.fixture(params=["own", pytest.param("proxy", marks=pytest.mark.slow)])
+def address(request, demo_app, ray_cluster) -> Address:
+    """Where the demo pair's router listens, or the proxy before it."""
+    url = urlsplit(demo_app.own_url() if request.param == "own" else ray_cluster)
+    return Address(url.hostname, url.port, f"/{demo_app.name}")
 
 
 async def is_healthy(address: Address) -> bool:
