@@ -1,6 +1,10 @@
 """Other shapes of the application: other drafters, a queue that is full; `tests/chaos` has those of several pairs."""
 
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -58,3 +62,26 @@ def test_overload_is_503_with_retry_after_which_the_client_follows(narrow_app):
         assert refused.value.status_code == 503
     patient = narrow_app.client.with_options(max_retries=20)
     assert narrow_app.complete(PROMPTS[1], client=patient).choices[0].finish_reason == "length"
+
+
+def test_a_router_that_hangs_holds_up_no_engine(narrow_app):
+    from ray import serve
+
+    from wingbeat.deployments.replica.verifier_replica import LEASE_S
+
+    title = f"ray::ServeReplica:{narrow_app.name}:Router".encode()
+    (router,) = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if title in path.read_bytes()]
+    handle = serve.get_deployment_handle("Verifier", narrow_app.name)
+    with narrow_app.complete(PROMPTS[0], max_tokens=1500, stream=True) as stream:
+        next(iter(stream))
+        os.kill(router, signal.SIGSTOP)
+        try:
+            hung_until = time.monotonic() + LEASE_S + 5
+            while time.monotonic() < hung_until:
+                stats = handle.stats.remote().result(timeout_s=5.0)
+                time.sleep(0.5)
+        finally:
+            os.kill(router, signal.SIGCONT)
+    assert stats["num_requests"] == 0, "those of a router that is silent are aborted"
+    narrow_app.http.get("/health").raise_for_status()
+    assert narrow_app.text(PROMPTS[1], max_tokens=4)
