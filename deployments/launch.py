@@ -42,8 +42,8 @@ DIRECT_ENV = {
     "RAY_SERVE_PORT_QUARANTINE_S": "0",
 }
 """For a Ray started here for one router, which then listens itself. Serve's proxy costs each message two hops between
-processes, so that a first token takes up to half as long again. No load balancer has to hear of a router's end, and the next
-router needs its port."""
+processes, so that a first token takes up to half as long again. No load balancer has to hear of a router's end, and the
+next router needs its port."""
 ANY_PORT = 0
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 60.0
