@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
@@ -33,7 +32,6 @@ from wingbeat.deployments.replica.engine.shared_images import share_images
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.kv.cache_log import CacheChanges
 
-logger = logging.getLogger(__name__)
 CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full."""
 TELL_LOADS_S = 0.1

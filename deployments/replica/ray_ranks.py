@@ -1,7 +1,6 @@
 """The ranks that a replica's engine leads, each an actor in a bundle of the replica's placement group."""
 
 import asyncio
-import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,8 +13,6 @@ from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.runtime.config import RankGroup
-
-logger = logging.getLogger(__name__)
 
 
 class RankActor:

@@ -36,7 +36,8 @@ class ServedPool:
     """The pool of an application, through Serve."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
+        # As in `ServeEngines`: a verifier that hangs must not hold up the pool.
+        self._handle = handle.options(_by_reference=False)
         self._node = node_id()
 
     async def candidates(self) -> list[Candidate]:

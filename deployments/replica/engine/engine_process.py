@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from wingbeat.runtime.grammar.trial import GrammarTrial
     from wingbeat.runtime.heads.contract import HeadConvention
 
-logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.5e-3
 """How long another thread, such as one that compiles a grammar, may keep the interpreter from the engine's; Python's
 default of 5 ms is a third of a round."""
