@@ -100,8 +100,12 @@ class ServedApplication:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
         """
-        for name, value in (RAY_ENV | self._direct_env()).items():
+        for name, value in (RAY_ENV | (DIRECT_ENV if self._has_one_router() else {})).items():
             os.environ.setdefault(name, value)
+        if self._has_one_router():
+            # A range without its end; what else the environment says of it would be another port than was asked for.
+            for bound, port in (("MIN", self._port), ("MAX", self._port + 1)):
+                os.environ[f"RAY_SERVE_DIRECT_INGRESS_{bound}_HTTP_PORT"] = str(port)
         if not ray.is_initialized():
             self._connect()
         if self._detach and self._owns_ray:
@@ -195,18 +199,15 @@ class ServedApplication:
         command = curl_command(self.url(), config.model_name(), bool(config.api_key))
         start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
 
-    def _direct_env(self) -> dict[str, str]:
-        """What lets the router listen at the port; nothing where there may be several, which share Serve's proxy."""
+    def _has_one_router(self) -> bool:
+        """Several share Serve's proxy, or a HAProxy that the environment asks for."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
-        if several or os.environ.get(HAPROXY) == "1":
-            return {}
-        ports = {"MIN": self._port, "MAX": self._port + 1}  # the second one is not among them
-        return DIRECT_ENV | {f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT": str(port) for end, port in ports.items()}
+        return not several and os.environ.get(HAPROXY) != "1"
 
     def _listens_itself(self) -> bool:
         """Whether the router listens, without Serve's proxy; the environment may say that it must not."""
-        return self._owns_ray and bool(self._direct_env()) and os.environ.get(DIRECT) == "1"
+        return self._owns_ray and self._has_one_router() and os.environ.get(DIRECT) == "1"
 
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either

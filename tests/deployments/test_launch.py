@@ -2,16 +2,15 @@
 
 import io
 import json
-import os
 import shlex
 import signal
 from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from ray._private.ray_logging import WorkerStandardStreamDispatcher
 from rich.console import Console
 
+from tests.deployments.fake_ray import FakeRay
 from wingbeat.deployments import launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
@@ -20,76 +19,6 @@ from wingbeat.deployments.start_up import StartUp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
-
-
-REPORT = {
-    "model": "wingbeat-demo",
-    "drafter": "demo",
-    "dtype": "float32",
-    "device": "cpu",
-    "max_model_len": 2048,
-    "num_kv_tokens": 43664,
-    "self_test": {"first_position": 0.8312, "acceptance_length": 4.314},
-}
-
-
-class FakeRay:
-    """Ray and Serve as `launch` sees them: notes every call, and sends this process signals when told to."""
-
-    exceptions = SimpleNamespace(RayError=RuntimeError)
-
-    def __init__(self, *, attached: bool = False, applications: tuple[str, ...] = ()) -> None:
-        self.calls: list[str] = []
-        self.initialized = False
-        self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
-        self.signals: dict[tuple[str, int], int] = {}
-        """By the call in which they come, and how many of its name there have been with it."""
-        self.drain_timeouts: list[float] = []
-        self.dispatcher = WorkerStandardStreamDispatcher()
-        self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
-        node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
-        self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
-
-    def note(self, call: str) -> None:
-        self.calls.append(call)
-        number = self.signals.get((call, self.calls.count(call)))
-        if number is not None:
-            os.kill(os.getpid(), number)
-
-    def is_initialized(self) -> bool:
-        return self.initialized
-
-    def init(self, **options: object) -> None:
-        self.initialized = True
-        self.address = options["address"]
-        # As Ray does, whoever else has handlers.
-        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
-
-    def start(self, **options: object) -> None:
-        self.http_options = options["http_options"]
-        self.note("start")
-
-    def status(self) -> SimpleNamespace:
-        self.note("status")
-        return SimpleNamespace(applications=self.applications)
-
-    def run(self, app: object, name: str) -> None:
-        self.applications[name] = SimpleNamespace(status=None, deployments={})
-        self.note("run")
-
-    def delete(self, name: str, _blocking: bool = True) -> None:
-        self.note(f"delete {name}")
-
-    def shutdown(self) -> None:
-        self.note("shutdown")
-
-    def get_deployment_handle(self, deployment: str, app: str) -> SimpleNamespace:
-        report = SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda timeout_s: REPORT))
-        return SimpleNamespace(broadcast=self._broadcast, report=report)
-
-    def _broadcast(self, method: str, timeout_s: float) -> SimpleNamespace:
-        self.drain_timeouts.append(timeout_s)
-        return SimpleNamespace(results=lambda timeout_s: self.note(method))
 
 
 @pytest.fixture
@@ -168,6 +97,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_the_only_router_of_a_ray_of_its_own_listens_itself_and_serves_proxy_anywhere_else(fake_ray, environ):
     fake = fake_ray()
+    environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = "30000"
     application = ServedApplication(AppConfig(), port=9000)
     application.start()
     assert environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "1"

@@ -1,0 +1,76 @@
+"""Ray and Serve as `wingbeat.deployments.launch` sees them, in no process but the test's."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+from ray._private.ray_logging import WorkerStandardStreamDispatcher
+
+REPORT = {
+    "model": "wingbeat-demo",
+    "drafter": "demo",
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 2048,
+    "num_kv_tokens": 43664,
+    "self_test": {"first_position": 0.8312, "acceptance_length": 4.314},
+}
+
+
+class FakeRay:
+    """Ray and Serve as `launch` sees them: notes every call, and sends this process signals when told to."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, *, attached: bool = False, applications: tuple[str, ...] = ()) -> None:
+        self.calls: list[str] = []
+        self.initialized = False
+        self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
+        self.signals: dict[tuple[str, int], int] = {}
+        """By the call in which they come, and how many of its name there have been with it."""
+        self.drain_timeouts: list[float] = []
+        self.dispatcher = WorkerStandardStreamDispatcher()
+        self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
+        node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
+        self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        number = self.signals.get((call, self.calls.count(call)))
+        if number is not None:
+            os.kill(os.getpid(), number)
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def init(self, **options: object) -> None:
+        self.initialized = True
+        self.address = options["address"]
+        # As Ray does, whoever else has handlers.
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
+
+    def start(self, **options: object) -> None:
+        self.http_options = options["http_options"]
+        self.note("start")
+
+    def status(self) -> SimpleNamespace:
+        self.note("status")
+        return SimpleNamespace(applications=self.applications)
+
+    def run(self, app: object, name: str) -> None:
+        self.applications[name] = SimpleNamespace(status=None, deployments={})
+        self.note("run")
+
+    def delete(self, name: str, _blocking: bool = True) -> None:
+        self.note(f"delete {name}")
+
+    def shutdown(self) -> None:
+        self.note("shutdown")
+
+    def get_deployment_handle(self, deployment: str, app: str) -> SimpleNamespace:
+        report = SimpleNamespace(remote=lambda: SimpleNamespace(result=lambda timeout_s: REPORT))
+        return SimpleNamespace(broadcast=self._broadcast, report=report)
+
+    def _broadcast(self, method: str, timeout_s: float) -> SimpleNamespace:
+        self.drain_timeouts.append(timeout_s)
+        return SimpleNamespace(results=lambda timeout_s: self.note(method))
