@@ -47,9 +47,10 @@ function drawRound() {
     $("tree").replaceChildren(node("p", { textContent: text }));
     return;
   }
-  // Without a choice the latest tree is shown: the last rounds of an answer may have none.
-  const latest = shown.rounds.findLastIndex((round) => round.tree);
-  const index = chosen ?? (latest < 0 ? count - 1 : latest), round = shown.rounds[index], tree = round.tree;
+  // Without a choice the latest tree is shown, or why there is none: the ends of every answer have none.
+  const latest = (tells) => { const index = shown.rounds.findLastIndex(tells); return index < 0 ? null : index; };
+  const telling = () => latest((round) => round.tree) ?? latest((round) => !["prompt", "idle"].includes(round.plain_reason));
+  const index = chosen ?? telling() ?? count - 1, round = shown.rounds[index], tree = round.tree;
   slider.value = index + 1;
   if (chosen !== null) for (const span of shown.spans[index]) span.classList.add("shown");
   const drafted = tree ? `${tree.accepted.length} of ${tree.parents.length - 1} drafted kept` : "no draft";
