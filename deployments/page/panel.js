@@ -28,7 +28,7 @@ function drawFigures() {
     document.querySelector(`.speeds .${id} rect`).setAttribute("width", `${share}%`);
   });
   const why = fast?.why ?? "", notes = [why];
-  if (why && slow?.speed) notes.push("Both sides decoded plainly, so their speeds are not compared.");
+  if (why && slow?.speed) notes.push("Both sides decoded plainly, or nearly so: their speeds are not compared.");
   if (why && fast.plain.some((round) => round.plain_reason === "plain")) notes.push("“Always draft” drafts all the same.");
   $("why").textContent = notes.join(" ").trim();
   $("why").hidden = !why;

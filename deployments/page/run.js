@@ -61,7 +61,7 @@ class Run {
     const counts = new Map();
     for (const round of this.plain) counts.set(reasonOf(round), (counts.get(reasonOf(round)) ?? 0) + 1);
     const [[reason]] = [...counts].sort(([, one], [, other]) => other - one);
-    const drafted = this.drafts.length ? `Only ${this.drafts.length} of ${this.rounds.length} rounds were drafted` : "No round was drafted";
+    const drafted = this.drafts.length ? `Only ${this.drafts.length} of ${this.rounds.length} rounds had a draft` : "No round had a draft";
     return `${drafted}: ${reason}.`;
   }
 }

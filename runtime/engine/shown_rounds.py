@@ -1,4 +1,4 @@
-"""Keeps what rounds did for the requests that ask to see it: their trees and what was accepted, or why there are none."""
+"""Keeps what rounds did for the requests that ask to see it: trees and what was accepted, or why there are none."""
 
 from collections import deque
 from typing import NamedTuple

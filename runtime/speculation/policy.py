@@ -117,7 +117,7 @@ class SpeculationPolicy:
             num_reqs: sequences decoding in the next round.
             num_drafting: those among them that may be drafted for.
             mean_context: tokens of context per sequence.
-            forced: some of those ask for drafts, whether they pay or not. What is held and probed does not change by it.
+            forced: some of those ask for drafts, pay they or not. What is held and probed does not change by it.
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context)
         if forced and not plan.levels:

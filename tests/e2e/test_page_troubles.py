@@ -1,16 +1,18 @@
-"""The page when something is wrong: it says what happened where it can be seen, and shows nothing of an earlier answer."""
+"""The page when something is wrong: it says what happened, in sight, and shows nothing of an earlier answer."""
 
 from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.deployments.http_world import FakePool, app_for
+from tests.e2e.contrast import unreadable
 from tests.e2e.cut_wire import wire_to
 from tests.e2e.page_driver import MARKS, fill, open_page, send, spans, text, until_done, until_failed
 from tests.e2e.page_server import listening, serving
 from tests.runtime.losing_policy import LosingPolicy
 
 pytestmark = list(MARKS)
+NOTHING = ["\N{EN DASH}"] * 3 + [""]
 SCREENS = pytest.mark.parametrize("width", [1280, 390])
 
 
@@ -52,7 +54,7 @@ def test_a_server_that_dies_in_the_middle_and_one_that_is_gone_are_said_in_words
         page.until("document.querySelector('.failure')?.textContent.includes('cannot be reached')")
         until_failed(page)
         assert in_sight(page, ".failure")
-        assert panel(page) == ["–", "–", "–", ""]
+        assert panel(page) == NOTHING
         assert page.value("document.querySelectorAll('#tree g, .pane').length") == 0
         assert text(page, "#tree") == "No round came."
         page.until("document.querySelector('#load').textContent === 'The server cannot be reached'")
@@ -63,6 +65,16 @@ def test_a_server_that_dies_in_the_middle_and_one_that_is_gone_are_said_in_words
     page.until("!document.querySelector('.failure')")
     until_done(page)
     assert len(spans(page)) == 8
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_refusal_can_be_read(page, wire, dark):
+    open_page(page, wire.url, dark=dark)
+    page.click(".modes label:has([value=chat])")
+    fill(page, max_tokens=5000)
+    page.click("#send")
+    until_failed(page)
+    assert unreadable(page) == []
 
 
 @SCREENS
@@ -76,7 +88,7 @@ def test_a_refusal_is_in_sight_and_leaves_no_tree_of_the_answer_before(page, wir
     page.click("#send")
     assert "maximum context length" in until_failed(page)
     assert in_sight(page, ".failure")
-    assert panel(page) == ["–", "–", "–", ""]
+    assert panel(page) == NOTHING
     assert page.value("document.querySelectorAll('#tree g').length") == 0
     assert page.value("document.querySelector('.failure').getAttribute('role')") == "alert"
 
