@@ -1,11 +1,11 @@
 """Why sequences of a round verify no tree."""
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
 from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.speculation.policy import Reason
 
 
 class NoTree(StrEnum):
@@ -23,18 +23,21 @@ class NoTree(StrEnum):
     """Trees were asked for, and none came that belonged to the round and was worth verifying."""
 
 
-def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: Iterable[Sequence]) -> str:
+def plain_reason(drafting: DrafterClient, plan: SchedulerOutput, seqs: list[Sequence]) -> str:
     """Why these decodes of the round being launched, should they verify no tree, verify none.
 
     A plain word: it is sent to processes that have no use for this module.
     """
-    seqs = tuple(seqs)
     if drafting.state is not DrafterState.ATTACHED:
         reason = NoTree.DRAFTER_LOST if drafting.state is DrafterState.LOST else NoTree.NO_DRAFTER
     elif not any(seq.request.params.speculation for seq in seqs):
         reason = NoTree.NOT_ASKED
     elif any(seq.draft.tree_requested and seq not in plan.without_room for seq in seqs):
         reason = NoTree.NOT_USABLE
+    elif plan.without_room:
+        reason = NoTree.NO_ROOM
+    elif any(seq.request.params.force_drafts for seq in seqs):
+        reason = Reason.IDLE  # whatever pays, it would have been drafted for
     else:
-        reason = NoTree.NO_ROOM if plan.without_room else drafting.plain_reason
+        reason = drafting.plain_reason
     return str(reason)

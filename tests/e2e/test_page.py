@@ -233,7 +233,7 @@ def test_a_picture_of_a_real_answer_fits_its_screen(page, url, tmp_path, width, 
     picture = folder / f"page_{width}{'_dark' if dark else ''}.png"
     open_page(page, url, width=width, height=800 if width > 390 else 844, dark=dark)
     assert fits_sideways(page)
-    fill(page, seed=2, max_tokens=72)
+    fill(page, seed=2, max_tokens=60)
     page.value(f"document.querySelector('#settings').open = {str(width > 390).lower()}")
     page.click("#compare")
     page.click("#send")

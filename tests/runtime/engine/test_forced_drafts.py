@@ -49,6 +49,7 @@ def test_who_asks_is_drafted_for_and_nobody_else(ref, monkeypatch, graphs):
     first, forced, second = [[bool(one.tree_parents) for one in mine] for mine in rounds]
     assert sum(forced) >= len(forced) - 4, "the first tokens, and what the last ones leave no room for, have no draft"
     assert len(forced) < NUM_TOKENS / 2
+    assert {one.plain_reason for one in rounds[1] if not one.tree_parents} <= {"prompt", "idle", "not_usable"}
     probes = engine.stats().policy.decisions["probe_draft"]
     assert sum(first) + sum(second) <= 2 * probes < 12
     assert engine.stats().policy.decisions["forced"] >= sum(forced) - probes
