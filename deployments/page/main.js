@@ -24,6 +24,8 @@ function choose(event) {
 
 $("form").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
 $("form").addEventListener("input", () => { drawMode(); keepForm(); });
+// Adapters come and go while a page is open.
+$("settings").addEventListener("toggle", () => { if ($("settings").open) drawModel(); });
 $("stop").addEventListener("click", () => running?.abort());
 $("clear").addEventListener("click", clear);
 $("transcript").addEventListener("click", choose);
@@ -53,7 +55,7 @@ $("settings").open = matchMedia("(min-width: 1021px)").matches;
 arrange();
 drawMode();
 drawPanel();
-drawModel();
+if (!$("settings").open) drawModel(); // opening draws it
 drawLoad();
 setInterval(drawLoad, 2000);
 document.addEventListener("visibilitychange", drawLoad);

@@ -38,6 +38,7 @@ function parsed(data) {
 }
 
 async function refusal(answer) {
+  if (answer.status === 401) $("settings").open = true; // where a key is typed
   const said = await answer.json().catch(() => null);
   return said?.error?.message ?? `The server, or something on the way to it, answered with status ${answer.status}.`;
 }

@@ -167,9 +167,11 @@ def test_a_key_that_is_typed_stays_in_the_tab(page):
     assert page.value("sessionStorage.getItem('wingbeat.key')") == "another"
     assert page.value("Object.values(localStorage).join('') + document.cookie").count("another") == 0
     fill(page, max_tokens=4)
+    page.value("document.querySelector('#settings').open = false")
     page.click("#send")
     page.until("document.querySelector('.failure')")
     assert "API key" in page.value("document.querySelector('.failure').textContent")
+    assert page.value("document.querySelector('#settings').open")
     assert all("401" in error for error in page.errors)
     page.errors.clear()
 

@@ -1,5 +1,6 @@
 """What can be asked and taken away by the page: keys, kept texts, models, commands, texts of every script."""
 
+import asyncio
 import json
 import shlex
 import subprocess
@@ -116,6 +117,16 @@ def test_a_conversation_has_its_system_prompt_and_the_chosen_adapter(page, pool)
     page.until("document.querySelectorAll('.turn .tools').length === 2")
     assert prompts(pool) == ["Be short.first>", "Be short.firsthello worldnext>"]
     assert [request.adapter.name for request in pool.requests] == ["clerk", "clerk"]
+
+
+def test_an_adapter_that_was_loaded_meanwhile_can_be_chosen(page, pool, served):
+    names = "[...document.querySelector('#adapter').options].map(option => option.textContent)"
+    assert page.value(names) == ["demo", "clerk (adapter)"]
+    page.value("document.querySelector('#settings').open = false; document.querySelector('#adapter').value = 'clerk'")
+    asyncio.run(pool.adapters.load("other", "other"))
+    page.click("#settings summary")
+    page.until(f"{names}.length === 3")
+    assert page.value("document.querySelector('#adapter').value") == "clerk"
 
 
 def test_what_was_typed_is_there_after_a_reload_but_for_the_key(page, served):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.deployments.http_world import FakePool, call
 from wingbeat.deployments.page.playground import FOLDER, SCRIPTS, page, page_headers
+from wingbeat.runtime.engine.plain_reason import NoTree
+from wingbeat.runtime.speculation.policy import Reason
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 HTML = page()
@@ -79,6 +81,14 @@ def test_no_text_becomes_html():
 def test_a_page_with_a_second_script_is_refused():
     with pytest.raises(ValueError, match="2 <script>"):
         page_headers(HTML.replace("</body>", "<script>1</script></body>"))
+
+
+def test_every_reason_of_a_plain_round_is_said_in_words():
+    drafted = {Reason.SPECULATE, Reason.PROBE_DRAFT, Reason.FORCED}
+    (words,) = re.findall(r"const REASONS = \{(.*?)\};", HTML, re.DOTALL)
+    said = set(re.findall(r"^  (\w+): \"", words, re.MULTILINE))
+    assert said == {*NoTree, *Reason} - {NoTree.PROMPT, *drafted}
+    assert f'"{NoTree.PROMPT}"' in HTML
 
 
 def test_every_input_has_a_label():
