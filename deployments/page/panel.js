@@ -27,11 +27,12 @@ function drawFigures() {
     const share = speeds ? (100 * speeds[index]) / Math.max(...speeds) : 0;
     document.querySelector(`.speeds .${id} rect`).setAttribute("width", `${share}%`);
   });
-  const why = fast?.why ?? "", notes = [why];
+  const why = fast?.why ?? "", notes = why ? [why] : [];
+  if (speeds) notes.push("One run of each: other work on the machine shows in their speeds.");
   if (why && slow?.speed) notes.push("Both sides decoded plainly, or nearly so: their speeds are not compared.");
   if (why && fast.plain.some((round) => round.plain_reason === "plain")) notes.push("“Always draft” drafts all the same.");
-  $("why").textContent = notes.join(" ").trim();
-  $("why").hidden = !why;
+  $("notes").textContent = notes.join(" ");
+  $("notes").hidden = !notes.length;
 }
 
 function drawRound() {
