@@ -18,6 +18,7 @@ from wingbeat.deployments.api.bodies.requests import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
     GenerationBody,
+    SpeculationOptions,
 )
 from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
@@ -117,11 +118,13 @@ class CompletionService:
         response_id, adapter = f"{prefix}-{uuid.uuid4().hex}", self.prompts.adapter_of(body.model)
         # Below 2^53, so that it survives JSON readers that keep numbers as doubles; even with n added.
         seed = body.seed if body.seed is not None else secrets.randbelow(2**53 - 2**16)
+        asked = body.speculation or SpeculationOptions()
         shared = body.sampling_params(
             self.pool.info.vocab_size,
             self._tokenizer,
-            speculation=body.speculation is None or body.speculation.enabled,
-            trace=body.speculation is not None and body.speculation.trace,
+            speculation=asked.enabled,
+            trace=asked.trace,
+            force_drafts=asked.force,
         )
         choices = []
         for prompt in prompts:

@@ -1,8 +1,9 @@
-"""`GET /`: the playground for browsers, the server's name and model as JSON for everyone else."""
+"""`GET /`: the playground; the server's name and model as JSON where JSON is asked for."""
 
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -10,20 +11,44 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 
-PAGE = Path(__file__).with_name("index.html")
+FOLDER = Path(__file__).parent
+SCRIPTS = ("elements.js", "stream.js", "run.js", "tree.js", "panel.js", "controls.js", "turns.js", "main.js")
+"""Parts of the page's one script, in their order."""
 
 
 def add_page(app: FastAPI, pool: EnginePool) -> None:
-    """Serve `/`; the file is read once, here."""
-    html = PAGE.read_text(encoding="utf-8")
+    """Serve `/`; the files are read once, here."""
+    html = page()
     headers = page_headers(html)
 
     @app.get("/")
     async def root(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", "").lower():
+        if not wants_json(request.headers.getlist("accept")):
             return HTMLResponse(html, headers=headers)
         body = {"name": "wingbeat", "model": pool.info.model_name, "api": "/v1"}
         return JSONResponse(body, headers={"Vary": "Accept"})
+
+
+def page() -> str:
+    """The page as it is sent: its style and script lie in it, so that it is one resource."""
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    html = (FOLDER / "index.html").read_text(encoding="utf-8")
+    html = html.replace("<style></style>", f"<style>\n{style}</style>")
+    return html.replace('<script type="module"></script>', f'<script type="module">\n{script}</script>')
+
+
+def wants_json(accept: list[str]) -> bool:
+    """Whether a request's Accept headers ask for JSON rather than for HTML, by RFC 9110, 12.5.1.
+
+    What names a type asks for it rather than a wildcard of the same quality does; HTML is what nobody has to ask for.
+    """
+    ranges = dict(_ranges(",".join(accept)))
+    json, html = (
+        next((ranges[like], -place) for place, like in enumerate((name, kind, "*/*", None)) if like in ranges)
+        for name, kind in (("application/json", "application/*"), ("text/html", "text/*"))
+    )
+    return json > html
 
 
 def page_headers(html: str) -> dict[str, str]:
@@ -52,6 +77,15 @@ def page_headers(html: str) -> dict[str, str]:
         "Cache-Control": "no-cache",
         "Vary": "Accept",
     }
+
+
+def _ranges(accept: str) -> Iterator[tuple[str | None, float]]:
+    """Media ranges with their qualities; None stands for all that are not named."""
+    yield None, 0.0
+    for part in accept.lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        yield name, float(quality) if re.fullmatch(r"[01](\.\d{0,3})?", quality) else 0.0
 
 
 def _hash_of(element: str, html: str) -> str:

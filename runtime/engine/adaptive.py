@@ -79,8 +79,8 @@ class AdaptiveSpeculation(Speculation):
 
     def plan(self, running: list[Sequence], proposals: list[Sequence]) -> DraftPlan:
         """As the policy says."""
-        num_reqs = max(len(running), len(proposals))
-        self._plan = self.policy.plan(num_reqs, len(proposals), _mean_context(proposals or running))
+        num_reqs, forced = max(len(running), len(proposals)), any(map(_is_forced, proposals))
+        self._plan = self.policy.plan(num_reqs, len(proposals), _mean_context(proposals or running), forced)
         return self._plan
 
     def write_rule(self, plan: DraftPlan, outcome: Outcome, num_context_tokens: int) -> int:
@@ -123,6 +123,9 @@ class AdaptiveSpeculation(Speculation):
         useful = np.array([_useful_depth(seq) for seq in decodes])
         within = drafted.real & (drafted.depths <= useful[:, None])
         kept = self.policy.choose_nodes(path, within, this.num_decodes, this.context)
+        forced = [_is_forced(seq) for seq in decodes]
+        if any(forced):
+            kept |= within & np.array(forced)[:, None]
         this = this._replace(trees=drafted, kept=kept)
         if not kept.any():
             return None, this
@@ -244,6 +247,10 @@ class MeasuredSpeculation(Speculation):
             RoundCosts(cost_tables(verifier, drafter)), shape.max_path - 1, shape.num_nodes, widths
         )
         return AdaptiveSpeculation(policy, runner.pruner)
+
+
+def _is_forced(seq: Sequence) -> bool:
+    return seq.request.params.force_drafts
 
 
 def _useful_depth(seq: Sequence) -> int:

@@ -79,7 +79,7 @@ class DrafterClient(RoundObserver):
         self._contexts = contexts or RecordedContexts(block_manager, 0, torch.float32)
         self.state = DrafterState.NONE
         self.plain_reason = str(Reason.IDLE)
-        """Why the latest plan asks for no trees, where it asks for none."""
+        """Why a sequence that the latest plan asks no tree for has none."""
         self._speculation = speculation
         self._clock = clock
         self._steps = torch.arange(1, config.speculation.max_path + 1, device=slots.device)
@@ -209,7 +209,11 @@ class DrafterClient(RoundObserver):
         return decodes + begun
 
     def _ask(self, proposals: list[Sequence], draft: DraftPlan) -> None:
-        self.plain_reason = str(draft.reason if proposals else Reason.IDLE)
+        if draft.reason == Reason.FORCED:
+            proposals = [seq for seq in proposals if seq.request.params.force_drafts]
+            self.plain_reason = str(Reason.PLAIN)
+        else:
+            self.plain_reason = str(Reason.IDLE if draft.levels or not proposals else draft.reason)
         for seq in self._asked:
             seq.draft.tree_requested = False
         self._asked = proposals if draft.levels else []

@@ -86,7 +86,7 @@ class Engine:
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
-        self.shown = ShownRounds()
+        self.shown = ShownRounds(self.drafting)
         own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown, self.contexts)
         self._own_observers = own if self.states is None else (*own, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers

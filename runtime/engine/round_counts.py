@@ -2,12 +2,11 @@
 
 from bisect import bisect_left
 from collections import deque
-from enum import StrEnum
 from typing import Any
 
-from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
+from wingbeat.runtime.engine.drafter_client import DrafterClient
+from wingbeat.runtime.engine.plain_reason import plain_reason
 from wingbeat.runtime.histogram import Histogram
-from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
 
@@ -15,19 +14,6 @@ CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Tokens of context: what one bucket ends with, the last one has no end."""
 NODE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Nodes of a verified tree, its root not counted."""
-
-
-class NoTree(StrEnum):
-    """Why a round verified no tree, beside the reasons of the policy (`runtime.speculation.policy.Reason`)."""
-
-    NO_DRAFTER = "no_drafter"
-    DRAFTER_LOST = "drafter_lost"
-    NOT_ASKED = "not_asked"
-    """Every request of the round asks for plain decoding."""
-    NO_ROOM = "no_room"
-    """There were no KV blocks for trees."""
-    NOT_USABLE = "not_usable"
-    """Trees were asked for, and none came that belonged to the round and was worth verifying."""
 
 
 class RoundCounter(RoundObserver):
@@ -63,8 +49,7 @@ class RoundCounter(RoundObserver):
     def launched(self, flight: RoundInFlight) -> None:
         """Count the context that is computed again, and keep what would explain a round without trees."""
         self.num_replayed_tokens += sum(chunk.length for chunk in flight.plan.chunks if chunk.replay)
-        # A plain word: figures are sent to processes that have no use for this module.
-        self._reasons.append(str(self._reason(flight.plan)))
+        self._reasons.append(plain_reason(self._drafting, flight.plan, flight.plan.decodes))
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """Count trees and accepted tokens, also with their requests."""
@@ -98,17 +83,6 @@ class RoundCounter(RoundObserver):
         seq.metrics.record(num_nodes, num_accepted)
         self.by_context[bucket].record(num_nodes, num_accepted)
         self.tree_nodes.observe(num_nodes)
-
-    def _reason(self, plan: SchedulerOutput) -> str:
-        """Why this round, should it verify no tree, verifies none."""
-        drafting = self._drafting
-        if drafting.state is not DrafterState.ATTACHED:
-            return NoTree.DRAFTER_LOST if drafting.state is DrafterState.LOST else NoTree.NO_DRAFTER
-        if not any(seq.request.params.speculation for seq in plan.decodes):
-            return NoTree.NOT_ASKED
-        if any(plan.with_trees()):
-            return NoTree.NOT_USABLE
-        return NoTree.NO_ROOM if plan.without_room else drafting.plain_reason
 
 
 def _context_label(bucket: int) -> str:

@@ -103,6 +103,8 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
     trace: bool = False
     """Whether the outputs carry `rounds`: the trees that were verified."""
+    force_drafts: bool = False
+    """Draft and verify whole trees, also where the measured costs say that it does not pay; the tokens are the same."""
 
     def __post_init__(self) -> None:
         # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
@@ -242,6 +244,8 @@ class VerifiedRound(NamedTuple):
     """By node, smaller than its own index; -1 for the root."""
     accepted_nodes: tuple[int, ...] = ()
     """By depth, from 1 on."""
+    plain_reason: str = ""
+    """Why there is no tree, where there is none; see `runtime.engine.plain_reason`."""
 
 
 class RequestOutput(NamedTuple):

@@ -36,6 +36,8 @@ class Reason(StrEnum):
     """Plain, to see what that takes: half of every decision."""
     PROBE_DRAFT = "probe_draft"
     """Drafted and verified whole, or nothing would ever show that it pays."""
+    FORCED = "forced"
+    """Plain decoding would be chosen, and requests ask for drafts all the same: those are drafted for, nobody else."""
 
 
 class GrowthLimits(NamedTuple):
@@ -108,17 +110,19 @@ class SpeculationPolicy:
         self._speedup = 1.0
         self._decisions: dict[str, int] = {}
 
-    def plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:
+    def plan(self, num_reqs: int, num_drafting: int, mean_context: float, forced: bool = False) -> DraftPlan:
         """Decide the next draft.
 
         Args:
             num_reqs: sequences decoding in the next round.
             num_drafting: those among them that may be drafted for.
             mean_context: tokens of context per sequence.
+            forced: some of those ask for drafts, pay they or not. What is held and probed does not change by it.
         """
-        plan = self._plan(num_reqs, num_drafting, mean_context)
+        plan = self._now = self._plan(num_reqs, num_drafting, mean_context)
+        if forced and not plan.levels:
+            plan = DraftPlan(self.max_levels, Reason.FORCED, self.widths and self.widths[-1])
         self._decisions[str(plan.reason)] = self._decisions.get(str(plan.reason), 0) + 1
-        self._now = plan
         return plan
 
     def _plan(self, num_reqs: int, num_drafting: int, mean_context: float) -> DraftPlan:

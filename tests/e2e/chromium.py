@@ -17,6 +17,7 @@ PATIENCE_S = 60.0
 _ARGUMENTS = (
     "--headless=new",
     "--disable-gpu",
+    "--disable-quic",
     "--hide-scrollbars",
     "--no-first-run",
     "--disable-background-networking",
@@ -29,7 +30,7 @@ _SHIM = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
 _KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
-_CONTROL = 2
+_CONTROL, _SHIFT = 2, 8
 
 
 def find_chromium() -> str | None:
@@ -137,10 +138,11 @@ class Chromium:
         self.value(f"(input => {{ input.focus(); input.select(); }})(document.querySelector({json.dumps(selector)}))")
         self.send("Input.insertText", text=text)
 
-    def press(self, key: str, *, control: bool = False) -> None:
+    def press(self, key: str, *, control: bool = False, shift: bool = False) -> None:
         """A key, where the focus is."""
         code, text = _KEYS[key]
-        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": _CONTROL if control else 0}
+        modifiers = _CONTROL * control + _SHIFT * shift
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
         self.send("Input.dispatchKeyEvent", type="keyDown", **pressed, **({"text": text} if text else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **pressed)
 

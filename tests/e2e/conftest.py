@@ -1,10 +1,12 @@
-"""What tests need to look at the processes of an application."""
+"""What tests need to look at the processes of an application, and at its page."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.chromium import Chromium, find_chromium
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,11 @@ def process_exists() -> Callable[[int], bool]:
             return False
 
     return exists
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    """A browser with one tab."""
+    browser = Chromium(find_chromium(), tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()

@@ -3,12 +3,15 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from unittest import mock
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tests.deployments.pool_world import LocalEngines
+from tests.runtime.losing_policy import POLICY
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.completions import CompletionService
@@ -19,17 +22,19 @@ from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.llm import LLM
+from wingbeat.runtime.speculation.policy import SpeculationPolicy
 
 MAX_NUM_SEQS = 4
 
 
-def demo_llm() -> LLM:
-    """The demo pair."""
+def demo_llm(policy: type[SpeculationPolicy] | None = None) -> LLM:
+    """The demo pair, with this policy or without one."""
     verifier, drafter = demo_pair()
     # Trees of a fixed shape: on a busy machine the measured costs may say that drafting does not pay.
-    speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=False)
+    speculation = SpeculationConfig(draft_steps=5, draft_top_k=3, adaptive=policy is not None)
     config = EngineConfig(max_num_seqs=MAX_NUM_SEQS, max_model_len=1024, speculation=speculation)
-    return LLM(verifier, drafter, config, InProcessChannel)
+    with mock.patch(POLICY, policy or SpeculationPolicy):
+        return LLM(verifier, drafter, config, InProcessChannel)
 
 
 class DemoEngine(LocalEngines):
@@ -44,27 +49,45 @@ class DemoEngine(LocalEngines):
 
 
 @contextmanager
-def serving(access: Access | None = None, parsers: Parsers | None = None) -> Iterator[str]:
-    """The URL of a server that answers with the demo pair, for as long as the block lasts."""
-    llm = demo_llm()
+def serving(
+    access: Access | None = None, parsers: Parsers | None = None, policy: type[SpeculationPolicy] | None = None
+) -> Iterator[str]:
+    """The URL of a server that answers with the demo pair, for as long as the block lasts.
+
+    Args:
+        policy: decides what is drafted, in place of trees of a fixed shape.
+    """
+    llm = demo_llm(policy)
+
+    @asynccontextmanager
+    async def application() -> AsyncIterator[ASGIApp]:
+        engines = DemoEngine(llm)
+        pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
+        await pool.start()
+        try:
+            yield create_app(CompletionService(pool, llm.tokenizer, parsers), access)
+        finally:
+            await pool.close()
+            engines.close()
+
+    with listening(application) as url:
+        yield url
+
+
+@contextmanager
+def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -> Iterator[str]:
+    """The URL of a server of this application, which is made on the server's loop."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         ready, ends = threading.Event(), []
 
         async def serve() -> None:
-            engines = DemoEngine(llm)
-            pool = EnginePool(engines, max_num_seqs=MAX_NUM_SEQS, max_queued_requests=16)
-            await pool.start()
-            app = create_app(CompletionService(pool, llm.tokenizer, parsers), access)
-            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-            ends.append(server)
-            ready.set()
-            try:
+            async with application() as app:
+                server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+                ends.append(server)
+                ready.set()
                 await server.serve(sockets=[listener])
-            finally:
-                await pool.close()
-                engines.close()
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()

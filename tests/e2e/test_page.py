@@ -7,19 +7,25 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tests.e2e.chromium import Chromium, find_chromium
+from tests.e2e.contrast import unreadable
+from tests.e2e.page_driver import (
+    MARKS,
+    PROMPT,
+    choose_round,
+    drawn,
+    fill,
+    fits_sideways,
+    open_page,
+    send,
+    spans,
+    until_done,
+)
 from tests.e2e.page_server import serving
 from wingbeat.deployments.api.access import Access
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on PATH, and WINGBEAT_BROWSER names none"),
-]
-PROMPT = "def read_lines(path):\n    "
+pytestmark = list(MARKS)
 KEY = "page-key"
 MAX_PICTURE_BYTES = 300_000
-READABLE = 4.5
 
 
 @pytest.fixture(scope="module")
@@ -29,72 +35,20 @@ def url():
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    browser = Chromium(find_chromium(), tmp_path_factory.mktemp("profile"))
+def keyed(chromium):
     # As if the key had been typed in this tab before.
     source = f"if (location.protocol === 'http:') sessionStorage.setItem('wingbeat.key', '{KEY}')"
-    browser.send("Page.addScriptToEvaluateOnNewDocument", source=source)
-    yield browser
-    browser.close()
+    script = chromium.send("Page.addScriptToEvaluateOnNewDocument", source=source)
+    yield chromium
+    chromium.send("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
 @pytest.fixture
-def page(chromium, url):
+def page(keyed, url):
     """The page with an API key, on a wide screen; whatever it did, its console has no error."""
-    chromium.errors.clear()
-    open_page(chromium, url)
-    yield chromium
-    assert chromium.errors == []
-
-
-def open_page(page, url, **screen):
-    page.open(url, **screen)
-    page.until("document.querySelector('#model').textContent.includes('wingbeat-demo')")
-
-
-def fill(page, prompt=PROMPT, **knobs):
-    page.value("document.querySelector('#settings').open = true")
-    page.write("#prompt", prompt)
-    for name, value in knobs.items():
-        page.write(f"#{name}", str(value))
-
-
-def send(page):
-    page.click("#prompt")
-    page.press("Enter", control=True)
-
-
-def until_done(page):
-    page.until("!document.querySelector('#send').hidden && document.querySelector('#status').textContent !== ''")
-    assert page.value("document.querySelector('.failure')?.textContent") is None
-    drawn(page)
-
-
-def drawn(page):
-    """Wait for the frame after the next: by then everything is drawn."""
-    page.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def spans(page, pane=1):
-    """[text, depth, round] of each token."""
-    return page.value(
-        f"[...document.querySelectorAll('.pane:nth-child({pane}) .text span[data-round]')]"
-        ".map(span => [span.textContent, Number(span.dataset.depth ?? 0), Number(span.dataset.round)])"
-    )
-
-
-def choose_round(page, index):
-    page.value(
-        f"(slider => {{ slider.value = {index + 1}; slider.dispatchEvent(new Event('input')); }})"
-        "(document.querySelector('#round'))"
-    )
-
-
-def fits_sideways(page):
-    widest = page.value(
-        "Math.max(...[...document.querySelectorAll('body *')].map(e => e.getBoundingClientRect().right))"
-    )
-    return page.value("document.documentElement.scrollWidth <= innerWidth") and widest <= page.value("innerWidth") + 1
+    open_page(keyed, url)
+    yield keyed
+    assert keyed.errors == []
 
 
 def test_an_answer_streams_in_and_its_tokens_are_shaded_by_depth(page):
@@ -211,11 +165,13 @@ def test_a_key_that_is_typed_stays_in_the_tab(page):
     fill(page, key="another")
     page.click("#prompt")
     assert page.value("sessionStorage.getItem('wingbeat.key')") == "another"
-    assert page.value("localStorage.length + document.cookie.length") == 0
+    assert page.value("Object.values(localStorage).join('') + document.cookie").count("another") == 0
     fill(page, max_tokens=4)
+    page.value("document.querySelector('#settings').open = false")
     page.click("#send")
     page.until("document.querySelector('.failure')")
     assert "API key" in page.value("document.querySelector('.failure').textContent")
+    assert page.value("document.querySelector('#settings').open")
     assert all("401" in error for error in page.errors)
     page.errors.clear()
 
@@ -241,7 +197,35 @@ def test_every_control_is_reached_by_tab_and_shows_it(page):
             "getComputedStyle(document.activeElement.closest('.modes label') ?? document.activeElement).outlineStyle"
         )
         assert seen[-1] == "BODY" or page.value(outline) != "none", f"no focus is seen on {seen[-1]}"
-    assert {"prompt", "mode", "compare", "send", "temperature", "top_p", "max_tokens", "seed", "key"} <= set(seen)
+    assert {"prompt", "mode", "compare", "force", "send", "temperature", "top_p", "max_tokens", "seed", "key"} <= set(
+        seen
+    )
+
+
+def test_keys_go_through_a_phone_s_page_in_the_order_of_the_eye(page, url):
+    open_page(page, url, width=390, height=844)
+    fill(page, max_tokens=8)
+    page.click("#send")
+    until_done(page)
+    page.value("document.activeElement.blur()")
+    seen = []
+    for _ in range(30):
+        page.press("Tab")
+        seen.append(page.value("document.activeElement.closest('form, #transcript, aside')?.tagName ?? ''"))
+    first = {place: seen.index(place) for place in ("FORM", "DIV", "ASIDE")}
+    assert list(first) == sorted(first, key=first.get)
+
+
+def test_an_answer_is_read_out_once_it_is_there(page):
+    busy = "document.querySelector('#transcript').getAttribute('aria-busy')"
+    fill(page, max_tokens=200)
+    send(page)
+    page.until("document.querySelectorAll('.text span[data-round]').length > 3")
+    assert page.value(busy) == "true"
+    until_done(page)
+    assert page.value(busy) == "false"
+    assert page.value("document.querySelector('#transcript').getAttribute('role')") == "log"
+    assert page.value("document.querySelector('#status').textContent").startswith("Done: 200 tokens")
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (1280, True)])
@@ -251,7 +235,7 @@ def test_a_picture_of_a_real_answer_fits_its_screen(page, url, tmp_path, width, 
     picture = folder / f"page_{width}{'_dark' if dark else ''}.png"
     open_page(page, url, width=width, height=800 if width > 390 else 844, dark=dark)
     assert fits_sideways(page)
-    fill(page, seed=2, max_tokens=76)
+    fill(page, seed=2, max_tokens=60)
     page.value(f"document.querySelector('#settings').open = {str(width > 390).lower()}")
     page.click("#compare")
     page.click("#send")
@@ -267,25 +251,9 @@ def test_a_picture_of_a_real_answer_fits_its_screen(page, url, tmp_path, width, 
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20]) == width
     assert len(data) < MAX_PICTURE_BYTES
-    assert smallest_contrast(page) >= READABLE
+    assert unreadable(page) == []
     body = page.value("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", body)[:3])) < 200) == dark
-
-
-def smallest_contrast(page):
-    """Of the tokens' text on their shades, by the Web Content Accessibility Guidelines."""
-    pairs = page.value(
-        "[...document.querySelectorAll('.text span[data-depth]')].map(span => (style => [style.color,"
-        " style.backgroundColor])(getComputedStyle(span)))"
-    )
-    lights = [[luminance(colour) for colour in pair] for pair in {tuple(pair) for pair in pairs}]
-    return min((max(pair) + 0.05) / (min(pair) + 0.05) for pair in lights)
-
-
-def luminance(colour):
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def tree_size(page, number):

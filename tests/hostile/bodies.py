@@ -41,7 +41,9 @@ HONOURED: dict[str, Callable[[Random], Any]] = {
     ),
     "n": lambda r: r.choice((1, 1, 2, 3, 4, None)),
     "ignore_eos": lambda r: r.choice((True, True, False, None)),
-    "speculation": lambda r: r.choice(({"enabled": True}, {"enabled": False}, {"trace": r.random() < 0.5}, {}, None)),
+    "speculation": lambda r: r.choice(
+        ({"enabled": True}, {"enabled": False}, {"trace": r.random() < 0.5}, {"force": r.random() < 0.5}, {}, None)
+    ),
     "prefix": lambda r: None,
     "user": printable,
     "metadata": lambda r: {printable(r): printable(r)},

@@ -44,7 +44,9 @@ def _is_stop(value: Any) -> bool:
 
 
 def _speculation(found: Findings, name: str, value: Any) -> None:
-    _object(found, name, value, {"enabled": flag, "trace": flag}, {})
+    _object(found, name, value, {"enabled": flag, "trace": flag, "force": flag}, {})
+    if isinstance(value, dict) and value.get("force") is True and value.get("enabled") is False:
+        found.wrong(name)
 
 
 def _prefix(found: Findings, name: str, value: Any) -> None:

@@ -68,6 +68,7 @@ def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str],
         "texts": texts,
         "depths": [index + 1 if index < num_accepted else 0 for index in range(num_tokens)],
         "tree": _tree_body(tokenizer, verified, hides_rejected) if verified.tree_parents else None,
+        "plain_reason": verified.plain_reason or None,
     }
 
 

@@ -45,6 +45,14 @@ class SpeculationOptions(BaseModel):
     enabled: bool = True
     trace: bool = False
     """Whether the answer says of each token where it came from, and shows the trees."""
+    force: bool = False
+    """Whether it is drafted for where the measured costs say that this does not pay."""
+
+    @model_validator(mode="after")
+    def _check_force(self) -> Self:
+        if self.force and not self.enabled:
+            raise invalid("speculation.force", "contradicts 'speculation.enabled' false; give one of them")
+        return self
 
 
 class GenerationBody(SamplingFields, RequestBody):

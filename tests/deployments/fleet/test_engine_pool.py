@@ -248,7 +248,7 @@ def test_requests_and_outputs_survive_the_wire():
     params = SamplingParams(5, 0.5, 0.9, 3, 0.1, -9, True, False, trace=True)
     assert unpack_request(pack_request(3, Request("x", (4, 5), params)), "y") == Request("y", (4, 5), params)
     metrics = SpeculationMetrics(3, 9, 2, [2, 0])
-    rounds = VerifiedRound((1,)), VerifiedRound((2,), (1, 2, 3), (-1, 0, 0), (1,))
+    rounds = VerifiedRound((1,), plain_reason="plain"), VerifiedRound((2,), (1, 2, 3), (-1, 0, 0), (1,))
     output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16, rounds=rounds)
     assert unpack(pack_output(8, output)) == (8, output, None)
 

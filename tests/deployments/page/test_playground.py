@@ -7,10 +7,12 @@ import re
 import pytest
 
 from tests.deployments.http_world import FakePool, call
-from wingbeat.deployments.page.playground import PAGE, page_headers
+from wingbeat.deployments.page.playground import FOLDER, SCRIPTS, page, page_headers
+from wingbeat.runtime.engine.plain_reason import NoTree
+from wingbeat.runtime.speculation.policy import Reason
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-HTML = PAGE.read_text(encoding="utf-8")
+HTML = page()
 
 
 def root(accept=None):
@@ -22,17 +24,32 @@ def policy():
     return {name: values.split() for name, _, values in (part.partition(" ") for part in parts)}
 
 
-def test_a_browser_gets_the_page_as_it_lies_in_the_package():
-    answer = root(BROWSER)
+@pytest.mark.parametrize(
+    "accept",
+    [None, "*/*", BROWSER, "TEXT/HTML", "text/plain", "", "no;;q=x,", "application/json;q=0.2, text/*;q=0.8"],
+)
+def test_whoever_does_not_ask_for_json_gets_the_page(accept):
+    answer = root(accept)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert answer.text == HTML
+    assert "Accept" in answer.headers["Vary"]
 
 
-@pytest.mark.parametrize("accept", [None, "*/*", "application/json"])
-def test_other_clients_get_name_and_model(accept):
+@pytest.mark.parametrize(
+    "accept",
+    ["Application/JSON; charset=utf-8", "application/json, text/plain, */*", "application/*", "text/html;q=0, */*"],
+)
+def test_who_asks_for_json_gets_name_and_model(accept):
     answer = root(accept)
     assert answer.json() == {"name": "wingbeat", "model": "demo", "api": "/v1"}
     assert "Accept" in answer.headers["Vary"]
+
+
+def test_the_page_is_whole():
+    for part in FOLDER.iterdir():
+        if part.suffix in (".css", ".js"):
+            assert part.read_text(encoding="utf-8") in HTML, part.name
+    assert {part.name for part in FOLDER.glob("*.js")} == set(SCRIPTS)
 
 
 def test_nothing_runs_but_the_page_s_own_script_and_style():
@@ -66,8 +83,17 @@ def test_a_page_with_a_second_script_is_refused():
         page_headers(HTML.replace("</body>", "<script>1</script></body>"))
 
 
+def test_every_reason_of_a_plain_round_is_said_in_words():
+    drafted = {Reason.SPECULATE, Reason.PROBE_DRAFT, Reason.FORCED}
+    (words,) = re.findall(r"const REASONS = \{(.*?)\};", HTML, re.DOTALL)
+    said = set(re.findall(r"^  (\w+): \"", words, re.MULTILINE))
+    assert said == {*NoTree, *Reason} - {NoTree.PROMPT, *drafted}
+    assert f'"{NoTree.PROMPT}"' in HTML
+
+
 def test_every_input_has_a_label():
-    ids = set(re.findall(r"<(?:input|textarea)[^>]*\bid=\"([\w-]+)\"", HTML))
+    field = r"<(?:input|textarea|select)[^>]*\bid=\"([\w-]+)\""
+    ids = set(re.findall(field, HTML))
     by_for = set(re.findall(r"<label[^>]*\bfor=\"([\w-]+)\"", HTML))
-    inside = set(re.findall(r"<label[^>]*>(?:(?!</label>).)*?<input[^>]*\bid=\"([\w-]+)\"", HTML, re.DOTALL))
+    inside = set(re.findall(rf"<label[^>]*>(?:(?!</label>).)*?{field}", HTML, re.DOTALL))
     assert ids == by_for | inside

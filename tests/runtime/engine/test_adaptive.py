@@ -239,11 +239,11 @@ class NeverPays(SpeculationPolicy):
     every = 40
     rounds = 0
 
-    def plan(self, num_reqs, num_drafting, mean_context):
+    def plan(self, num_reqs, num_drafting, mean_context, forced=False):
         self.rounds += 1
         return (
             super()
-            .plan(num_reqs, num_drafting, mean_context)
+            .plan(num_reqs, num_drafting, mean_context, forced)
             ._replace(levels=0 if self.rounds % self.every else self.max_levels)
         )
 

@@ -96,3 +96,25 @@ def test_a_plain_request_may_ask_too():
     complete(pool, speculation={"enabled": False, "trace": True})
     (request,) = pool.requests
     assert (request.params.speculation, request.params.trace) == (False, True)
+
+
+def test_a_round_without_a_tree_says_why():
+    class PlainPool(FakePool):
+        async def generate(self, request, session_id=""):
+            async for output in super().generate(request):
+                yield output._replace(rounds=(VerifiedRound(output.token_ids, plain_reason="no_drafter"),))
+
+    (choice,) = complete(PlainPool("abc"), speculation=TRACE).json()["choices"]
+    assert {(one["tree"], one["plain_reason"]) for one in choice["rounds"]} == {(None, "no_drafter")}
+    (choice,) = complete(TracedPool("abc"), speculation=TRACE).json()["choices"]
+    assert choice["rounds"][0]["plain_reason"] is None
+
+
+@pytest.mark.parametrize("ask", [complete, chat])
+def test_drafts_can_be_forced_and_not_without_speculation(ask):
+    pool = FakePool("abc")
+    assert ask(pool, speculation={"force": True}).status_code == 200
+    assert ask(pool).status_code == 200
+    assert [request.params.force_drafts for request in pool.requests] == [True, False]
+    refused = ask(pool, speculation={"force": True, "enabled": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation.force")

@@ -1,0 +1,79 @@
+// What the form asks for, what of it stays for the next visit, and which models there are.
+const SAMPLES = ["def read_lines(path):\n    ", "class Stack:\n    def __init__(self):\n        ", "Once upon a time"];
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+const TEXTS = ["prompt", "system", ...NUMBERS], SWITCHES = ["compare", "force"];
+const KEPT = "wingbeat.form", KEY = "wingbeat.key";
+
+const isChat = () => document.querySelector("[name=mode]:checked").value === "chat";
+
+// A request but for its speculation; `before` are the messages so far.
+function requestOf(prompt, before) {
+  const body = $("adapter").value ? { model: $("adapter").value } : {};
+  if (isChat()) {
+    const system = $("system").value.trim() ? [{ role: "system", content: $("system").value }] : [];
+    body.messages = [...system, ...before, { role: "user", content: prompt }];
+  } else {
+    body.prompt = prompt;
+  }
+  for (const id of NUMBERS) if ($(id).value !== "") body[id] = Number($(id).value);
+  return { path: isChat() ? "/v1/chat/completions" : "/v1/completions", body };
+}
+
+// For a shell: what brings the same text. The key is named and not copied.
+function curlOf({ path, body }) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const key = $("key").value ? ` \\\n  -H "Authorization: Bearer $WINGBEAT_API_KEY"` : "";
+  return `curl -s ${quoted(location.origin + BASE + path)} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(JSON.stringify(body, null, 2))}`;
+}
+
+// A browser may refuse to store anything; then nothing is kept.
+function stored(storage, name) {
+  try { return window[storage].getItem(name); } catch { return null; }
+}
+
+function store(storage, name, text) {
+  try { window[storage].setItem(name, text); } catch { /* as in private windows */ }
+}
+
+function keepForm() {
+  const fields = Object.fromEntries(TEXTS.map((id) => [id, $(id).value]));
+  for (const id of SWITCHES) fields[id] = $(id).checked;
+  store("localStorage", KEPT, JSON.stringify({ ...fields, isChat: isChat() }));
+}
+
+function restoreForm() {
+  let fields = null;
+  try { fields = JSON.parse(stored("localStorage", KEPT)); } catch { /* somebody else's text under this name */ }
+  for (const id of TEXTS) if (typeof fields?.[id] === "string") $(id).value = fields[id];
+  for (const id of SWITCHES) $(id).checked = fields?.[id] === true;
+  if (fields?.isChat) document.querySelector("[name=mode][value=chat]").checked = true;
+  if (!$("prompt").value) $("prompt").value = SAMPLES[0];
+  $("key").value = stored("sessionStorage", KEY) ?? "";
+}
+
+async function drawModel() {
+  const { body: about } = await ask("/");
+  if (!about) return;
+  const cards = (await ask("/v1/models")).body?.data ?? [];
+  const drafter = cards[0]?.drafter;
+  $("model").replaceChildren(node("b", { textContent: about.model }));
+  if (drafter) $("model").append(drafter === "none" ? " without a drafter" : ` with the drafter ${drafter}`);
+  const now = $("adapter").value;
+  $("adapter").replaceChildren(...cards.map(({ id, parent }) =>
+    node("option", { value: parent ? id : "", textContent: parent ? `${id} (adapter)` : id, selected: now === id })));
+  $("adapters").hidden = cards.length < 2;
+}
+
+async function drawLoad() {
+  if (document.visibilityState === "hidden") return;
+  const { reached, body: load } = await ask("/load");
+  const items = (load?.engines ?? []).map((engine, index, all) => {
+    const share = Math.min(engine.num_requests / engine.max_num_seqs, 1);
+    const meter = shape("svg", { "aria-hidden": "true" }, shape("rect", { height: 6, width: `${100 * share}%` }));
+    const name = all.length > 1 ? `Engine ${index + 1}` : "Engine";
+    return node("li", {}, `${name}: ${engine.num_requests} of ${engine.max_num_seqs} running`, meter);
+  });
+  const none = reached ? "No engine is up" : "The server cannot be reached";
+  $("load").replaceChildren(...(items.length ? items : [node("li", { textContent: none })]));
+  if (reached && !$("model").textContent) drawModel();
+}

@@ -1,0 +1,67 @@
+// A run is one streamed answer: its rounds, its text, when its tokens came.
+const DEEPEST = 6; // shades that depths have
+
+// By a round's `plain_reason`: why it had no draft.
+const REASONS = {
+  plain: "drafting does not pay at this load",
+  probe_plain: "the server measured what plain decoding takes",
+  idle: "there was nothing to draft from yet, or no room for more",
+  no_drafter: "the server has no drafter now",
+  drafter_lost: "the drafter was lost and has not been replaced yet",
+  not_asked: "plain decoding was asked for",
+  no_room: "the KV cache had no room for a draft tree",
+  not_usable: "no draft came that was worth verifying",
+};
+const reasonOf = ({ plain_reason: reason }) => REASONS[reason] ?? `the server says ${reason}`;
+
+class Run {
+  constructor(speculative, pane) {
+    Object.assign(this, { speculative, pane, rounds: [], spans: [], text: "", content: "", times: [], seed: null });
+    this.output = pane.querySelector(".text");
+  }
+  take(chunk) {
+    this.seed = chunk.seed ?? this.seed;
+    for (const choice of chunk.choices) {
+      const delta = choice.delta ?? {};
+      const content = choice.text ?? delta.content ?? "";
+      this.content += content;
+      this.text += (delta.reasoning_content ?? "") + content;
+      for (const round of choice.rounds ?? []) this.show(round);
+    }
+  }
+  show(round) {
+    const index = this.rounds.push(round) - 1;
+    const spans = round.texts.map((text, place) => {
+      const span = node("span", { textContent: text });
+      const depth = round.depths[place];
+      span.dataset.round = index;
+      if (this.speculative && depth) span.dataset.depth = Math.min(depth, DEEPEST);
+      span.title = depth ? `draft, ${depth} ahead` : "the model's own choice";
+      return span;
+    });
+    this.spans.push(spans);
+    this.output.append(...spans);
+    this.times.push([performance.now(), round.texts.length]);
+  }
+  get numTokens() { return this.times.reduce((sum, [, count]) => sum + count, 0); }
+  // From the first moment at which tokens came, whose own tokens do not count: what came before is not decoding.
+  get speed() {
+    if (!this.times.length) return null;
+    const begin = this.times[0][0], end = this.times.at(-1)[0];
+    const later = this.times.reduce((sum, [time, count]) => sum + (time > begin + 1 ? count : 0), 0);
+    return end > begin + 1 ? (1000 * later) / (end - begin) : null;
+  }
+  get drafts() { return this.rounds.filter((round) => round.tree); }
+  get plain() { return this.rounds.filter((round) => !round.tree && round.plain_reason !== "prompt"); }
+  // A few rounds that were tried say nothing of what drafting brings.
+  get isDrafted() { return this.drafts.length > this.plain.length; }
+  // Why most of its rounds had no draft; empty where most had one.
+  get why() {
+    if (this.isDrafted || !this.plain.length) return "";
+    const counts = new Map();
+    for (const round of this.plain) counts.set(reasonOf(round), (counts.get(reasonOf(round)) ?? 0) + 1);
+    const [[reason]] = [...counts].sort(([, one], [, other]) => other - one);
+    const drafted = this.drafts.length ? `Only ${this.drafts.length} of ${this.rounds.length} rounds had a draft` : "No round had a draft";
+    return `${drafted}: ${reason}.`;
+  }
+}

@@ -1,0 +1,16 @@
+"""A policy by which drafting never pays, as on a machine that is busy with other work."""
+
+from wingbeat.runtime.speculation.policy import SpeculationPolicy
+
+POLICY = "wingbeat.runtime.engine.adaptive.SpeculationPolicy"
+"""Where an engine that measures its costs finds its policy's class."""
+
+
+class LosingPolicy(SpeculationPolicy):
+    """Plain decoding is faster than anything by far; rounds are still tried now and then."""
+
+    def rates(self, num_reqs, num_drafting, mean_context):
+        """Tokens per second, as in the base class."""
+        rates = super().rates(num_reqs, num_drafting, mean_context)
+        rates[0] += 1e9
+        return rates
