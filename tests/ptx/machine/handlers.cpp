@@ -71,6 +71,14 @@ T level(T x) {
   else return x;
 }
 
+// What arithmetic of singles yields where there is no number: always the same bits.
+template <class T>
+T canonical(T x) {
+  if constexpr (std::is_same_v<T, float>)
+    if (std::isnan(x)) return __builtin_bit_cast(float, 0x7FFFFFFFu);
+  return x;
+}
+
 template <class T>
 T least(T a, T b) {
   if (a == 0 && b == 0) return std::signbit(a) ? a : b;
@@ -90,7 +98,7 @@ void real_one(Warp& warp, const Instruction& it, Mask mask) {
 
 template <class T, bool ftz, auto f>
 void real_two(Warp& warp, const Instruction& it, Mask mask) {
-  two<T, T, T, [](T a, T b) { return level<T, ftz>(f(level<T, ftz>(a), level<T, ftz>(b))); }>(warp, it, mask);
+  two<T, T, T, [](T a, T b) { return canonical(level<T, ftz>(f(level<T, ftz>(a), level<T, ftz>(b)))); }>(warp, it, mask);
 }
 
 template <class T, bool ftz>
@@ -120,7 +128,7 @@ void reals(Table& table, const std::string& type) {
     table[way("tanh.")] = real_one<T, ftz, [](T a) { return T(std::tanh(double(a))); }>;
   }
   table[name("fma.")] = table[name("mad.")] = three<T, T, T, T, [](T a, T b, T c) {
-    return level<T, ftz>(std::fma(level<T, ftz>(a), level<T, ftz>(b), level<T, ftz>(c)));
+    return canonical(level<T, ftz>(std::fma(level<T, ftz>(a), level<T, ftz>(b), level<T, ftz>(c))));
   }>;
   table[name("selp.")] = three<T, T, T, uint8_t, [](T a, T b, uint8_t p) { return p & 1 ? a : b; }>;
   table[name("mov.")] = one<uint64_t, uint64_t, [](uint64_t a) { return a; }>;
