@@ -17,6 +17,10 @@ TYPES = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "f16", "bf16", "f
 _ROUNDING = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
 _HINTS = {"volatile", "relaxed", "weak", "gpu", "sys", "cta", "nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt", "noftz"}
 _ORDERED = {"acquire", "release", "acq_rel"}
+_INPUTS = dict.fromkeys(("neg", "abs", "not", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"), 1)
+_INPUTS |= dict.fromkeys(("tanh",), 1)
+_INPUTS |= dict.fromkeys(("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"), 2)
+_INPUTS |= dict.fromkeys(("mad", "fma", "bfe", "prmt", "shf"), 3) | {"bfi": 4}
 _NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "createpolicy", "setmaxnreg"}
 
 
@@ -107,6 +111,10 @@ class Program:
         """Arithmetic: a result and up to four operands of one type, but for those named here."""
         base, *middle, kind = it.opcode
         middle = [part for part in middle if part not in ("rn", "uni", *_HINTS)]
+        if base in ("min", "max") and len(it.operands) == 4:
+            base = f"{base}3"
+        elif _INPUTS.get(base) != len(it.operands) - 1:
+            raise PtxError(f"unknown: {it.text}")
         width = _width(kind)
         widths = [width] * (len(it.operands) - 1)
         if base in ("shl", "shr"):
@@ -115,6 +123,8 @@ class Program:
             widths[-2:] = [32, 32]
         if base == "shf":
             widths = [32] * 3
+        if middle[-1:] == ["f32"]:  # of halves, with a single as the last operand
+            widths[-1] = 32
         if "wide" in middle and base == "mad":
             widths[2] = 2 * width
         operands = [self._value(it, text, size) for text, size in zip(it.operands[1:], widths, strict=True)]

@@ -101,6 +101,13 @@ void real_two(Warp& warp, const Instruction& it, Mask mask) {
   two<T, T, T, [](T a, T b) { return canonical(level<T, ftz>(f(level<T, ftz>(a), level<T, ftz>(b)))); }>(warp, it, mask);
 }
 
+template <class T, bool ftz, auto f>
+void real_three(Warp& warp, const Instruction& it, Mask mask) {
+  three<T, T, T, T, [](T a, T b, T c) {
+    return canonical(level<T, ftz>(f(level<T, ftz>(a), level<T, ftz>(b), level<T, ftz>(c))));
+  }>(warp, it, mask);
+}
+
 template <class T, bool ftz>
 void reals(Table& table, const std::string& type) {
   auto name = [&](const char* base) { return base + std::string(ftz ? "ftz." : "") + type; };
@@ -113,6 +120,8 @@ void reals(Table& table, const std::string& type) {
   table[name("max.")] = real_two<T, ftz, [](T a, T b) { return most(a, b); }>;
   table[name("min.NaN.")] = real_two<T, ftz, [](T a, T b) { return std::isnan(a) || std::isnan(b) ? T(NAN) : least(a, b); }>;
   table[name("max.NaN.")] = real_two<T, ftz, [](T a, T b) { return std::isnan(a) || std::isnan(b) ? T(NAN) : most(a, b); }>;
+  table[name("min3.")] = real_three<T, ftz, [](T a, T b, T c) { return least(least(a, b), c); }>;
+  table[name("max3.")] = real_three<T, ftz, [](T a, T b, T c) { return most(most(a, b), c); }>;
   table[name("copysign.")] = real_two<T, false, [](T a, T b) { return std::copysign(b, a); }>;
   table[name("neg.")] = real_one<T, ftz, [](T a) { return -a; }>;
   table[name("abs.")] = real_one<T, ftz, [](T a) { return std::fabs(a); }>;
@@ -127,9 +136,7 @@ void reals(Table& table, const std::string& type) {
     table[way("cos.")] = real_one<T, ftz, [](T a) { return T(std::cos(double(a))); }>;
     table[way("tanh.")] = real_one<T, ftz, [](T a) { return T(std::tanh(double(a))); }>;
   }
-  table[name("fma.")] = table[name("mad.")] = three<T, T, T, T, [](T a, T b, T c) {
-    return canonical(level<T, ftz>(std::fma(level<T, ftz>(a), level<T, ftz>(b), level<T, ftz>(c))));
-  }>;
+  table[name("fma.")] = table[name("mad.")] = real_three<T, ftz, [](T a, T b, T c) { return std::fma(a, b, c); }>;
   table[name("selp.")] = three<T, T, T, uint8_t, [](T a, T b, uint8_t p) { return p & 1 ? a : b; }>;
   table[name("mov.")] = one<uint64_t, uint64_t, [](uint64_t a) { return a; }>;
 }
@@ -153,6 +160,40 @@ void half_numbers(Table& table, const std::string& type) {
   table[name("abs.")] = halves_of<Pair, up, down, [](double a, double, double) { return std::fabs(a); }>;
   table[name("ex2.approx.")] = halves_of<Pair, up, down, [](double a, double, double) { return std::exp2(a); }>;
   table[name("tanh.approx.")] = halves_of<Pair, up, down, [](double a, double, double) { return std::tanh(a); }>;
+}
+
+// Two singles in one register.
+template <bool ftz, auto f>
+void pairs(Warp& warp, const Instruction& it, Mask mask) {
+  const int num_inputs = int(it.operands.size()) - 1;
+  each(mask, [&](int lane) {
+    float in[3][2] = {}, out[2];
+    for (int i = 0; i < num_inputs; ++i) std::memcpy(in[i], &warp.row(it.operands[1 + i])[lane], 8);
+    for (int half = 0; half < 2; ++half) {
+      for (auto& x : in) x[half] = level<float, ftz>(x[half]);
+      out[half] = canonical(level<float, ftz>(f(in[0][half], in[1][half], in[2][half])));
+    }
+    std::memcpy(&warp.row(it.operands[0])[lane], out, 8);
+  });
+}
+
+template <bool ftz>
+void paired(Table& table) {
+  const std::string type = ftz ? ".ftz.f32x2" : ".f32x2";
+  table["add" + type] = pairs<ftz, [](float a, float b, float) { return a + b; }>;
+  table["sub" + type] = pairs<ftz, [](float a, float b, float) { return a - b; }>;
+  table["mul" + type] = pairs<ftz, [](float a, float b, float) { return a * b; }>;
+  table["fma" + type] = pairs<ftz, [](float a, float b, float c) { return std::fma(a, b, c); }>;
+}
+
+// Halves that become singles on the way: the last operand is a single already.
+template <float (*up)(uint16_t)>
+void mixed(Table& table, const std::string& type) {
+  table["add.f32." + type] = two<float, uint16_t, float, [](uint16_t a, float b) { return canonical(up(a) + b); }>;
+  table["sub.f32." + type] = two<float, uint16_t, float, [](uint16_t a, float b) { return canonical(up(a) - b); }>;
+  table["fma.f32." + type] = three<float, uint16_t, uint16_t, float, [](uint16_t a, uint16_t b, float c) {
+    return canonical(std::fma(up(a), up(b), c));
+  }>;
 }
 
 template <class T, Test test>
@@ -265,6 +306,7 @@ Table every() {
   reals<float, false>(table, "f32"), reals<float, true>(table, "f32"), reals<double, false>(table, "f64");
   half_numbers<uint16_t, from_f16, to_f16>(table, "f16"), half_numbers<uint32_t, from_f16, to_f16>(table, "f16x2");
   half_numbers<uint16_t, from_bf16, to_bf16>(table, "bf16"), half_numbers<uint32_t, from_bf16, to_bf16>(table, "bf16x2");
+  paired<false>(table), paired<true>(table), mixed<from_f16>(table, "f16"), mixed<from_bf16>(table, "bf16");
   comparisons<uint16_t>(table, "u16"), comparisons<int16_t>(table, "s16");
   comparisons<uint32_t>(table, "u32"), comparisons<int32_t>(table, "s32");
   comparisons<uint64_t>(table, "u64"), comparisons<int64_t>(table, "s64");
