@@ -31,6 +31,7 @@ STATS_TIMEOUT_S = 60.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--ptx 90`: execute kernels as compiled for that compute capability, and not in Triton's interpreter."""
     parser.addoption("--ptx", type=int, default=None, metavar="CAPABILITY")
+    parser.addoption("--ptx-report", type=Path, default=None, help="where to write what was executed, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """Memory that shows what a kernel leaves unwritten, and kernels that are executed as compiled (`--ptx`)."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,9 @@ def executed(request: pytest.FixtureRequest) -> Iterator[None]:
 
         patch.setattr(kv_kernels, "pool_table", known_table)
         yield
+    report = request.config.getoption("--ptx-report")
+    if report is not None:
+        report.write_text(json.dumps(launches.counts))
 
 
 @pytest.fixture
