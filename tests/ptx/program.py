@@ -17,9 +17,13 @@ TYPES = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "f16", "bf16", "f
 _ROUNDING = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
 _HINTS = {"volatile", "relaxed", "weak", "gpu", "sys", "cta", "nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt", "noftz"}
 _ORDERED = {"acquire", "release", "acq_rel"}
-_INPUTS = dict.fromkeys(("neg", "abs", "not", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"), 1)
+_INPUTS = dict.fromkeys(
+    ("neg", "abs", "not", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"), 1
+)
 _INPUTS |= dict.fromkeys(("tanh",), 1)
-_INPUTS |= dict.fromkeys(("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"), 2)
+_INPUTS |= dict.fromkeys(
+    ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"), 2
+)
 _INPUTS |= dict.fromkeys(("mad", "fma", "bfe", "prmt", "shf"), 3) | {"bfi": 4}
 _NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "createpolicy", "setmaxnreg"}
 
@@ -209,7 +213,9 @@ class Program:
 
     def _atomic(self, it: Statement) -> tuple[str, list[int], list[int]]:
         space, kind = _space(it), it.opcode[-1]
-        change = next((part for part in it.opcode if part in ("add", "min", "max", "exch", "cas", "and", "or", "xor")), "?")
+        change = next(
+            (part for part in it.opcode if part in ("add", "min", "max", "exch", "cas", "and", "or", "xor")), "?"
+        )
         given = it.operands if it.opcode[0] == "atom" else ("_", *it.operands)
         base, offset = self._address(it, given[1], space)
         out = -1 if given[0] == "_" else self._register(it, given[0]).index
@@ -323,7 +329,9 @@ def _line(
     numbers: Sequence[int] = (),
 ) -> str:
     """See `ptx_program` in machine/run.cpp."""
-    return " ".join(map(str, (kind, name, guard, int(negated), target, len(operands), *operands, len(numbers), *numbers)))
+    return " ".join(
+        map(str, (kind, name, guard, int(negated), target, len(operands), *operands, len(numbers), *numbers))
+    )
 
 
 def _named(base: str, parts: Sequence[str]) -> str:

@@ -60,7 +60,9 @@ def run(capability: int, *options: str, report: Path) -> set[str]:
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
-    executed = run(capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran")
+    executed = run(
+        capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran"
+    )
     assert KERNELS <= executed, f"not executed: {KERNELS - executed}"
 
 

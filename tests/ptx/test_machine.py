@@ -68,7 +68,9 @@ def test_conversions_to_float8_are_the_nearest_and_saturate():
     found = run(body, source, torch.zeros(1024, dtype=torch.int16), threads=1024).view(torch.float8_e4m3fn)
     assert torch.equal(found.view(-1, 2)[:, 0].float(), source.to(torch.float8_e4m3fn).float())
     beyond = torch.tensor([1e9, -500.0, float("inf")])
-    assert run(body, beyond, torch.zeros(3, dtype=torch.int16), threads=3).view(torch.float8_e4m3fn).float().tolist() == [
+    assert run(body, beyond, torch.zeros(3, dtype=torch.int16), threads=3).view(
+        torch.float8_e4m3fn
+    ).float().tolist() == [
         *[448.0] * 2,
         *[-448.0] * 2,
         *[448.0] * 2,
@@ -172,7 +174,13 @@ def test_faults_are_named_with_their_instruction(what, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["max.f32 %r3, %r1, %r1, %r1, %r1", "add.rz.f32 %r3, %r1, %r1", "tcgen05.ld %r3", "bar.sync 1, 64", "bar.arrive 0, 64"],
+    [
+        "max.f32 %r3, %r1, %r1, %r1, %r1",
+        "add.rz.f32 %r3, %r1, %r1",
+        "tcgen05.ld %r3",
+        "bar.sync 1, 64",
+        "bar.arrive 0, 64",
+    ],
 )
 def test_instructions_that_are_not_known_are_refused_by_name(text):
     with pytest.raises(PtxError, match=text.split()[0].split(".")[0]):

@@ -116,7 +116,9 @@ def test_each_tile_of_the_table_is_the_formula_as_compiled(key, config, mask, re
     itemsize, dim = key
     dtype = BF16 if itemsize == 2 else torch.float32
     queries = {"num_query": config.block_rows // 2 + 3}
-    inputs = build(Case((150, 33), heads=(2, 1), dims=(dim, dim), block_size=16, mask=mask, dtype=dtype, **queries), NAN)
+    inputs = build(
+        Case((150, 33), heads=(2, 1), dims=(dim, dim), block_size=16, mask=mask, dtype=dtype, **queries), NAN
+    )
     for num_splits in (1, 2):
         assert_close(run_kernel(inputs, config=config, num_splits=num_splits), by_formula(inputs))
 
