@@ -17,14 +17,14 @@ TYPES = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "f16", "bf16", "f
 _ROUNDING = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
 _HINTS = {"volatile", "relaxed", "weak", "gpu", "sys", "cta", "nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt", "noftz"}
 _ORDERED = {"acquire", "release", "acq_rel"}
-_INPUTS = dict.fromkeys(
-    ("neg", "abs", "not", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"), 1
-)
-_INPUTS |= dict.fromkeys(("tanh",), 1)
-_INPUTS |= dict.fromkeys(
-    ("add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor", "shl", "shr", "copysign"), 2
-)
-_INPUTS |= dict.fromkeys(("mad", "fma", "bfe", "prmt", "shf"), 3) | {"bfi": 4}
+_INPUTS = {
+    1: "neg abs not popc clz brev rcp sqrt rsqrt ex2 lg2 sin cos tanh",
+    2: "add sub mul div rem min max and or xor shl shr copysign",
+    3: "mad fma bfe prmt shf",
+    4: "bfi",
+}
+_NUM_INPUTS = {name: count for count, names in _INPUTS.items() for name in names.split()}
+_CHANGES = ("add", "min", "max", "exch", "cas", "and", "or", "xor")
 _NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "createpolicy", "setmaxnreg"}
 
 
@@ -117,7 +117,7 @@ class Program:
         middle = [part for part in middle if part not in ("rn", "uni", *_HINTS)]
         if base in ("min", "max") and len(it.operands) == 4:
             base = f"{base}3"
-        elif _INPUTS.get(base) != len(it.operands) - 1:
+        elif _NUM_INPUTS.get(base) != len(it.operands) - 1:
             raise PtxError(f"unknown: {it.text}")
         width = _width(kind)
         widths = [width] * (len(it.operands) - 1)

@@ -74,4 +74,4 @@ def test_every_case_is_its_reference_as_compiled(tmp_path, capability):
     chosen = f"(triton or fp8 or adapters) and not test_triton_compile and not test_triton_launches{skipped}"
     executed = run(capability, "-k", chosen, "-m", "not gpu and not soak", report=tmp_path / "ran")
     wanted = KERNELS if skipped else KERNELS | FP8
-    assert wanted <= executed, f"not executed: {wanted - executed}"
+    assert executed >= wanted, f"not executed: {wanted - executed}"
