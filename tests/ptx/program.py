@@ -7,6 +7,7 @@ called here is what machine/handlers.cpp has; anything that is not known is refu
 import re
 from collections.abc import Callable, Sequence
 
+from tests.ptx.names import bits_of, machine_name, parts_of, program_line, space_of
 from tests.ptx.statements import PtxError, Register, Statement, Text, read
 
 SPECIAL = ("%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%warpid")
@@ -47,8 +48,8 @@ class Program:
         self._constants: dict[int, int] = {}
         lines = []
         for number, statement in enumerate(self._text.statements):
-            lines.append(self._line(statement) if number not in without else _line("run", "nothing"))
-        lines.append(_line("exit", "-"))
+            lines.append(self._line(statement) if number not in without else program_line("run", "nothing"))
+        lines.append(program_line("exit", "-"))
         lines += [f"constant {index} {bits}" for bits, index in self._constants.items()]
         self.lines = "\n".join(lines)
 
@@ -71,17 +72,17 @@ class Program:
         guard = -1 if it.guard is None else self._register(it, it.guard).index
         base = it.opcode[0]
         if base in ("ret", "exit"):
-            return _line("exit", "-", guard, it.negated)
+            return program_line("exit", "-", guard, it.negated)
         if base == "bra":
             if it.operands[0] not in self._text.labels:
                 raise PtxError(f"no label {it.operands[0]}")
-            return _line("branch", "-", guard, it.negated, self._text.labels[it.operands[0]])
+            return program_line("branch", "-", guard, it.negated, self._text.labels[it.operands[0]])
         if base in ("bar", "barrier") and it.opcode[1:2] != ("warp",):
             if it.opcode[1] != "sync" or it.operands not in (("0",), ("0", str(self._text.num_threads))):
                 raise PtxError(f"unknown: {it.text}")
-            return _line("barrier", "-", guard, it.negated)
+            return program_line("barrier", "-", guard, it.negated)
         name, operands, numbers = self._instruction(it)
-        return _line("run", name, guard, it.negated, -1, operands, numbers)
+        return program_line("run", name, guard, it.negated, -1, operands, numbers)
 
     def _instruction(self, it: Statement) -> tuple[str, list[int], list[int]]:
         base = it.opcode[0]
@@ -101,7 +102,7 @@ class Program:
             "shfl": self._shuffle,
             "vote": self._vote,
             "elect": lambda it: ("elect", [*self._both(it), self._in(it, 1, 32)], []),
-            "redux": lambda it: (_named("redux", it.opcode[2:]), [self._out(it, 0), *self._ins(it, 1, 32)], []),
+            "redux": lambda it: (machine_name("redux", it.opcode[2:]), [self._out(it, 0), *self._ins(it, 1, 32)], []),
             "lop3": lambda it: ("lop3", [self._out(it, 0), *self._ins(it, 1, 32)[:3]], [int(it.operands[4], 0)]),
             "ldmatrix": self._matrices,
             "stmatrix": self._matrices,
@@ -119,7 +120,7 @@ class Program:
             base = f"{base}3"
         elif _NUM_INPUTS.get(base) != len(it.operands) - 1:
             raise PtxError(f"unknown: {it.text}")
-        width = _width(kind)
+        width = bits_of(kind)
         widths = [width] * (len(it.operands) - 1)
         if base in ("shl", "shr"):
             widths[1] = 32
@@ -132,32 +133,32 @@ class Program:
         if "wide" in middle and base == "mad":
             widths[2] = 2 * width
         operands = [self._value(it, text, size) for text, size in zip(it.operands[1:], widths, strict=True)]
-        return _named(base, [*middle, kind]), [self._out(it, 0), *operands], []
+        return machine_name(base, [*middle, kind]), [self._out(it, 0), *operands], []
 
     def _move(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        width = _width(it.opcode[-1])
+        width = bits_of(it.opcode[-1])
         to, source = it.operands
         if source.startswith("{"):
-            parts = _listed(source)
+            parts = parts_of(source)
             size = width // len(parts)
             return "pack", [self._out(it, 0), *(self._value(it, part, size) for part in parts)], [size]
         if to.startswith("{"):
-            parts = _listed(to)
+            parts = parts_of(to)
             outs = [-1 if part == "_" else self._register(it, part).index for part in parts]
             return "unpack", [self._value(it, source, width), *outs], [width // len(parts)]
         name = "mov.pred" if it.opcode[-1] == "pred" else f"mov.u{width}"
         return name, [self._out(it, 0), self._value(it, source, width)], []
 
     def _select(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        width = _width(it.opcode[-1])
+        width = bits_of(it.opcode[-1])
         values = [self._value(it, text, width) for text in it.operands[1:3]]
         return f"selp.u{width}", [self._out(it, 0), *values, self._value(it, it.operands[3], 8)], []
 
     def _compare(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        width = _width(it.opcode[-1])
+        width = bits_of(it.opcode[-1])
         operands = [*self._both(it), *(self._value(it, text, width) for text in it.operands[1:3])]
         operands += [self._value(it, text, 8) for text in it.operands[3:]]
-        return _named("setp", it.opcode[1:]), operands, []
+        return machine_name("setp", it.opcode[1:]), operands, []
 
     def _convert(self, it: Statement) -> tuple[str, list[int], list[int]]:
         *flags, to, source = it.opcode[1:]
@@ -173,27 +174,27 @@ class Program:
         saturates = "satfinite" in flags or ("sat" in flags and not reals[0])
         numbers = [*kinds, _ROUNDING[modes[0]] if modes else 0, saturates, to_zero, "ftz" in flags, "relu" in flags]
         register = self._register(it, it.operands[0])
-        width = _width(source) if count == 1 or not source.endswith("x2") else 8 * {"e": 2, "f": 4, "b": 4}[source[0]]
+        width = bits_of(source) if count == 1 or not source.endswith("x2") else 8 * {"e": 2, "f": 4, "b": 4}[source[0]]
         operands = [register.index, *(self._value(it, text, width) for text in it.operands[1:])]
         return "cvt", operands, [int(number) for number in (*numbers, whole, register.width, count)]
 
     def _load(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        space, kind = _space(it), it.opcode[-1]
-        outs = [self._register(it, text) for text in _listed(it.operands[0])]
+        space, kind = space_of(it), it.opcode[-1]
+        outs = [self._register(it, text) for text in parts_of(it.operands[0])]
         if space == "param":
             name = it.operands[1].strip("[] ")
             if name not in self._text.parameters or len(outs) > 1:
                 raise PtxError(f"unknown: {it.text}")
             source = self.parameters + self._text.parameters.index(name)
-            return f"mov.u{_width(kind)}", [outs[0].index, source], []
+            return f"mov.u{bits_of(kind)}", [outs[0].index, source], []
         base, offset = self._address(it, it.operands[1], space)
-        numbers = [offset, _width(kind) // 8, kind[0] == "s", outs[0].width // 8]
+        numbers = [offset, bits_of(kind) // 8, kind[0] == "s", outs[0].width // 8]
         return f"ld.{space}", [*(out.index for out in outs), base], [int(number) for number in numbers]
 
     def _store(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        space, width = _space(it), _width(it.opcode[-1])
+        space, width = space_of(it), bits_of(it.opcode[-1])
         base, offset = self._address(it, it.operands[0], space)
-        values = [self._value(it, text, width) for text in _listed(it.operands[1])]
+        values = [self._value(it, text, width) for text in parts_of(it.operands[1])]
         return f"st.{space}", [base, *values], [offset, width // 8]
 
     def _copy(self, it: Statement) -> tuple[str, list[int], list[int]]:
@@ -212,16 +213,16 @@ class Program:
         return "cp.async", [to, source, read_bytes], [to_offset, offset, size]
 
     def _atomic(self, it: Statement) -> tuple[str, list[int], list[int]]:
-        space, kind = _space(it), it.opcode[-1]
+        space, kind = space_of(it), it.opcode[-1]
         change = next(
             (part for part in it.opcode if part in ("add", "min", "max", "exch", "cas", "and", "or", "xor")), "?"
         )
         given = it.operands if it.opcode[0] == "atom" else ("_", *it.operands)
         base, offset = self._address(it, given[1], space)
         out = -1 if given[0] == "_" else self._register(it, given[0]).index
-        values = [self._value(it, text, _width(kind)) for text in given[2:]]
+        values = [self._value(it, text, bits_of(kind)) for text in given[2:]]
         ordered = int(bool(_ORDERED.intersection(it.opcode)))
-        return _named("atom", [space, change, kind]), [out, base, *values], [offset, ordered]
+        return machine_name("atom", [space, change, kind]), [out, base, *values], [offset, ordered]
 
     def _shuffle(self, it: Statement) -> tuple[str, list[int], list[int]]:
         return f"shfl.{it.opcode[2]}", [*self._both(it), *self._ins(it, 1, 32)], []
@@ -238,7 +239,7 @@ class Program:
         count = next(int(part[1:]) for part in it.opcode if part in ("x1", "x2", "x4"))
         at, registers = (1, 0) if base == "ldmatrix" else (0, 1)
         address, offset = self._address(it, it.operands[at], "shared")
-        own = [self._register(it, text).index for text in _listed(it.operands[registers])]
+        own = [self._register(it, text).index for text in parts_of(it.operands[registers])]
         operands = [*own, address] if base == "ldmatrix" else [address, *own]
         return base, operands, [offset, count, int("trans" in it.opcode)]
 
@@ -247,7 +248,7 @@ class Program:
         types = it.opcode[6:]
         if shape is None or it.opcode[4:6] != ("row", "col") or types[0] != "f32" or types[1] != types[2]:
             raise PtxError(f"unknown: {it.text}")
-        operands = [self._value(it, text, 32) for group in it.operands for text in _listed(group)]
+        operands = [self._value(it, text, 32) for group in it.operands for text in parts_of(group)]
         return f"mma.k{shape[1]}.{types[1]}", operands, []
 
     def _warpgroup_product(self, it: Statement) -> tuple[str, list[int], list[int]]:
@@ -265,8 +266,8 @@ class Program:
             raise PtxError(f"unknown: {it.text}")
         turned = [int(flag) for flag in scales[2:]] if halves else [0]
         transposed = [0, turned[0]] if in_registers or not halves else turned
-        operands = [self._register(it, text).index for text in _listed(result)]
-        operands += [self._value(it, text, 32 if in_registers else 64) for text in _listed(a)]
+        operands = [self._register(it, text).index for text in parts_of(result)]
+        operands += [self._value(it, text, 32 if in_registers else 64) for text in parts_of(a)]
         operands += [self._value(it, b, 64), self._value(it, adds, 8)]
         return f"wgmma.k{shape[2]}.{it.opcode[-1]}", operands, [int(shape[1]), int(in_registers), *transposed]
 
@@ -317,47 +318,3 @@ class Program:
         if bits not in self._constants:
             self._constants[bits] = self._take(1)
         return self._constants[bits]
-
-
-def _line(
-    kind: str,
-    name: str,
-    guard: int = -1,
-    negated: bool = False,
-    target: int = -1,
-    operands: Sequence[int] = (),
-    numbers: Sequence[int] = (),
-) -> str:
-    """See `ptx_program` in machine/run.cpp."""
-    return " ".join(
-        map(str, (kind, name, guard, int(negated), target, len(operands), *operands, len(numbers), *numbers))
-    )
-
-
-def _named(base: str, parts: Sequence[str]) -> str:
-    """Flushing of subnormals right before the type; of bits the type is that of unsigned numbers."""
-    *middle, kind = parts
-    flushes = ["ftz"] if "ftz" in middle else []
-    kind = f"u{kind[1:]}" if kind[0] == "b" and kind[1:].isdigit() else kind
-    return ".".join([base, *(part for part in middle if part != "ftz"), *flushes, kind])
-
-
-def _width(kind: str) -> int:
-    if kind == "pred":
-        return 8
-    bits = re.search(r"(\d+)(x2)?$", kind)
-    if bits is None or kind in ("e4m3", "e5m2"):
-        return 8
-    return int(bits[1]) * (2 if bits[2] else 1)
-
-
-def _space(it: Statement) -> str:
-    spaces = {"global": "global", "shared": "shared", "shared@cta": "shared", "param": "param"}
-    found = [spaces[part] for part in it.opcode if part in spaces]
-    if len(found) != 1:
-        raise PtxError(f"unknown: {it.text}")
-    return found[0]
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.strip("{} ").split(",")] if text.startswith("{") else [text]

@@ -63,7 +63,7 @@ def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
     executed = run(
         capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran"
     )
-    assert KERNELS <= executed, f"not executed: {KERNELS - executed}"
+    assert executed >= KERNELS, f"not executed: {KERNELS - executed}"
 
 
 @pytest.mark.slow

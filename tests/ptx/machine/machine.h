@@ -106,7 +106,9 @@ struct Grid {
   void run();
 };
 
-const std::unordered_map<std::string, Handler>& handlers();
+using Table = std::unordered_map<std::string, Handler>;
+
+const Table& handlers();
 
 inline bool on(Mask mask, int lane) { return mask >> lane & 1; }
 
