@@ -15,11 +15,6 @@ from tests.hostile.contract import KEY
 from tests.ports import free_port
 from wingbeat.runtime.disk_cache import cache_dir
 
-# Without a GPU, Triton kernels run in Triton's interpreter. Triton reads this when it is first imported, and some test
-# module of any folder may be what imports it.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 # No test asks the Hugging Face hub; huggingface_hub reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -31,6 +26,21 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 ROOT = str(Path(__file__).parents[1])
 MODEL = "wingbeat-demo"
 STATS_TIMEOUT_S = 60.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--ptx 90`: execute kernels as compiled for that compute capability, and not in Triton's interpreter."""
+    parser.addoption("--ptx", type=int, default=None, metavar="CAPABILITY")
+    parser.addoption("--ptx-report", type=Path, default=None, help="where to write what was executed, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a GPU, Triton kernels run in Triton's interpreter, or their PTX in that of tests/ptx.
+
+    Triton reads this when it is first imported, and some test module of any folder may be what imports it.
+    """
+    if config.getoption("--ptx") is None and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -228,6 +228,8 @@ def _filter_kernel(
             scores = tl.where(kept, values + gumbel(key_1, key_2, ids), float("-inf"))
             best, best_at = keep_best(best, best_at, scores, ids)
         else:
+            # A short tile lies in several warps: each has read it before one of them writes.
+            tl.debug_barrier()
             tl.store(scaled + row * vocab_size + ids, tl.where(kept, values, float("-inf")), mask=mask)
     if CHOOSE:
         score, token = first_best(best, best_at)

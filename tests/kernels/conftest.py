@@ -1,9 +1,35 @@
-"""Memory that shows what a kernel leaves unwritten."""
+"""Memory that shows what a kernel leaves unwritten, and kernels that are executed as compiled (`--ptx`)."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def executed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--ptx`, launches are compiled for that compute capability and their PTX is executed."""
+    capability = request.config.getoption("--ptx")
+    if capability is None:
+        yield
+        return
+    from tests.ptx.launch import executing
+    from wingbeat.kernels.kv import triton as kv_kernels
+
+    with executing(capability) as launches, pytest.MonkeyPatch.context() as patch:
+        make_table = kv_kernels.pool_table
+
+        def known_table(caches: Any) -> torch.Tensor:
+            launches.reachable[:] = [part for layer in caches for part in layer]
+            return make_table(caches)
+
+        patch.setattr(kv_kernels, "pool_table", known_table)
+        yield
+    report = request.config.getoption("--ptx-report")
+    if report is not None:
+        report.write_text(json.dumps(launches.counts))
 
 
 @pytest.fixture

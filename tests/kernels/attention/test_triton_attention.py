@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from wingbeat.kernels.attention import triton as triton_attention
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.attention.splits import workspace_size
-from wingbeat.kernels.attention.tiles import TileConfig
+from wingbeat.kernels.attention.tiles import TILE_CONFIGS, TileConfig
 
 pytestmark = pytest.mark.few(3)
 
@@ -102,6 +102,27 @@ def test_no_requests_need_no_launch():
 
 
 BF16 = torch.bfloat16
+TILES = [(key, config) for key, configs in TILE_CONFIGS.items() for config in configs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["tree", "causal"])
+@pytest.mark.parametrize(("key", "config"), TILES, ids=str)
+def test_each_tile_of_the_table_is_the_formula_as_compiled(key, config, mask, request):
+    """Split and whole, with more rows than a tile has: what wgmma, prefetching and swizzles make of them."""
+    capability = request.config.getoption("--ptx")
+    if capability is None:
+        pytest.skip("needs --ptx: the interpreter knows no tiles")
+    itemsize, dim = key
+    dtype = BF16 if itemsize == 2 else torch.float32
+    queries = {"num_query": config.block_rows // 2 + 3}
+    inputs = build(
+        Case((150, 33), heads=(2, 1), dims=(dim, dim), block_size=16, mask=mask, dtype=dtype, **queries), NAN
+    )
+    for num_splits in (1, 2):
+        assert_close(run_kernel(inputs, config=config, num_splits=num_splits), by_formula(inputs))
+
+
 REAL = [
     Case((8192 - 60,) * 8, 60, heads=(32, 8), dims=(128, 128), block_size=16, dtype=BF16),
     Case((8000,), 60, heads=(32, 8), dims=(128, 128), block_size=16, dtype=BF16),

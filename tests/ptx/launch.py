@@ -1,0 +1,126 @@
+"""Triton's launches on CPU tensors: each kernel is compiled for a GPU that is not there, and its PTX executed."""
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tests.ptx.machine import Grid, Machine
+from tests.ptx.program import Program
+
+_PACKED = {"fp32": "<f", "f32": "<f", "fp64": "<d", "f64": "<d"}
+
+
+class NamedDriver:
+    """What a launch asks of a driver: only which GPU there would be."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """Of compute capability 8.0 as 80."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only one."""
+        return 0
+
+
+@dataclass
+class Launches:
+    """What was launched, and what it may reach."""
+
+    capability: int
+    races: bool = True
+    counts: Counter[str] = field(default_factory=Counter)
+    """Launches by kernel."""
+    steps: Counter[str] = field(default_factory=Counter)
+    reachable: list[torch.Tensor] = field(default_factory=list)
+    """Memory that kernels reach by addresses in other memory."""
+    machines: dict[str, Machine] = field(default_factory=dict)
+    without: Callable[[str, Program], Sequence[int]] | None = None
+    """Of a kernel's name and program, instructions to leave out: a mutation."""
+
+    def run(self, compiled: Any, names: Sequence[str], given: dict[str, Any], size: Sequence[int]) -> None:
+        """Execute a compiled kernel."""
+        name, signature = compiled.src.name, compiled.src.signature
+        machine = self.machines.get(compiled.hash)
+        if machine is None:
+            program = Program(compiled.asm["ptx"])
+            if self.without is not None:
+                program = Program(compiled.asm["ptx"], self.without(name, program))
+            machine = self.machines[compiled.hash] = Machine(program)
+        used = [key for key in names if signature.get(key, "constexpr") != "constexpr"]
+        tensors = [given[key] for key in used if isinstance(given[key], torch.Tensor)]
+        grid = Grid(
+            size=(*size, 1, 1)[:3],
+            parameters=[_bits(given[key], signature[key]) for key in used],
+            allocations=list(spans([*tensors, *self.reachable])),
+            shared_bytes=compiled.metadata.shared,
+            races=self.races,
+            seed=sum(self.counts.values()),
+        )
+        self.counts[name] += 1
+        self.steps[name] += machine.launch(grid)
+
+
+def spans(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Address and bytes of the storage of each."""
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            yield storage.data_ptr(), storage.nbytes()
+
+
+@contextmanager
+def executing(capability: int, races: bool = True) -> Iterator[Launches]:
+    """Within it, launches of Triton's kernels on CPU tensors are compiled for this capability and executed.
+
+    Raises:
+        RuntimeError: the process has chosen Triton's interpreter.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("this process runs kernels in Triton's interpreter")
+    launches = Launches(capability, races)
+    compile_and_launch = JITFunction.run
+
+    def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = compile_and_launch(self, *args, grid=grid, warmup=True, **options)
+        if hasattr(compiled, "result"):
+            compiled = compiled.result()
+        given = dict(zip(self.arg_names, args, strict=False)) | {
+            key: value for key, value in options.items() if key in self.arg_names
+        }
+        for parameter in self.params:
+            given.setdefault(parameter.name, parameter.default)
+        launches.run(compiled, self.arg_names, given, tuple(grid(given) if callable(grid) else grid))
+        return compiled
+
+    before = driver._active
+    driver.set_active(NamedDriver(capability))
+    JITFunction.run = run
+    try:
+        yield launches
+    finally:
+        JITFunction.run = compile_and_launch
+        driver._active = before
+
+
+def _bits(value: Any, kind: str) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if kind in _PACKED:
+        return int.from_bytes(struct.pack(_PACKED[kind], float(value)), "little")
+    return int(value) & (2**64 - 1)

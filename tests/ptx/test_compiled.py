@@ -1,0 +1,77 @@
+"""The kernels' own tests on compiled code: what Triton makes for a GPU is executed, and held against the references.
+
+In a process of its own: whether Triton interprets or compiles is chosen once per process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+KERNELS = {
+    "tree_attention_kernel",
+    "merge_splits_kernel",
+    "_store_kv_kernel",
+    "_move_kv_kernel",
+    "_add_rms_norm_kernel",
+    "_rotate_and_store_kernel",
+    "_silu_mul_kernel",
+    "_shrink_kernel",
+    "_expand_kernel",
+    "_noise_kernel",
+    "_scale_kernel",
+    "_collect_kernel",
+    "_edge_kernel",
+    "_search_kernel",
+    "_filter_kernel",
+    "_merge_kernel",
+    "_share_kernel",
+    "_merge_shares_kernel",
+    "_level_kernel",
+    "_finalize_kernel",
+    "_walk_kernel",
+    "_ancestors_kernel",
+    "_paths_kernel",
+}
+FP8 = {"_fp8_linear_kernel"}
+SMALL = (
+    "splits_without_keys or strided_rows or longer_than_a_program_move or chain_of_moves or noise_has or walks_are"
+    " or masks_and_paths or word_has_bits or gated_activation or norm_of_a_sum or queries_keys_and_values or row_of_nan"
+    " or longer_than_a_program_are_stored or without_any_token or (kernels_of_gpus and one-1)"
+)
+"""A case or a few of each kernel."""
+
+
+def run(capability: int, *options: str, report: Path) -> set[str]:
+    """Run the kernels' tests for a target; returns the kernels that were executed."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTEST_ADDOPTS")}
+    command = [sys.executable, "-m", "pytest", "tests/kernels", "--ptx", str(capability), "--ptx-report", str(report)]
+    command += ["-p", "no:cacheprovider", "--tb=short", *options]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return set(json.loads(report.read_text()))
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_is_its_reference_as_compiled(tmp_path, capability):
+    executed = run(
+        capability, "-k", f"({SMALL}) and not test_triton_compile", "-m", "not slow", report=tmp_path / "ran"
+    )
+    assert executed >= KERNELS, f"not executed: {KERNELS - executed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 120])
+def test_every_case_is_its_reference_as_compiled(tmp_path, capability):
+    """Ampere's tensor cores have no float8: there those kernels are refused (`wingbeat.kernels.layer.fp8`)."""
+    skipped = " and not fp8" if capability < 89 else ""
+    chosen = f"(triton or fp8 or adapters) and not test_triton_compile and not test_triton_launches{skipped}"
+    executed = run(capability, "-k", chosen, "-m", "not gpu and not soak", report=tmp_path / "ran")
+    wanted = KERNELS if skipped else KERNELS | FP8
+    assert executed >= wanted, f"not executed: {wanted - executed}"
