@@ -1,7 +1,7 @@
 """What an operator can set about the HTTP surface: who may use it, what it logs, and how it reads answers."""
 
 import os
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -45,6 +45,11 @@ class SurfaceOptions(ModelOptions):
     allowed_origins: tuple[str, ...] | None = Field(
         None,
         description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
+    )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="What becomes of fields of a request that mean nothing here: ignored, named in the answer's header "
+        "X-Wingbeat-Ignored-Fields and in the log; or answered by 400.",
     )
     tool_call_parser: str | None = Field(
         None,
