@@ -98,7 +98,7 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
         del fields["tool_calls"]
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
-    if fields.get("content") is None and role == "assistant":
+    if fields.get("content") is None and (role == "assistant" or fields.get("tool_calls")):
         # It called something, thought, or was interrupted.
         fields["content"] = ""
     _check_calls(fields.get("tool_calls"), path)

@@ -48,9 +48,10 @@ def check_unserved(fields: Mapping[str, Any], table: Mapping[str, Unserved], pat
         value = fields.get(name)
         if rule.is_off(value):
             continue
+        where = f"{path}.{name}" if path else name
         if rule.is_refused or ignored_fields().refuses:
-            raise unsupported(f"{path}.{name}" if path else name, rule.why)
-        ignored_fields().pass_over(name, value, path)
+            raise unsupported(where, rule.why)
+        ignored_fields().name(where)
 
 
 def _off(values: tuple[Any, ...]) -> IsOff:
