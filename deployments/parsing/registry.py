@@ -15,6 +15,16 @@ TOOL_CALL_PARSERS = {
     "mistral": "mistral:MistralParser",
     "harmony": "harmony:HarmonyParser",
     "openai": "harmony:HarmonyParser",
+    "pythonic": "pythonic:PythonicParser",
+    "llama4_pythonic": "pythonic:PythonicParser",
+    "olmo3": "pythonic:PythonicParser",
+    "deepseek_v3": "deepseek:DeepSeekV3Parser",
+    "deepseek_v31": "deepseek:DeepSeekV31Parser",
+    "qwen3_coder": "tagged_text:Qwen3CoderParser",
+    "qwen3_xml": "tagged_text:Qwen3CoderParser",
+    "glm45": "tagged_text:Glm45Parser",
+    "glm47": "tagged_text:Glm45Parser",
+    "kimi_k2": "marked_json:KimiK2Parser",
 }
 REASONING_PARSERS = {
     "qwen3": "thinking:ThinkingParser",
@@ -72,17 +82,26 @@ class Parsers:
             return HarmonyParser().thinking_format()
         return None if self._reasoning is None else self._reasoning(prompt).thinking_format()
 
-    def new(self, prompt: str, *, calls: bool = False, answer: Callable[[], Parser] | None = None) -> Parser:
+    def new(
+        self,
+        prompt: str,
+        *,
+        calls: bool = False,
+        answer: Callable[[], Parser] | None = None,
+        functions: Sequence[Function] = (),
+    ) -> Parser:
         """A parser for one message.
 
         Args:
             prompt: the text before it.
             calls: whether it may hold calls in the model's own format.
             answer: reads what is not thoughts, in place of the server's own parser.
+            functions: that may be called.
         """
         if self._is_harmony and answer is None:
             return HarmonyParser()
-        rest = answer() if answer else self._calls() if calls and self._calls else PlainText()
+        own = self._calls().know(functions) if calls and self._calls else PlainText()
+        rest = answer() if answer else own
         if self._reasoning is None:
             return rest
         return ReasoningThenCalls(self._reasoning(prompt), rest)
