@@ -9,7 +9,7 @@ from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.parsing.registry import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
@@ -52,12 +52,14 @@ class SurfaceOptions(ModelOptions):
         "X-Wingbeat-Ignored-Fields and in the log; or answered by 400.",
     )
     tool_call_parser: str | None = Field(
-        None,
-        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
+        BY_TEMPLATE,
+        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, module:Class of yours, or none;"
+        " auto is what the chat template says.",
     )
     reasoning_parser: str | None = Field(
-        None,
-        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
+        BY_TEMPLATE,
+        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, module:Class of yours, or none; "
+        "auto is what the chat template says.",
     )
 
     @field_validator(
@@ -100,7 +102,7 @@ class SurfaceOptions(ModelOptions):
     def _packages_and_parsers_exist(self) -> Self:
         if self.otlp_traces_endpoint is not None:
             check_packages()
-        self.parsers()
+        self.parsers(None)
         return self
 
     def access(self, bound_host: str | None) -> Access:
@@ -113,10 +115,10 @@ class SurfaceOptions(ModelOptions):
             allowed_hosts=self.allowed_hosts,
         )
 
-    def parsers(self) -> Parsers:
-        """What reads answers.
+    def parsers(self, chat_template: str | None) -> Parsers:
+        """What reads the answers of a model with this chat template.
 
         Raises:
             ValueError: there is no parser of a name; says which there are.
         """
-        return Parsers(self.tool_call_parser, self.reasoning_parser)
+        return Parsers.of_template(self.tool_call_parser, self.reasoning_parser, chat_template)

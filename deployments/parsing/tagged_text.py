@@ -146,7 +146,7 @@ class TaggedTextParser(CallParser):
             return False
         self._pending = rest.removeprefix(begin)
         self._value, self._has_begun = "", not self.tags.has_lines
-        self._is_string = self._types.of(self._name, self._key) == {"string"}
+        self._is_string = self._types.of(self._name, self._key).is_free_text
         comma = ", " if self._num_arguments else ""
         self._num_arguments += 1
         self._send(f"{comma}{quoted(self._key)}: " + ('"' if self._is_string else ""))

@@ -134,10 +134,10 @@ def check_choice(choice: str | NamedTool | None, tools: list[Tool]) -> None:
         raise invalid("tool_choice", f"names the function {shown(choice.function.name)!r}, which is not among 'tools'")
 
 
-def needs_parser() -> ApiError:
-    """400 for tools that a server without a parser would not find in the model's text."""
+def shows_no_tools() -> ApiError:
+    """400 for tools that the model would never see."""
     message = (
-        "'auto' tool choice needs a parser of tool calls: start the server with --tool-call-parser, "
-        "or set 'tool_choice' to 'none', 'required' or a function."
+        "The model's chat template shows it no tools, so that it could not choose one: leave 'tools' out, set "
+        "'tool_choice' to 'required' or a function, or start the server with a --tool-call-parser."
     )
-    return ApiError(message, param="tool_choice", code="unsupported_value")
+    return ApiError(message, param="tools", code="unsupported_value")
