@@ -132,9 +132,10 @@ def drop_unknown(part: Part, path: str = "") -> None:
         value, where = getattr(part, name), f"{path}.{field.alias or name}" if path else field.alias or name
         if isinstance(value, Part):
             drop_unknown(value, where)
-        elif isinstance(value, list) and value and isinstance(value[0], Part):
+        elif isinstance(value, list) and value and not isinstance(value[0], str | int | list):
             for index, item in enumerate(value):
-                drop_unknown(item, f"{where}[{index}]")
+                if isinstance(item, Part):
+                    drop_unknown(item, f"{where}[{index}]")
 
 
 @cache
