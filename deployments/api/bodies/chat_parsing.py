@@ -109,7 +109,7 @@ def _pass_over_strict(body: ChatBody) -> None:
         raise invalid("tools", "has a strict function, which the server's tool-call parser cannot make sure of")
     for index, tool in enumerate(body.tools or ()):
         if tool.function.strict:
-            ignored_fields().name(f"tools[{index}].function.strict")
+            ignored_fields().name(f"tools[{index}]", "strict")
 
 
 def _form_of_grammar(grammar: GrammarSpec) -> Format:

@@ -39,6 +39,7 @@ NAMES = {
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 _TOOL_FIELDS = frozenset(("type", *Function.model_fields))
+_FORMAT_FIELDS = frozenset(("type", "name", "description", "schema", "strict"))
 
 
 class Reasoning(Part):
@@ -153,6 +154,10 @@ def _chat_choice(choice: Any) -> Any:
 
 
 def _response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
-    if form is None or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
+    if form is None:
+        return None
+    ignored_fields().pass_over_unknown(form, _FORMAT_FIELDS, "text.format")
+    fields = {name: form[name] for name in _FORMAT_FIELDS & form.keys()}
+    if fields.get("type") != "json_schema":
+        return fields
+    return {"type": fields.pop("type"), "json_schema": fields}

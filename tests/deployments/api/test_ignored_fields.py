@@ -63,6 +63,7 @@ NESTED = [
     (RESPONSES, item(x=1), "input[0].x"),
     (RESPONSES, {"reasoning": {"effort": "low", "context": "all"}}, "reasoning.context"),
     (RESPONSES, {"text": {"format": {"type": "text"}, "tone": "dry"}}, "text.tone"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}, "x": 1}}}, "text.format.x"),
     (RESPONSES, {"tools": [{"type": "function", "name": "f", "parameters": {}, "x": 1}]}, "tools[0].x"),
     (MESSAGES, {"n": 2}, "n"),
     (MESSAGES, {"messages": [{**USER, "x": 1}]}, "messages[0].x"),

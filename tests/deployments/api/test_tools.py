@@ -265,7 +265,7 @@ class TestForms:
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
         body = {"messages": [USER], "tools": [WEATHER, strict]}
         answer = chat(ToolPool(), Parsers(name), **body)
-        assert (answer.status_code, answer.headers[HEADER]) == (200, "tools[1].function.strict")
+        assert (answer.status_code, answer.headers[HEADER]) == (200, "tools[1] (strict)")
         limits = HttpLimits(refuses_unknown_fields=True)
         answer = call(
             ToolPool(), "/v1/chat/completions", body, tokenizer=TOKENIZER, parsers=Parsers(name), limits=limits
