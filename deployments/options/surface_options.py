@@ -62,6 +62,11 @@ class SurfaceOptions(ModelOptions):
         "auto is what the chat template says.",
     )
 
+    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split_by_commas(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
     @field_validator(
         "otlp_traces_endpoint",
         "allowed_hosts",
@@ -71,13 +76,9 @@ class SurfaceOptions(ModelOptions):
         mode="before",
     )
     @classmethod
-    def _none_by_word(cls, value: Any) -> Any:
+    def _unset_by_word(cls, value: Any) -> Any:
+        # The last of these validators is the first to run.
         return none_by_word(value)
-
-    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
-    @classmethod
-    def _split_by_commas(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("api_key", "operator_key")
     @classmethod

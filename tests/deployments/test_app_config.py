@@ -348,3 +348,15 @@ def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
         None,
         "deepseek_r1",
     )
+
+
+def test_no_validator_takes_the_place_of_another_classs():
+    kinds = [kind for kind in AppConfig.__mro__ if "__pydantic_decorators__" in vars(kind)]
+    own = [name for kind in kinds for name in kind.__pydantic_decorators__.field_validators if name in vars(kind)]
+    assert len(own) > 10
+    assert sorted(own) == sorted(set(own))
+
+
+@pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser", "otlp_traces_endpoint", "allowed_hosts"])
+def test_none_is_nothing(name):
+    assert getattr(AppConfig.model_validate({name: "none"}), name) is None
