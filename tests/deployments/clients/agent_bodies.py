@@ -38,7 +38,7 @@ CLAUDE_CODE = Agent(
     f"{MESSAGES}?beta=true",
     {
         "model": "demo",
-        "max_tokens": 2048,
+        "max_tokens": 256,
         "stream": True,
         "temperature": 1,
         "system": [*parts("You are an agent for code.", cache_control=EPHEMERAL), *parts("Be brief.")],
@@ -256,7 +256,7 @@ CONTINUE = Agent(
     {
         "model": "demo",
         "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": 1024,
+        "max_tokens": 256,
         "stream": True,
         "stream_options": {"include_usage": True},
         "prediction": {"type": "content", "content": "sunny"},
@@ -271,7 +271,7 @@ OPENCODE = Agent(
     CHAT,
     {
         "model": "demo",
-        "max_tokens": 2048,
+        "max_tokens": 256,
         "temperature": 0.55,
         "top_p": 1,
         "messages": [
