@@ -10,7 +10,7 @@ from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import Function
 from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Unserved
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
@@ -127,7 +127,9 @@ class ResponsesBody(RequestBody):
     def _pass_over(self) -> None:
         """What is asked for beside the text, and cannot be had."""
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            ignored_fields().pass_over("verbosity", self.text.verbosity, "text")
+            if ignored_fields().refuses:
+                raise unsupported("text.verbosity", "no chat template reads it")
+            ignored_fields().name("text.verbosity")
         for index, name in enumerate(self.include or ()):
             if name == LOGPROBS or (name != ENCRYPTED and ignored_fields().refuses):
                 raise ApiError(

@@ -227,6 +227,12 @@ def test_pages_of_other_origins_may_read_the_header():
 def test_bodies_are_read_the_same_without_a_request_around_them():
     assert completion(colour=1).model_extra == {}
     assert refused(chat, strictly=True, colour=1).code == "unknown_parameter"
-    ignored = gather(refuses=False)
-    chat(colour=1)
-    assert str(ignored) == "colour"
+
+
+def test_what_threads_of_a_request_pass_over_is_the_requests():
+    async def use() -> str:
+        ignored = gather(refuses=False)
+        await asyncio.to_thread(chat, colour=1)
+        return str(ignored)
+
+    assert asyncio.run(use()) == "colour"
