@@ -105,8 +105,13 @@ class Router:
         images = image_reader(
             self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
         )
-        service = CompletionService(self._pool, self._tokenizer, config.parsers(), self._monitor.own, images)
-        limits = HttpLimits(max_body_bytes=config.max_body_bytes)
+        parsers = config.parsers(self._tokenizer.chat_template)
+        described = parsers.describe()
+        logger.info("%s.", described[:1].upper() + described[1:])
+        service = CompletionService(self._pool, self._tokenizer, parsers, self._monitor.own, images)
+        limits = HttpLimits(
+            max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"
+        )
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(
             service,

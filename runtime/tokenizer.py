@@ -46,6 +46,14 @@ class Tokenizer:
         """The tokenizer itself, for libraries that read its vocabulary."""
         return self._tokenizer
 
+    @property
+    def chat_template(self) -> str | None:
+        """Of several that a model has, the one for tools; None where it has none."""
+        template = self._tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("tool_use") or template.get("default")
+        return template or None
+
     @classmethod
     def load(cls, directory: str | Path) -> "Tokenizer":
         """Read the tokenizer of a checkpoint folder.

@@ -4,6 +4,7 @@ ASGI middleware; it knows the routes, but not what they do.
 """
 
 import asyncio
+import logging
 import re
 import uuid
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.bodies.ignored_fields import HEADER, IgnoredFields, gather
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
 from wingbeat.deployments.request_context import RequestContext, enter
 
+logger = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that left; only access logs see it."""
 _REQUEST_ID = re.compile(r"[ -~]{1,128}")
@@ -29,8 +32,10 @@ _KEYED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")
 """Paths begin so that compute, or tell what a caller without a key should not know."""
 _WITHOUT_BODY = ("/ping", "/reset_prefix_cache")
 """POST means here that something is done; a body, which some clients send, is not looked at."""
-_CORS = {"access-control-expose-headers": "X-Request-Id, Retry-After", "vary": "Origin"}
+_CORS = {"access-control-expose-headers": f"X-Request-Id, Retry-After, {HEADER}", "vary": "Origin"}
 _PREFLIGHT_AGE_S = "600"
+_MOST_TOLD = 1024
+"""Sets of ignored fields that are remembered to have been logged: an agent sends the same ones each time."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class HttpLimits:
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+    refuses_unknown_fields: bool = False
+    """Whether a field that nothing reads is a 400, and not named as ignored."""
 
 
 class RequestWatcher:
@@ -72,6 +79,7 @@ class HttpGuard:
         self._limits = limits
         self._adds_request_id = adds_request_id
         self._watchers = watchers
+        self._told: set[tuple[str, str]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an exception leaves only after an answer was begun."""
@@ -83,6 +91,7 @@ class HttpGuard:
         scope.setdefault("state", {})["request_id"] = request_id
         context = RequestContext(request_id, headers.get("x-session-id", ""))
         enter(context)
+        ignored = gather(self._limits.refuses_unknown_fields)
         for watcher in self._watchers:
             watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
@@ -92,7 +101,7 @@ class HttpGuard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started, context.status = True, message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
+                message = {**message, "headers": [*message.get("headers", ()), *added, *self._named(scope, ignored)]}
             await send(message)
 
         try:
@@ -165,6 +174,19 @@ class HttpGuard:
             return messages.pop() if messages else await receive()
 
         return receive_again
+
+    def _named(self, scope: Scope, ignored: IgnoredFields) -> list[tuple[bytes, bytes]]:
+        """The header that names the fields which were ignored, if any; the same ones are logged once."""
+        names = str(ignored)
+        if not names:
+            return []
+        told = (scope["path"], names)
+        if told not in self._told:
+            if len(self._told) == _MOST_TOLD:
+                self._told.clear()
+            self._told.add(told)
+            logger.info("Ignored in a request to %s: %s.", *told)
+        return [(HEADER.lower().encode(), names.encode())]
 
     def _added_headers(self, headers: Headers, request_id: str) -> list[tuple[bytes, bytes]]:
         """What every answer to this request carries."""

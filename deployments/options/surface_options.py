@@ -1,7 +1,7 @@
 """What an operator can set about the HTTP surface: who may use it, what it logs, and how it reads answers."""
 
 import os
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -9,7 +9,7 @@ from wingbeat.deployments.api.access import Access, host_name, origin_name
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.parsing.registry import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
@@ -46,14 +46,26 @@ class SurfaceOptions(ModelOptions):
         None,
         description="Origins of web pages that may use it, or '*'; by default local ones where the server is local.",
     )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="What becomes of fields of a request that mean nothing here: ignored, named in the answer's header "
+        "X-Wingbeat-Ignored-Fields and in the log; or answered by 400.",
+    )
     tool_call_parser: str | None = Field(
-        None,
-        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, or module:Class of yours.",
+        BY_TEMPLATE,
+        description=f"What finds tool calls in answers: {', '.join(TOOL_CALL_PARSERS)}, module:Class of yours, or none;"
+        " auto is what the chat template says.",
     )
     reasoning_parser: str | None = Field(
-        None,
-        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, or module:Class of yours.",
+        BY_TEMPLATE,
+        description=f"What finds thoughts in answers: {', '.join(REASONING_PARSERS)}, module:Class of yours, or none; "
+        "auto is what the chat template says.",
     )
+
+    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split_by_commas(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator(
         "otlp_traces_endpoint",
@@ -64,13 +76,9 @@ class SurfaceOptions(ModelOptions):
         mode="before",
     )
     @classmethod
-    def _none_by_word(cls, value: Any) -> Any:
+    def _unset_by_word(cls, value: Any) -> Any:
+        # The last of these validators is the first to run.
         return none_by_word(value)
-
-    @field_validator("api_key", "operator_key", "allowed_hosts", "allowed_origins", mode="before")
-    @classmethod
-    def _split_by_commas(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("api_key", "operator_key")
     @classmethod
@@ -95,7 +103,7 @@ class SurfaceOptions(ModelOptions):
     def _packages_and_parsers_exist(self) -> Self:
         if self.otlp_traces_endpoint is not None:
             check_packages()
-        self.parsers()
+        self.parsers(None)
         return self
 
     def access(self, bound_host: str | None) -> Access:
@@ -108,10 +116,10 @@ class SurfaceOptions(ModelOptions):
             allowed_hosts=self.allowed_hosts,
         )
 
-    def parsers(self) -> Parsers:
-        """What reads answers.
+    def parsers(self, chat_template: str | None) -> Parsers:
+        """What reads the answers of a model with this chat template.
 
         Raises:
             ValueError: there is no parser of a name; says which there are.
         """
-        return Parsers(self.tool_call_parser, self.reasoning_parser)
+        return Parsers.of_template(self.tool_call_parser, self.reasoning_parser, chat_template)

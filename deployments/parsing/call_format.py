@@ -37,9 +37,13 @@ def optional(content: Format) -> Format:
     return {"type": "optional", "content": content}
 
 
-def json_of(schema: dict[str, Any]) -> Format:
-    """A JSON value of a schema, whose references are its own."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITESPACE}
+def json_of(schema: dict[str, Any], style: str = "json") -> Format:
+    """A value of a schema, whose references are its own.
+
+    Args:
+        style: xgrammar's word for how it is written; all but json have an argument's text between marks.
+    """
+    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": MOST_WHITESPACE}
 
 
 def between(begin: str, content: Format, end: str) -> Format:

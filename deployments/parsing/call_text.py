@@ -99,12 +99,12 @@ class CallParser(Parser):
         elif arguments:
             self._send(arguments)
 
-    def _send(self, arguments: str, name: str | None = None) -> None:
-        """Arguments of the latest call; with a name they begin the next one."""
+    def _send(self, arguments: str, name: str | None = None, own_id: str | None = None) -> None:
+        """Arguments of the latest call; with a name they begin the next one, under its own id where it has one."""
         if name is not None:
             self._beside_call = True
             self._num_calls += 1
-        index, call_id = self._num_calls - 1, None if name is None else self._new_id()
+        index, call_id = self._num_calls - 1, None if name is None else own_id or self._new_id()
         self._out = self._out.plus(MessageDelta(tool_calls=(ToolCallDelta(index, arguments, call_id, name),)))
 
     def _drop_call(self) -> None:

@@ -76,7 +76,8 @@ class HermesParser(CallParser):
                 self._read(len(END))
                 self._at = _At.TEXT
             return False
-        if self._pending.startswith(END):
+        if self._pending.startswith(END) or END.startswith(self._pending):
+            # The mark, or what there is of it where the answer broke off.
             self._read(len(END))
         self._at = _At.TEXT
         return True

@@ -3,7 +3,7 @@
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from wingbeat.deployments.parsing.call_format import Format, Function
 
@@ -51,6 +51,10 @@ class Parser(ABC):
 
     keeps_special_tokens = False
     """Whether its marks may be special tokens, which text usually leaves out."""
+
+    def know(self, functions: Sequence[Function]) -> Self:
+        """The parser, told before any text which functions may be called, for formats whose arguments have no types."""
+        return self
 
     @abstractmethod
     def push(self, text: str) -> MessageDelta:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from wingbeat.deployments.parsing.call_format import Format, Function, in_order
 from wingbeat.deployments.parsing.harmony import HarmonyParser
 from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
+from wingbeat.deployments.parsing.recognition import recognise
 
 PACKAGE = __name__.rpartition(".")[0]
 TOOL_CALL_PARSERS = {
@@ -15,6 +16,16 @@ TOOL_CALL_PARSERS = {
     "mistral": "mistral:MistralParser",
     "harmony": "harmony:HarmonyParser",
     "openai": "harmony:HarmonyParser",
+    "pythonic": "pythonic:PythonicParser",
+    "llama4_pythonic": "pythonic:PythonicParser",
+    "olmo3": "pythonic:PythonicParser",
+    "deepseek_v3": "deepseek:DeepSeekV3Parser",
+    "deepseek_v31": "deepseek:DeepSeekV31Parser",
+    "qwen3_coder": "tagged_text:Qwen3CoderParser",
+    "qwen3_xml": "tagged_text:Qwen3CoderParser",
+    "glm45": "tagged_text:Glm45Parser",
+    "glm47": "tagged_text:Glm45Parser",
+    "kimi_k2": "marked_json:KimiK2Parser",
 }
 REASONING_PARSERS = {
     "qwen3": "thinking:ThinkingParser",
@@ -25,23 +36,51 @@ REASONING_PARSERS = {
     "openai_gptoss": "harmony:HarmonyParser",
 }
 NewParser = Callable[..., Parser]
+BY_TEMPLATE = "auto"
+"""In the place of a parser's name: what the chat template says."""
 
 
 class Parsers:
     """The parsers of one server; without any, text is text."""
 
-    def __init__(self, tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+    def __init__(
+        self, tool_call_parser: str | None = None, reasoning_parser: str | None = None, *, shows_tools: bool = True
+    ) -> None:
         """Takes names, or import paths.
+
+        Args:
+            shows_tools: whether the chat template reads a request's tools.
 
         Raises:
             ValueError: there is none of a name; says which there are.
         """
+        self.names = tool_call_parser, reasoning_parser
+        self.shows_tools = shows_tools
         self._calls = load_tool_call_parser(tool_call_parser) if tool_call_parser else None
         self._reasoning = load_reasoning_parser(reasoning_parser) if reasoning_parser else None
         # Thoughts, calls and answers of this format are one stream of messages, which one parser reads.
         self._is_harmony = HarmonyParser in (self._calls, self._reasoning)
         if self._is_harmony:
             self._reasoning = None
+
+    @classmethod
+    def of_template(cls, tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> "Parsers":
+        """Those of names, each of which may be `BY_TEMPLATE`; raises as `Parsers`."""
+        found = recognise(template)
+        calls = found.tool_call_parser if tool_call_parser == BY_TEMPLATE else tool_call_parser
+        thoughts = found.reasoning_parser if reasoning_parser == BY_TEMPLATE else reasoning_parser
+        return cls(calls, thoughts, shows_tools=found.shows_tools)
+
+    def describe(self) -> str:
+        """One line of what is found in answers, for a start."""
+        calls, thoughts = self.names
+        if calls:
+            of_calls = f"tool calls are read as {calls}"
+        elif self.shows_tools:
+            of_calls = "tool calls are left in the text, as the chat template has no form of them that is known"
+        else:
+            of_calls = "the chat template shows the model no tools"
+        return f"{of_calls}; {f'thoughts are read as {thoughts}' if thoughts else 'thoughts are not looked for'}"
 
     @property
     def read_calls(self) -> bool:
@@ -72,17 +111,26 @@ class Parsers:
             return HarmonyParser().thinking_format()
         return None if self._reasoning is None else self._reasoning(prompt).thinking_format()
 
-    def new(self, prompt: str, *, calls: bool = False, answer: Callable[[], Parser] | None = None) -> Parser:
+    def new(
+        self,
+        prompt: str,
+        *,
+        calls: bool = False,
+        answer: Callable[[], Parser] | None = None,
+        functions: Sequence[Function] = (),
+    ) -> Parser:
         """A parser for one message.
 
         Args:
             prompt: the text before it.
             calls: whether it may hold calls in the model's own format.
             answer: reads what is not thoughts, in place of the server's own parser.
+            functions: that may be called.
         """
         if self._is_harmony and answer is None:
             return HarmonyParser()
-        rest = answer() if answer else self._calls() if calls and self._calls else PlainText()
+        own = self._calls().know(functions) if calls and self._calls else PlainText()
+        rest = answer() if answer else own
         if self._reasoning is None:
             return rest
         return ReasoningThenCalls(self._reasoning(prompt), rest)

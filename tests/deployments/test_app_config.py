@@ -152,6 +152,7 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafters": {"num": 1, "start_timeout_s": float("inf")}}, "drafters.start_timeout_s"),
         ({"tool_call_parser": "hermit"}, "tool_call_parser is 'hermit': must be one of hermes, qwen, llama3_json"),
         ({"reasoning_parser": "no.such:Parser"}, "reasoning_parser is 'no.such:Parser': No module named 'no'"),
+        ({"unknown_fields": "drop"}, "unknown_fields"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -338,3 +339,24 @@ def test_a_shared_drafter_takes_nothing_of_a_verifiers_gpu():
 def test_an_error_of_the_command_line_names_the_field_within_a_setting():
     with pytest.raises(UserError, match=r"^--drafters\.num 0: input should be greater than or equal to 1$"):
         build_config(AppConfig, {"drafters": '{"num": 0}'})
+
+
+def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
+    template = "{{ tools }}<tool_call></think>"
+    assert AppConfig().parsers(template).names == ("hermes", "qwen3")
+    assert AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1").parsers(template).names == (
+        None,
+        "deepseek_r1",
+    )
+
+
+def test_no_validator_takes_the_place_of_another_classs():
+    kinds = [kind for kind in AppConfig.__mro__ if "__pydantic_decorators__" in vars(kind)]
+    own = [name for kind in kinds for name in kind.__pydantic_decorators__.field_validators if name in vars(kind)]
+    assert len(own) > 10
+    assert sorted(own) == sorted(set(own))
+
+
+@pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser", "otlp_traces_endpoint", "allowed_hosts"])
+def test_none_is_nothing(name):
+    assert getattr(AppConfig.model_validate({name: "none"}), name) is None

@@ -239,7 +239,7 @@ def test_leaving_one_stream_leaves_the_others_alone(demo_app):
 
 # All refusals are in `tests/deployments/api/test_openai_api.py`; these need the served model, or come through HTTP.
 BAD_COMPLETIONS = [
-    ({"colour": "blue"}, "colour"),
+    ({"suffix": "end"}, "suffix"),
     ({"max_tokens": 5000}, "max_tokens"),
     ({"prompt": [1, 4096]}, "prompt"),
     ({"prompt": [5] * 2048}, "prompt"),
@@ -282,6 +282,14 @@ def test_a_body_that_is_no_json_is_a_400(demo_app):
         assert response.json()["error"]["code"] == "invalid_json"
     response = demo_app.http.post("/v1/completions", json={"model": MODEL})
     assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_field_that_means_nothing_here_is_named_in_a_header(demo_app, stream):
+    body = {"prompt": PROMPT, "max_tokens": 2, "max_token": 3, "store": True, "stream": stream}
+    answer = demo_app.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert answer.headers["x-wingbeat-ignored-fields"] == "max_token (max_tokens?)"
 
 
 @pytest.mark.slow

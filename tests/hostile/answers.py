@@ -120,7 +120,7 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
 
 def limit_of(body: dict[str, Any], is_chat: bool) -> int:
     """Tokens that a choice may have."""
-    asked = [body[name] for name in LIMITS if body.get(name) is not None]
+    asked = [body[name] for name in LIMITS[: 2 if is_chat else 1] if body.get(name) is not None]
     return int(asked[-1]) if asked else 2**31 if is_chat else DEFAULT_MAX_TOKENS
 
 

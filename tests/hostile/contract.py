@@ -64,18 +64,13 @@ NO_OPS: dict[str, tuple[Any, ...]] = {
 }
 COMPLETION_NO_OPS: dict[str, tuple[Any, ...]] = {"suffix": (None, ""), "prompt_embeds": (None,)}
 CHAT_NO_OPS: dict[str, tuple[Any, ...]] = {
-    **{name: (None, False) for name in ("echo", "store")},
-    **dict.fromkeys(("chat_template", "mm_processor_kwargs", "audio", "prediction"), (None,)),
-    **dict.fromkeys(("web_search_options", "moderation"), (None,)),
+    "echo": (None, False),
+    **dict.fromkeys(("chat_template", "mm_processor_kwargs", "audio", "moderation"), (None,)),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "best_of": (None, 1),
     "modalities": (None, ["text"], []),
-    "verbosity": (None, "medium"),
-    "service_tier": (None, "auto", "default"),
 }
-WITHOUT_EFFECT = ("user", "metadata")
-CHAT_WITHOUT_EFFECT = (*("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),)
 CHAT_TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "add_generation_prompt": (None, True),
@@ -88,5 +83,5 @@ CHAT_TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (None,),
 }
 """What a chat template reads, with the values under which it writes what it writes without them."""
-MESSAGE_UNSERVED = ("function_call", "audio", "refusal", "annotations")
+MESSAGE_UNSERVED = ("function_call", "audio", "refusal")
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")

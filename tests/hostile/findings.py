@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 UNSERVED = ("unsupported_parameter", "unsupported_value")
 MALFORMED = ("invalid_type", "invalid_value")
-UNKNOWN = ("unknown_parameter",)
-ANY_FAULT = (*UNSERVED, *MALFORMED, *UNKNOWN, "missing_required_parameter")
+ANY_FAULT = (*UNSERVED, *MALFORMED, "missing_required_parameter")
 INT32 = 2**31 - 1
 LIMITS = ("max_tokens", "max_completion_tokens")
 

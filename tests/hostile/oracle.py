@@ -244,7 +244,9 @@ def _fit(path: str, body: dict[str, Any], found: Findings, counter: Counter) -> 
 def _check_lengths(
     lengths: list[int], body: dict[str, Any], text_field: str, found: Findings, default: int | None
 ) -> int:
-    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    # Completions know one name of the limit, and ignore the other.
+    has_other = text_field == "messages" and body.get("max_completion_tokens") is not None
+    limit = "max_completion_tokens" if has_other else "max_tokens"
     kept = num_kept(body)
     if kept is not None:
         lengths = [min(kept, length) for length in lengths]

@@ -11,7 +11,6 @@ from .contract import (
     CHAT,
     CHAT_NO_OPS,
     CHAT_TEMPLATE_FIELDS,
-    CHAT_WITHOUT_EFFECT,
     COMPLETION_NO_OPS,
     MAX_CHOICES,
     MAX_STOP_CHARS,
@@ -20,9 +19,8 @@ from .contract import (
     MESSAGE_UNSERVED,
     MODEL,
     NO_OPS,
-    WITHOUT_EFFECT,
 )
-from .findings import ANY_FAULT, INT32, MALFORMED, UNKNOWN, UNSERVED, Findings, flag, is_number, share, whole
+from .findings import ANY_FAULT, INT32, MALFORMED, UNSERVED, Findings, flag, is_number, share, whole
 from .json_reading import LONE
 
 
@@ -72,9 +70,7 @@ def _object(found: Findings, name: str, value: Any, served: dict[str, Any], no_o
                 found.open(name)
             else:
                 served[key](found, name, item)
-        elif key not in no_ops:
-            found.wrong(name, *UNKNOWN)
-        elif not _is_no_op(item, no_ops[key]):
+        elif key in no_ops and not _is_no_op(item, no_ops[key]):
             found.wrong(name, *UNSERVED, *MALFORMED)
 
 
@@ -110,8 +106,6 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
     is_chat = path == CHAT
     honoured = HONOURED | (CHAT_HONOURED if is_chat else COMPLETION_HONOURED)
     no_ops = NO_OPS | (CHAT_NO_OPS if is_chat else COMPLETION_NO_OPS)
-    text_field = "messages" if is_chat else "prompt"
-    harmless = (*WITHOUT_EFFECT, *(CHAT_WITHOUT_EFFECT if is_chat else ()))
     for name, value in body.items():
         if name in honoured:
             if value is not None:
@@ -119,16 +113,10 @@ def judge_fields(path: str, body: dict[str, Any]) -> Findings:
         elif name in no_ops:
             if not _is_no_op(value, no_ops[name]):
                 found.wrong(name, *UNSERVED, *MALFORMED)
-        elif is_chat and name in CHAT_TEMPLATE_FIELDS:
-            if not _is_no_op(value, CHAT_TEMPLATE_FIELDS[name]):
-                for blamed in (name, "tool_choice", "messages", "continue_final_message"):
-                    found.open(blamed, *ANY_FAULT)
-                found.open("messages", "context_length_exceeded")
-        elif name in harmless:
-            found.open(name)
-        elif name not in ("model", text_field):
-            # A field of the other endpoint is named as unserved or as unknown.
-            found.wrong(name, *UNKNOWN, *UNSERVED)
+        elif is_chat and name in CHAT_TEMPLATE_FIELDS and not _is_no_op(value, CHAT_TEMPLATE_FIELDS[name]):
+            for blamed in (name, "tool_choice", "messages", "continue_final_message"):
+                found.open(blamed, *ANY_FAULT)
+            found.open("messages", "context_length_exceeded")
     _model(found, body)
     (_messages if is_chat else _prompt)(found, body)
     _together(found, body, is_chat)
@@ -198,9 +186,7 @@ def _messages(found: Findings, body: dict[str, Any]) -> None:
             if name in MESSAGE_UNSERVED:
                 found.open("messages", *ANY_FAULT)
                 found.must_fail |= value not in (None, [], "")
-            elif name not in MESSAGE_FIELDS:
-                found.wrong("messages", *UNKNOWN, *UNSERVED)
-            elif name not in ("role", "content", "name"):
+            elif name in MESSAGE_FIELDS and name not in ("role", "content", "name"):
                 found.open("messages", *ANY_FAULT)
         if message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
             found.wrong("messages", *ANY_FAULT)
@@ -220,7 +206,7 @@ def _content(found: Findings, message: dict[str, Any]) -> None:
     elif isinstance(content, list):
         for part in content:
             is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-            if not is_text or part.keys() - {"type", "text"} or LONE.search(part["text"]):
+            if not is_text or LONE.search(part["text"]):
                 found.wrong("messages", *ANY_FAULT)
     else:
         found.wrong("messages", *ANY_FAULT)

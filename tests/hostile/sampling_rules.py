@@ -106,13 +106,13 @@ def _format(found: Findings, name: str, value: Any) -> None:
     named = {key: item for key, item in value.items() if key != "type" and item is not None}
     if kind == "json_schema":
         schema = named.get("json_schema")
-        if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict) or len(named) > 1:
+        if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
             found.wrong(name, *ANY_FAULT)
         elif len(json.dumps(schema["schema"], default=str)) > MAX_GRAMMAR_CHARS or _is_one_of(
             {"json": schema["schema"]}, BAD_GRAMMARS
         ):
             found.wrong(name)
-    elif kind != "structural_tag" and named:
+    elif kind != "structural_tag" and ("json_schema" in named or (kind == "json_object" and "schema" in named)):
         found.wrong(name, *ANY_FAULT)
 
 

@@ -57,7 +57,7 @@ SIZES: dict[str, tuple[Callable[[], bytes], int, str | None, str | None]] = {
     "100-thousand-prompts": (lambda: with_prompt(b"[" + b'"abc",' * 99_999 + b'"a"]'), 400, "invalid_value", "prompt"),
     "100-thousand-keys": (
         lambda: b"{%s, %s}" % (PROMPT, b",".join(b'"k%d":1' % i for i in range(100_000))),
-        *(400, "unknown_parameter", "k0"),
+        *(200, None, None),
     ),
     "100-thousand-equal-keys": (lambda: b"{%s}" % b",".join([PROMPT] * 100_000), 400, "invalid_json", None),
     "a-million-lists-deep": (lambda: with_prompt(b"[" * 1_000_000 + b"]" * 1_000_000), 400, "invalid_json", None),

@@ -4,23 +4,22 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.content_parts import ImagePart, TextPart, flat_parts
+from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
 from wingbeat.deployments.api.bodies.tool_requests import ToolCall
-from wingbeat.deployments.api.bodies.unserved_fields import MESSAGE
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
+from wingbeat.deployments.api.bodies.unserved_fields import MESSAGE, check_unserved
+from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _OWN_FIELDS = {"tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant"}
 _OWN_FIELDS["tool_call_id"] = "tool"
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Part):
     """One message; its content is text, and images between it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
@@ -91,17 +90,16 @@ def _flat_message(message: Any, path: str) -> dict[str, Any]:
         raise ApiError(f"Messages of role '{role}' are not supported.", param=f"{path}.role", code="unsupported_value")
     if isinstance(role, str) and role not in ROLES:
         raise invalid(f"{path}.role", f"is '{shown(role)}', must be one of {', '.join(ROLES)}")
-    if "parts" in message:
-        raise unknown_parameter(f"{path}.parts")
-    for name, is_off in MESSAGE.items():
-        if name in message and not is_off(message[name]):
-            raise unsupported(f"{path}.{name}")
+    check_unserved(message, MESSAGE, path)
     fields = {name: message[name] for name in message if name not in MESSAGE}
+    if "parts" in fields:
+        ignored_fields().pass_over("parts", fields.pop("parts"), path)
     if fields.get("tool_calls") == []:
         del fields["tool_calls"]
     if isinstance(fields.get("content"), list):
         fields |= flat_parts(fields["content"], f"{path}.content")
-    if fields.get("content") is None and fields.get("tool_calls"):
+    if fields.get("content") is None and (role == "assistant" or fields.get("tool_calls")):
+        # It called something, thought, or was interrupted.
         fields["content"] = ""
     _check_calls(fields.get("tool_calls"), path)
     return fields

@@ -6,7 +6,8 @@ from functools import partial
 from typing import NamedTuple
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
-from wingbeat.deployments.api.bodies.tool_requests import NamedTool, needs_parser
+from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
+from wingbeat.deployments.api.bodies.tool_requests import NamedTool, shows_no_tools
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.deployments.parsing.call_format import Format, Function, json_of, list_of_calls, one_of, text
 from wingbeat.deployments.parsing.call_list import CallListParser, OneCallParser
@@ -35,9 +36,9 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
         grammar: what the request itself says the answer must match; thoughts come before it.
 
     Raises:
-        ApiError: the request has tools, and nothing here would find the calls; or two fields ask for two forms.
+        ApiError: the request has tools that the model would never see; or two fields ask for two forms.
     """
-    calls = body.calls
+    calls, functions = body.calls, _functions(body)
     form, answer = _form_of_calls(parsers, body, prompt)
     if form is not None and grammar is not None:
         raise invalid("tool_choice", "contradicts 'response_format' or 'structured_outputs': both shape the answer")
@@ -47,7 +48,7 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
         grammar = GrammarSpec("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
 
     def new() -> Parser:
-        parser = parsers.new(prompt, calls=calls != "none", answer=answer)
+        parser = parsers.new(prompt, calls=calls != "none", answer=answer, functions=functions)
         keeps_reasoning, keeps_calls = body.include_reasoning is not False, body.parallel_tool_calls is not False
         if keeps_reasoning and keeps_calls:
             return parser
@@ -58,13 +59,12 @@ def reading_of(parsers: Parsers, body: ChatBody, prompt: str, grammar: GrammarSp
 
 def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Format | None, Callable[[], Parser] | None]:
     """The form that the request's tools give the answer, and what reads it in place of the server's parser."""
-    calls, tools, several = body.calls, body.tools or [], body.parallel_tool_calls is not False
-    functions = [Function(tool.function.name, tool.function.schema_of_arguments()) for tool in tools]
+    calls, functions, several = body.calls, _functions(body), body.parallel_tool_calls is not False
     if calls == "none":
         return None, None
     if calls == "auto":
-        if not parsers.read_calls:
-            raise needs_parser()
+        if not parsers.read_calls and not parsers.shows_tools:
+            raise shows_no_tools()
         return _form_of_strict(parsers, body, prompt), None
     if isinstance(calls, NamedTool):
         functions = [function for function in functions if function.name == calls.function.name][:1]
@@ -79,6 +79,10 @@ def _form_of_calls(parsers: Parsers, body: ChatBody, prompt: str) -> tuple[Forma
     return parsers.behind_thoughts(prompt, form), answer
 
 
+def _functions(body: ChatBody) -> list[Function]:
+    return [Function(tool.function.name, tool.function.schema_of_arguments()) for tool in body.tools or ()]
+
+
 def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | None:
     """The form of text that may have calls, where the arguments of some function must follow its schema."""
     tools = body.tools or []
@@ -91,8 +95,21 @@ def _form_of_strict(parsers: Parsers, body: ChatBody, prompt: str) -> Format | N
     several = body.parallel_tool_calls is not False
     form = parsers.calls_format(functions, several, required=False, prompt=prompt)
     if form is None:
-        raise invalid("tools", "has a strict function, which the server's tool-call parser cannot make sure of")
+        _pass_over_strict(body)
     return form
+
+
+def _pass_over_strict(body: ChatBody) -> None:
+    """Agents make all their functions strict: calls in a format without a form are the model's own.
+
+    Raises:
+        ApiError: 400, where what is passed over is refused by setting.
+    """
+    if ignored_fields().refuses:
+        raise invalid("tools", "has a strict function, which the server's tool-call parser cannot make sure of")
+    for index, tool in enumerate(body.tools or ()):
+        if tool.function.strict:
+            ignored_fields().name(f"tools[{index}]", "strict")
 
 
 def _form_of_grammar(grammar: GrammarSpec) -> Format:

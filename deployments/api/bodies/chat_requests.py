@@ -8,8 +8,16 @@ from pydantic import FailFast, Field, field_validator, model_validator
 from wingbeat.deployments.api.bodies.chat_messages import ChatMessage, flat_messages
 from wingbeat.deployments.api.bodies.content_parts import ImagePart
 from wingbeat.deployments.api.bodies.requests import GenerationBody
-from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, NamedTool, Tool, check_choice, read_choice
-from wingbeat.deployments.api.bodies.unserved_fields import CHAT, IsOff
+from wingbeat.deployments.api.bodies.tool_requests import (
+    MAX_TOOLS,
+    HostedTool,
+    NamedTool,
+    Tool,
+    check_choice,
+    read_choice,
+    read_tools,
+)
+from wingbeat.deployments.api.bodies.unserved_fields import CHAT, Unserved
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
@@ -27,7 +35,7 @@ NOT_VARIABLES = frozenset(
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = CHAT
+    unserved: ClassVar[Mapping[str, Unserved]] = CHAT
     prompt_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
@@ -59,6 +67,15 @@ class ChatBody(GenerationBody):
     @classmethod
     def _check_messages(cls, value: Any) -> Any:
         return flat_messages(value)
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _read_tools(cls, value: Any) -> Any:
+        tools = [] if value is None else read_tools(value, Tool, ("function",))
+        for tool in tools:
+            if isinstance(tool, HostedTool):
+                tool.pass_over()
+        return None if value is None else [tool for tool in tools if isinstance(tool, Tool)]
 
     @field_validator("tool_choice")
     @classmethod

@@ -2,27 +2,25 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from wingbeat.deployments.api.errors import ApiError, invalid, shown, unknown_parameter, unsupported
+from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 
 _DETAILS = (None, "auto", "high")
 """An image is read as large as the model takes it, whatever is asked for; low would be another picture."""
+_TEXT_FIELDS = frozenset(("type", "text"))
+_IMAGE_FIELDS = frozenset(("type", "image_url"))
+_URL_FIELDS = frozenset(("url", "detail"))
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """Text among images."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class ImagePart(BaseModel):
+class ImagePart(Part):
     """An image."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["image"]
     url: str
@@ -50,24 +48,18 @@ def _part(part: Any, path: str) -> dict[str, Any]:
         return {"type": "image", "url": _url(part, path), "path": f"{path}.image_url"}
     if part["type"] != "text":
         raise unserved_part(part["type"], path, "only 'text' and 'image_url' are")
-    unknown = sorted(part.keys() - {"type", "text"})
-    if unknown:
-        raise unknown_parameter(f"{path}.{unknown[0]}")
+    ignored_fields().pass_over_unknown(part, _TEXT_FIELDS, path)
     if not isinstance(part.get("text"), str):
         raise invalid(f"{path}.text", "must be a string")
     return {"type": "text", "text": part["text"]}
 
 
 def _url(part: dict[str, Any], path: str) -> str:
-    unknown = sorted(part.keys() - {"type", "image_url"})
-    if unknown:
-        raise unknown_parameter(f"{path}.{unknown[0]}")
+    ignored_fields().pass_over_unknown(part, _IMAGE_FIELDS, path)
     image, where = part.get("image_url"), f"{path}.image_url"
     if not isinstance(image, dict) or not isinstance(image.get("url"), str):
         raise invalid(where, "must be an object with a 'url'")
-    unknown = sorted(image.keys() - {"url", "detail"})
-    if unknown:
-        raise unknown_parameter(f"{where}.{unknown[0]}")
+    ignored_fields().pass_over_unknown(image, _URL_FIELDS, where)
     if image.get("detail") not in _DETAILS:
         raise unsupported(f"{where}.detail")
     return image["url"]

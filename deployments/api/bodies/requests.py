@@ -1,16 +1,18 @@
 """Request bodies of the OpenAI API: what every endpoint shares, and `/v1/completions`.
 
-A field is honoured, or accepted because it cannot change the result, or refused by name. Nothing is ignored silently.
+A field is honoured, or accepted because it cannot change the result, or passed over by name, or refused by name.
+Nothing is ignored silently.
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from wingbeat.deployments.api.bodies.ignored_fields import Part
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.sampling_fields import SamplingFields
-from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, IsOff
+from wingbeat.deployments.api.bodies.unserved_fields import COMPLETION, Unserved
 from wingbeat.deployments.api.errors import invalid, unsupported
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS
 
@@ -19,10 +21,8 @@ MAX_CHOICES = 128
 DEFAULT_MAX_TOKENS = 16
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """What a stream carries beside its text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -37,10 +37,8 @@ class StreamOptions(BaseModel):
         return value
 
 
-class SpeculationOptions(BaseModel):
+class SpeculationOptions(Part):
     """Extension: how this request is decoded. The tokens are the same either way."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     enabled: bool = True
     trace: bool = False
@@ -73,9 +71,9 @@ class GenerationBody(SamplingFields, RequestBody):
     """Only the prompt's last tokens count, so many of them; -1 keeps what fits beside the answer."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds those that stand around a prompt; by default around a plain prompt alone."""
-    user: str | None = None
+    user: Any = None
     """Cannot change the result, as `metadata`."""
-    metadata: dict[str, str] | None = None
+    metadata: Any = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
@@ -123,7 +121,7 @@ class GenerationBody(SamplingFields, RequestBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = COMPLETION
+    unserved: ClassVar[Mapping[str, Unserved]] = COMPLETION
 
     prompt: list[str] | list[list[int]]
     """Texts, or token ids; a single prompt is a list of one."""

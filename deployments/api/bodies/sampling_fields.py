@@ -1,10 +1,12 @@
 """Fields of a request that say how tokens are chosen, what ends the answer, and what is reported of it."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from wingbeat.deployments.api.bodies.ignored_fields import Part
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.runtime.scheduling.request import INT32_MAX, MAX_LOGPROBS, GrammarSpec, SamplingParams
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -23,10 +25,8 @@ MAX_BIAS = 100
 GRAMMAR_FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Part):
     """vLLM's: what the answer must match, by one of these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     """A JSON schema, also as text."""
@@ -68,10 +68,8 @@ class StructuredOutputs(BaseModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Part):
     """OpenAI's `response_format.json_schema`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str | None = None
     description: str | None = None
@@ -80,10 +78,8 @@ class JsonSchemaFormat(BaseModel):
     """The schema holds either way."""
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Part):
     """OpenAI's: text, any JSON object, or JSON of a schema; and xgrammar's structural tags, as vLLM takes them."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -92,13 +88,17 @@ class ResponseFormat(BaseModel):
     def _check_parts(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise invalid("response_format.json_schema", "belongs to type 'json_schema', which needs it")
-        unknown = sorted(self.model_extra or ()) if self.type != "structural_tag" else []
-        if unknown:
-            raise invalid("response_format", f"has no field '{shown(unknown[0])}'")
+        if self.type == "json_object" and (self.model_extra or {}).get("schema") is not None:
+            # Some servers' way to give a schema: an answer of any other form would be a wrong one.
+            raise invalid("response_format", "has a 'schema', which belongs to type 'json_schema'")
         spec = self.spec()
         if spec is not None and len(spec.text) > MAX_GRAMMAR_CHARS:
             raise invalid("response_format", f"is longer than {MAX_GRAMMAR_CHARS} characters")
         return self
+
+    def unknown(self) -> Mapping[str, Any]:
+        """See `Part`: a structural tag is xgrammar's to read."""
+        return {} if self.type == "structural_tag" else super().unknown()
 
     def spec(self) -> GrammarSpec | None:
         """What the engine compiles; None for text."""
@@ -112,10 +112,10 @@ class ResponseFormat(BaseModel):
         return GrammarSpec("json_object", "")
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Part):
     """The fields that every generating endpoint shares. null and absent mean the default."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -3,7 +3,18 @@
 import json
 from typing import Any
 
+from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
+
+_MESSAGE = frozenset(("role", "content"))
+_BLOCKS = {
+    "text": frozenset(("type", "text")),
+    "thinking": frozenset(("type", "thinking", "signature")),
+    "redacted_thinking": frozenset(("type", "data")),
+    "tool_use": frozenset(("type", "id", "name", "input", "caller")),
+    "tool_result": frozenset(("type", "tool_use_id", "content", "is_error")),
+}
+"""Fields of a block by its type. That a result is an error stands in its text: no chat template has a place for it."""
 
 
 def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[dict[str, Any]]:
@@ -17,8 +28,9 @@ def chat_messages(system: str | list[Any] | None, messages: list[Any]) -> list[d
         converted.append({"role": "system", "content": _text(system, "system")})
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        if not isinstance(message, dict) or message.keys() - {"role", "content"}:
-            raise invalid(path, "must be an object with 'role' and 'content' alone")
+        if not isinstance(message, dict):
+            raise invalid(path, "must be an object with 'role' and 'content'")
+        ignored_fields().pass_over_unknown(message, _MESSAGE, path)
         match message.get("role"):
             case "user":
                 converted += _user_messages(message.get("content"), f"{path}.content")
@@ -82,6 +94,9 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
     for block, where in blocks:
         if not isinstance(block, dict):
             raise invalid(where, "must be an object")
+        known = _BLOCKS.get(block["type"]) if isinstance(block.get("type"), str) else None
+        if known is not None:
+            ignored_fields().pass_over_unknown(block, known, where)
     return blocks
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.ignored_fields import Part
 from wingbeat.deployments.api.bodies.request_body import RequestBody
-from wingbeat.deployments.api.bodies.unserved_fields import IsOff, no_effect, off
+from wingbeat.deployments.api.bodies.tool_requests import HostedTool, read_tools
+from wingbeat.deployments.api.bodies.unserved_fields import ANTHROPIC_MESSAGE, ANTHROPIC_PROMPT, Unserved
 from wingbeat.deployments.api.errors import invalid
 from wingbeat.deployments.api.messages_api.blocks import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX
@@ -19,23 +22,22 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's word -> OpenAI's."""
 
 
-class AnthropicTool(BaseModel):
+class AnthropicTool(Part):
     """What a tool does, and a JSON schema of its input."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
-    cache_control: dict[str, Any] | None = None
-    """Prefixes are cached anyway."""
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     """Inputs are always streamed as they come."""
     input_examples: list[dict[str, Any]] | None = None
     """Not shown to the model: no chat template has a place for them."""
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
+    """All tools are shown from the beginning."""
+    allowed_callers: list[str] | None = None
+    """Whoever may call it, the model alone does."""
 
     def as_chat(self) -> dict[str, Any]:
         """The same tool of a chat request."""
@@ -45,10 +47,8 @@ class AnthropicTool(BaseModel):
         return {"type": "function", "function": function}
 
 
-class AnthropicChoice(BaseModel):
+class AnthropicChoice(Part):
     """Which tools may or must be used."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -63,29 +63,25 @@ class AnthropicChoice(BaseModel):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class Thinking(BaseModel):
+class Thinking(Part):
     """Whether to think; how long is the model's choice, within `max_tokens`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(BaseModel):
+class OutputFormat(Part):
     """A JSON schema that the answer must match."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(Part):
     """How the answer is written."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Handed to the chat template."""
@@ -95,27 +91,24 @@ class OutputConfig(BaseModel):
 class CountBody(RequestBody):
     """`POST /v1/messages/count_tokens`: what makes up a prompt."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = {
-        "cache_control": no_effect,
-        "mcp_servers": off([]),
-        "context_management": off(),
-        "container": off(),
-        "output_format": off(),
-        "speed": off("standard"),
-        "diagnostics": off(),
-        "user_profile_id": no_effect,
-        "workspace_id": no_effect,
-    }
+    unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_PROMPT
 
     model: str | None = None
     messages: list[Any] = Field(min_length=1)
     """Of users and assistants; text, `tool_use`, `tool_result` and `thinking` blocks."""
     system: str | list[Any] | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: list[AnthropicTool | SkipJsonSchema[HostedTool]] | None = None
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     """Handed to the chat template as `enable_thinking`."""
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """An older name of `output_config.format`."""
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _read_tools(cls, value: Any) -> Any:
+        return None if value is None else read_tools(value, AnthropicTool, (None, "custom"))
 
     def as_chat(self) -> ChatBody:
         """The same request of a chat.
@@ -130,14 +123,15 @@ class CountBody(RequestBody):
         # A conversation that ends with the assistant is one that it goes on with.
         goes_on = messages[-1]["role"] == "assistant"
         output = self.output_config or OutputConfig()
-        schema = output.format and {"type": "json_schema", "json_schema": {"schema": output.format.schema_}}
+        form = output.format or self.output_format
+        schema = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         return {
             "model": self.model,
             "messages": messages,
             "continue_final_message": goes_on or None,
             "reasoning_effort": output.effort,
             "response_format": schema,
-            "tools": [tool.as_chat() for tool in self.tools or ()] or None,
+            "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
             "tool_choice": self.tool_choice and self.tool_choice.as_chat(),
             "parallel_tool_calls": not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
             "chat_template_kwargs": self.thinking and {"enable_thinking": self.thinking.type != "disabled"},
@@ -147,11 +141,7 @@ class CountBody(RequestBody):
 class MessagesBody(CountBody):
     """`POST /v1/messages`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = {
-        **CountBody.unserved,
-        "service_tier": off("auto", "standard_only"),
-        "inference_geo": off(),
-    }
+    unserved: ClassVar[Mapping[str, Unserved]] = ANTHROPIC_MESSAGE
 
     max_tokens: int = Field(ge=1, le=INT32_MAX)
     stop_sequences: list[str] | None = None
@@ -160,7 +150,7 @@ class MessagesBody(CountBody):
     """This and the two that follow are as in a chat request."""
     top_p: Any = None
     top_k: Any = None
-    metadata: dict[str, Any] | None = None
+    metadata: Any = None
     """Cannot change the result."""
     seed: Any = None
     """An extension, as the two that follow."""
@@ -170,3 +160,8 @@ class MessagesBody(CountBody):
     def _chat_fields(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in SAME_IN_CHAT}
         return {**super()._chat_fields(), **own, "stop": self.stop_sequences or None}
+
+
+def _chat_tool(tool: AnthropicTool | HostedTool) -> dict[str, Any]:
+    # A chat passes over what is no function, under the same index.
+    return {"type": tool.type} if isinstance(tool, HostedTool) else tool.as_chat()

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.ignored_fields import Part, ignored_fields
 from wingbeat.deployments.api.bodies.request_body import RequestBody
-from wingbeat.deployments.api.bodies.unserved_fields import IsOff, no_effect, off
-from wingbeat.deployments.api.errors import ApiError, invalid, shown
+from wingbeat.deployments.api.bodies.tool_requests import Function
+from wingbeat.deployments.api.bodies.unserved_fields import RESPONSE, Unserved
+from wingbeat.deployments.api.errors import ApiError, invalid, shown, unsupported
 from wingbeat.deployments.api.responses_api.input_items import chat_messages
 from wingbeat.runtime.scheduling.request import INT32_MAX
 
@@ -34,33 +36,31 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
 }
 """Chat's name of a field -> the one here."""
-WITHOUT_EFFECT = ("reasoning.encrypted_content",)
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+_TOOL_FIELDS = frozenset(("type", *Function.model_fields))
+_FORMAT_FIELDS = frozenset(("type", "name", "description", "schema", "strict"))
 
 
-class Reasoning(BaseModel):
+class Reasoning(Part):
     """How much to think; summaries are not written, thoughts are given whole."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class TextOptions(BaseModel):
+class TextOptions(Part):
     """The form of the answer's text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: dict[str, Any] | None = None
     """`{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name", "schema", "strict"}`."""
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """No chat template reads it."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Part):
     """What a stream carries beside its events; the usage is in its last event anyway."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -69,26 +69,7 @@ class StreamOptions(BaseModel):
 class ResponsesBody(RequestBody):
     """`POST /v1/responses`."""
 
-    unserved: ClassVar[Mapping[str, IsOff]] = {
-        "previous_response_id": off(),
-        "conversation": off(),
-        "background": off(False),
-        "store": off(False),
-        "prompt": off(),
-        "top_logprobs": off(0),
-        "max_tool_calls": off(),
-        "service_tier": off("auto", "default"),
-        "truncation": off("disabled"),
-        "moderation": off(),
-        "context_management": off([]),
-        "access_programs": off(),
-        "background_options": off(),
-        "image": off(),
-        "prompt_cache_key": no_effect,
-        "prompt_cache_options": no_effect,
-        "prompt_cache_retention": no_effect,
-        "safety_identifier": no_effect,
-    }
+    unserved: ClassVar[Mapping[str, Unserved]] = RESPONSE
 
     model: str | None = None
     input: Any = Field(json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
@@ -106,8 +87,8 @@ class ResponsesBody(RequestBody):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
+    metadata: Any = None
+    user: Any = None
     seed: Any = None
     top_k: Any = None
     min_p: Any = None
@@ -130,11 +111,7 @@ class ResponsesBody(RequestBody):
         Raises:
             ApiError: 400, under the field's name in a chat request; see `NAMES`.
         """
-        for index, name in enumerate(self.include or ()):
-            if name not in WITHOUT_EFFECT:
-                raise ApiError(
-                    f"{shown(name)!r} is not supported.", param=f"include[{index}]", code="unsupported_value"
-                )
+        self._pass_over()
         messages = chat_messages(self.instructions, self.input)
         fields = {name: getattr(self, name) for name in SAME_IN_CHAT}
         fields |= {
@@ -147,12 +124,29 @@ class ResponsesBody(RequestBody):
         }
         return ChatBody.of_fields({name: value for name, value in fields.items() if value is not None})
 
+    def _pass_over(self) -> None:
+        """What is asked for beside the text, and cannot be had."""
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            if ignored_fields().refuses:
+                raise unsupported("text.verbosity", "no chat template reads it")
+            ignored_fields().name("text.verbosity")
+        for index, name in enumerate(self.include or ()):
+            if name == LOGPROBS or (name != ENCRYPTED and ignored_fields().refuses):
+                raise ApiError(
+                    f"{shown(name)!r} is not supported.", param=f"include[{index}]", code="unsupported_value"
+                )
+            if name != ENCRYPTED:
+                ignored_fields().name(f"include[{index}]", name)
+
 
 def _chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        message = f"Tools of type {shown(str(tool.get('type')))!r} are not supported; only functions are."
-        raise ApiError(message, param=f"{path}.type", code="unsupported_value")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    kind = tool.get("type")
+    if kind != "function":
+        # A chat passes over what is no function, under the same index.
+        return {"type": kind}
+    ignored_fields().pass_over_unknown(tool, _TOOL_FIELDS, path)
+    fields = {name: tool[name] for name in Function.model_fields if name in tool}
+    return {"type": "function", "function": fields}
 
 
 def _chat_choice(choice: Any) -> Any:
@@ -162,6 +156,10 @@ def _chat_choice(choice: Any) -> Any:
 
 
 def _response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
-    if form is None or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
+    if form is None:
+        return None
+    ignored_fields().pass_over_unknown(form, _FORMAT_FIELDS, "text.format")
+    fields = {name: form[name] for name in _FORMAT_FIELDS & form.keys()}
+    if fields.get("type") != "json_schema":
+        return fields
+    return {"type": fields.pop("type"), "json_schema": fields}

@@ -3,10 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
+from wingbeat.deployments.api.bodies.ignored_fields import ignored_fields
 from wingbeat.deployments.api.errors import ApiError, invalid, shown
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ROLES = ("system", "developer", "user", "assistant")
+_ITEMS = {
+    "message": frozenset(("type", "role", "content", "phase")),
+    "function_call": frozenset(("type", "call_id", "name", "arguments")),
+    "function_call_output": frozenset(("type", "call_id", "output")),
+    "reasoning": frozenset(("type", "content", "summary", "encrypted_content")),
+}
+"""Fields of an item by its type; nobody here could read an encrypted content, and none is written."""
+_PART = frozenset(("type", "text", "logprobs"))
 
 
 def chat_messages(instructions: str | None, items: str | list[Any]) -> list[dict[str, Any]]:
@@ -35,7 +44,10 @@ class _Conversation:
     def add(self, item: Any, path: str) -> None:
         if not isinstance(item, dict):
             raise invalid(path, "must be an object")
-        match item.get("type", "message"):
+        kind = item.get("type", "message")
+        if isinstance(kind, str) and kind in _ITEMS:
+            ignored_fields().pass_over_unknown(item, _ITEMS[kind], path)
+        match kind:
             case "message":
                 self._add_message(item, path)
             case "function_call":
@@ -47,7 +59,7 @@ class _Conversation:
             case "reasoning":
                 parts = item.get("content") or item.get("summary") or []
                 self._thoughts.append(_text(parts, f"{path}.content"))
-            case kind:
+            case _:
                 message = f"Items of type {shown(str(kind))!r} are not supported."
                 raise ApiError(message, param=f"{path}.type", code="unsupported_value")
 
@@ -99,4 +111,5 @@ def _part_texts(parts: list[Any], path: str) -> Iterable[str]:
         if kind not in TEXT_PARTS:
             message = f"Content parts of type {shown(str(kind))!r} are not supported; only text is."
             raise ApiError(message, param=f"{path}[{index}].type", code="unsupported_value")
+        ignored_fields().pass_over_unknown(part, _PART, f"{path}[{index}]")
         yield _string(part, "text", f"{path}[{index}]")

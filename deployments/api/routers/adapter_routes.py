@@ -5,6 +5,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, unknown_adapter
@@ -36,7 +37,8 @@ def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.post(LOAD_PATH)
     async def load(request: Request) -> PlainTextResponse:
-        body = await read_body(LoadAdapterBody, request)
+        with none_ignored():
+            body = await read_body(LoadAdapterBody, request)
         if (problem := name_problem(body.lora_name)) is not None:
             raise invalid("lora_name", problem)
         if body.lora_name == service.pool.info.model_name:
@@ -51,7 +53,8 @@ def add_adapter_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.post(UNLOAD_PATH)
     async def unload(request: Request) -> PlainTextResponse:
-        body = await read_body(UnloadAdapterBody, request)
+        with none_ignored():
+            body = await read_body(UnloadAdapterBody, request)
         if await service.pool.adapters.unload(body.lora_name) is None:
             raise unknown_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

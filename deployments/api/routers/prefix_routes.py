@@ -8,6 +8,7 @@ from pydantic import Field
 
 from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody, Effort
+from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.bodies.json_body import read_object
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import MAX_TOOLS, Tool
@@ -47,7 +48,8 @@ def add_prefix_routes(app: FastAPI, service: CompletionService) -> None:
     async def prefixes(request: Request) -> dict[str, Any]:
         if request.method == "GET":
             return await _listed(service)
-        return await _save(service, read_object(await request.body()))
+        with none_ignored():
+            return await _save(service, read_object(await request.body()))
 
     @app.delete(PREFIXES_PATH + "/{name}")
     async def delete(name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.json_body import read_object
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.bodies.tool_requests import Tool
-from wingbeat.deployments.api.bodies.unserved_fields import off
+from wingbeat.deployments.api.bodies.unserved_fields import refused
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
@@ -26,7 +26,10 @@ CHAT_FIELDS = frozenset(
 class TokenizeBody(RequestBody):
     """`POST /tokenize` of a text, or of a conversation."""
 
-    unserved: ClassVar = {"chat_template": off(), "mm_processor_kwargs": off()}
+    unserved: ClassVar = {
+        "chat_template": refused("the prompt would be another one"),
+        "mm_processor_kwargs": refused("images are not counted here"),
+    }
 
     model: str | None = None
     prompt: str | None = None

@@ -53,7 +53,7 @@ def test_zero_one_true_and_false_are_told_apart(field, value):
         ("structured_outputs", {"choice": []}),
         ("structured_outputs", {"regex": "a" * 70000}),
         ("response_format", {"type": "json_schema"}),
-        ("response_format", {"type": "text", "schema": {}}),
+        ("response_format", {"type": "json_object", "schema": {}}),
         ("response_format", {"type": "xml"}),
     ],
 )
@@ -95,7 +95,6 @@ def test_values_that_ask_for_nothing_are_accepted():
         ({"max_tokens": 2**31}, "max_tokens"),
         ({"stop": "x" * 1025}, "stop"),
         ({"prompt": ["a"] * 129}, "prompt"),
-        ({"nonsense" * 100: 1}, "nonsense" * 10 + "..."),
         ({"min_p": 1.5}, "min_p"),
         ({"seed": 2**63}, "seed"),
         ({"seed": "1"}, "seed"),
@@ -107,7 +106,6 @@ def test_values_that_ask_for_nothing_are_accepted():
         ({"n": 129}, "n"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
         ({"speculation": {"enabled": "no"}}, "speculation.enabled"),
         ({"speculation": True}, "speculation"),
         ({"prompt": None}, "prompt"),
@@ -120,14 +118,11 @@ def test_values_that_ask_for_nothing_are_accepted():
         ({"prompt": {"text": "a"}}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"model": 3}, "model"),
-        ({"user": 3}, "user"),
         ({"guided_json": {}}, "guided_json"),
-        ({"tools": []}, "tools"),
-        ({"messages": []}, "messages"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
 )
-def test_wrong_values_and_unknown_fields_are_named(fields, param):
+def test_wrong_values_are_named(fields, param):
     error = refused(completion, **fields)
     assert error.param == param
     assert error.message.count("\n") == 0
@@ -144,14 +139,12 @@ def test_wrong_values_and_unknown_fields_are_named(fields, param):
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "function", "content": "x", "name": "f"}], "messages[0].role"),
-        ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
         (
             [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}],
             "messages[1].tool_calls[0].function",
         ),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].image_url"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}], "messages[0].content[0].x"),
     ],
 )
 def test_messages_are_checked_part_by_part(messages, param):

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from tests.deployments.http_world import chunks
-from tests.deployments.tool_world import ARGUMENTS, ASSISTANT, CALL, TOOL, USER, WEATHER, ToolPool, chat
+from tests.deployments.http_world import call, chunks
+from tests.deployments.tool_world import ARGUMENTS, ASSISTANT, CALL, TOKENIZER, TOOL, USER, WEATHER, ToolPool, chat
+from wingbeat.deployments.api.bodies.ignored_fields import HEADER
+from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.parsing.registry import Parsers
 
 
@@ -86,9 +88,13 @@ class TestChoice:
         ("fields", "param"),
         [
             ({"tools": [{"type": "function"}]}, "tools[0].function"),
-            ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
+            ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].function"),
+            ({"tools": {"type": "function"}}, "tools"),
+            ({"tools": [{"type": 5}]}, "tools[0].type"),
+            ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+            ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+            ({"tools": [WEATHER] * 513}, "tools"),
             ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-            ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x"),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"tool_choice": "always"}, "tool_choice"),
             ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
@@ -99,10 +105,20 @@ class TestChoice:
     def test_wrong_tools_and_choices_are_named(self, fields, param):
         assert refusal(chat(ToolPool(), **fields))[0] == param
 
-    def test_a_server_without_a_parser_says_which_flag_is_missing(self):
-        response = chat(ToolPool(), parsers=None, tools=[WEATHER])
-        assert refusal(response) == ("tool_choice", "unsupported_value")
+    def test_tools_without_a_parser_reach_the_template_and_calls_come_back_as_text(self):
+        pool = ToolPool()
+        answer = message(chat(pool, parsers=None, tools=[WEATHER]))
+        assert (answer["content"], answer.get("tool_calls")) == (CALL, None)
+        assert "<tools>" in pool.prompt()
+
+    def test_tools_that_the_model_would_never_see_are_refused(self):
+        blind = Parsers(shows_tools=False)
+        response = chat(ToolPool(), parsers=blind, tools=[WEATHER])
+        assert refusal(response) == ("tools", "unsupported_value")
         assert "--tool-call-parser" in response.json()["error"]["message"]
+        assert chat(ToolPool(), parsers=blind, tools=[]).status_code == 200
+        assert chat(ToolPool(ARGUMENTS), parsers=blind, tools=[WEATHER], tool_choice="required").status_code == 200
+        assert chat(ToolPool(), parsers=Parsers("hermes", shows_tools=False), tools=[WEATHER]).status_code == 200
 
     def test_tools_that_must_not_be_called_need_no_parser_and_are_not_looked_for(self):
         for parsers in (None, Parsers("hermes")):
@@ -244,9 +260,22 @@ class TestForms:
         schemas = [tag["content"]["json_schema"] for tag in form["tags"]]
         assert schemas == [WEATHER["function"]["parameters"], {"type": "object"}]
 
-    def test_a_strict_function_is_refused_where_text_with_calls_has_no_form(self):
+    @pytest.mark.parametrize("name", ["mistral", "pythonic", None])
+    def test_that_a_function_is_strict_is_passed_over_where_text_with_calls_has_no_form(self, name):
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-        assert refusal(chat(ToolPool(), Parsers("mistral"), tools=[strict])) == ("tools", "invalid_value")
+        body = {"messages": [USER], "tools": [WEATHER, strict]}
+        answer = chat(ToolPool(), Parsers(name), **body)
+        assert (answer.status_code, answer.headers[HEADER]) == (200, "tools[1] (strict)")
+        limits = HttpLimits(refuses_unknown_fields=True)
+        answer = call(
+            ToolPool(), "/v1/chat/completions", body, tokenizer=TOKENIZER, parsers=Parsers(name), limits=limits
+        )
+        assert refusal(answer) == ("tools", "invalid_value")
+
+    def test_arguments_without_types_have_those_of_the_requests_functions(self):
+        text = "<tool_call>\n<function=weather>\n<parameter=city>\n75001\n</parameter>\n</function>\n</tool_call>"
+        got = message(chat(ToolPool(text), Parsers("qwen3_coder"), tools=[WEATHER]))
+        assert got["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "75001"}'}
 
     def test_two_forms_of_one_answer_are_refused(self):
         fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}

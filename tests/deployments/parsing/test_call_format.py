@@ -9,13 +9,25 @@ import pytest
 import torch
 
 from tests.deployments.http_world import VOCAB_SIZE, byte_tokenizer
+from tests.deployments.parsing.test_model_formats import (
+    deepseek,
+    glm_call,
+    kimi_call,
+    kimi_section,
+    qwen_call,
+    v3_call,
+    v31_call,
+)
 from wingbeat.deployments.parsing.call_format import Function
+from wingbeat.deployments.parsing.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from wingbeat.deployments.parsing.harmony import HarmonyParser
 from wingbeat.deployments.parsing.hermes import HermesParser
 from wingbeat.deployments.parsing.llama_json import LlamaJsonParser
+from wingbeat.deployments.parsing.marked_json import KimiK2Parser
 from wingbeat.deployments.parsing.message import MessageDelta, Parser
 from wingbeat.deployments.parsing.mistral import MistralParser
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.deployments.parsing.tagged_text import Glm45Parser, Qwen3CoderParser
 from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -30,7 +42,9 @@ CITY = {
 }
 FUNCTIONS = [Function("weather", CITY), Function("now", {"type": "object", "properties": {}, "maxProperties": 0})]
 OWN = [HermesParser, LlamaJsonParser, MistralParser, HarmonyParser]
-BY_NAME = ["hermes", "llama3_json", "mistral", "harmony"]
+OWN += [DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser, Qwen3CoderParser, Glm45Parser]
+BY_NAME = ["hermes", "llama3_json", "mistral", "harmony", "deepseek_v3", "deepseek_v31", "kimi_k2", "qwen3_coder"]
+BY_NAME += ["glm45", "pythonic"]
 
 
 def matcher(form: dict):
@@ -77,7 +91,7 @@ def test_an_answer_that_must_call_is_read_as_calls(parser: type[Parser], several
         text = walk(form, rng)
         if text is None:
             continue
-        message = parser().parse(text)
+        message = parser().know(FUNCTIONS).parse(text)
         assert not message.content.strip()
         check(message, several)
         texts.add(text)
@@ -98,6 +112,34 @@ def test_text_may_stand_around_calls_that_need_not_be_made_but_their_arguments_m
     assert accepts(form, "No call.\nNone { at all")
     assert accepts(form, call)
     assert not accepts(form, call.replace("3", "333"))
+
+
+WEATHER = '{"city": "Oslo", "days": 3}'
+V31 = deepseek(v31_call(arguments=WEATHER))
+V3 = deepseek(v3_call(arguments=WEATHER))
+KIMI = kimi_section(kimi_call(arguments=WEATHER))
+
+
+@pytest.mark.parametrize(
+    ("parser", "call"),
+    [
+        (DeepSeekV31Parser, V31),
+        (DeepSeekV3Parser, V3),
+        (KimiK2Parser, KIMI),
+        (Qwen3CoderParser, qwen_call(city="Oslo", days="3")),
+        (Glm45Parser, glm_call(city="Oslo", days="3")),
+    ],
+)
+def test_what_models_write_is_of_the_form_as_far_as_the_arguments_fit(parser, call):
+    strict, free = parser.calls_format(FUNCTIONS, True), parser.text_format(FUNCTIONS, True)
+    for form, before in ((strict, ""), (free, ""), (free, "I look.\n")):
+        assert accepts(form, before + call)
+        assert not accepts(form, before + call.replace("Oslo", "Bonn"))
+        assert not accepts(form, before + call.replace("weather", "wether"))
+    assert accepts(free, "No call.")
+    assert not accepts(strict, "No call.")
+    anything = parser.text_format([Function("weather", {"type": "object"})], True)
+    assert accepts(anything, call.replace("Oslo", "Bonn"))
 
 
 @pytest.mark.parametrize(

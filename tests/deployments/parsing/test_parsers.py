@@ -71,6 +71,7 @@ CASES = [
     (hermes, f"{TAGGED}\n<tool_call>{call('g', arguments='{}')}</tool_call>\n", "", "", (*F, G)),
     (hermes, f"a {TAGGED} b ", "a b ", "", F),
     (hermes, f"{TAGGED}{TAGGED}", "", "", F + F),
+    (hermes, TAGGED.removesuffix("_call>"), "", "", F),
     (hermes, f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "f"}}</tool_call>', "", "", F),
     (hermes, '<tool_call>{"name": "g"}</tool_call>', "", "", (G,)),
     (hermes, '<tool_call>{"name": "g", "arguments": null}</tool_call>', "", "", (G,)),

@@ -44,7 +44,6 @@ def test_a_conversation_has_the_tokens_that_a_chat_request_runs_with(fields):
         ("/tokenize", {"prompt": "a", "messages": [USER]}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [USER], "chat_template": "x"}, "chat_template"),
-        ("/tokenize", {"prompt": "a", "text": "b"}, "text"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
         ("/detokenize", {"tokens": [257]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

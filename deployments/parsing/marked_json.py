@@ -1,0 +1,211 @@
+"""Tool calls between marks, each a header with the name and then its arguments in JSON: a format is a table of marks.
+
+Kimi's is below, DeepSeek's are in `deepseek.py`.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import ClassVar, NamedTuple
+
+from wingbeat.deployments.parsing.call_format import (
+    Format,
+    Function,
+    between,
+    calls,
+    in_order,
+    json_of,
+    text,
+    text_with_calls,
+)
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import SPACE, JsonValue
+from wingbeat.deployments.parsing.message import NewId, new_call_id, unfinished
+
+MOST_HEADER_CHARS = 256
+
+
+class Marks(NamedTuple):
+    """What stands where."""
+
+    section: tuple[str, str]
+    """Around all calls of an answer."""
+    call: str
+    """Begins a call."""
+    arguments: str
+    """Ends a call's header, and begins its arguments."""
+    ends: tuple[str, ...]
+    """What may stand behind the arguments, in this order; models leave some of it out now and then."""
+    header: re.Pattern[str]
+    """Matches a header as a whole; has the group `name`, and `id` where the format numbers calls itself."""
+
+
+class _At(Enum):
+    TEXT = auto()
+    SECTION = auto()
+    HEADER = auto()
+    BEFORE_ARGUMENTS = auto()
+    ARGUMENTS = auto()
+
+
+class MarkedJsonParser(CallParser):
+    """Text may stand before and behind the calls; a call whose header or arguments are none is text."""
+
+    marks: ClassVar[Marks]
+    _at = _At.TEXT
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        begin, end = cls.marks.section
+        return in_order(text(begin), cls._calls(functions, several), text(end))
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Text with calls behind it."""
+        begin, end = cls.marks.section
+        return text_with_calls([between(begin, cls._calls(functions, several), end)], begin, several=False)
+
+    @classmethod
+    def _calls(cls, functions: Sequence[Function], several: bool) -> Format:
+        return calls([cls._tag(function) for function in functions], "", several)
+
+    @classmethod
+    @abstractmethod
+    def _tag(cls, function: Function) -> Format:
+        """One call as the format writes it."""
+
+    def __init__(self, new_id: NewId = new_call_id) -> None:
+        super().__init__(new_id)
+        self._value = JsonValue()
+        self._name = ""
+        self._id: str | None = None
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.TEXT:
+                return self._read_text()
+            case _At.SECTION:
+                return self._read_section()
+            case _At.HEADER:
+                return self._read_header()
+            case _At.BEFORE_ARGUMENTS:
+                return self._read_before_arguments()
+            case _At.ARGUMENTS:
+                return self._read_arguments()
+
+    def _read_text(self) -> bool:
+        marks = (self.marks.section[0], self.marks.call)
+        found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
+        if not found:
+            held = 0 if self._ended else unfinished(self._pending, marks)
+            self._say(self._read(len(self._pending) - held))
+            return False
+        begin, mark = min(found)
+        self._say(self._read(begin))
+        self._raw, self._is_sent = self._read(len(mark)), False
+        self._at = _At.SECTION if mark == marks[0] else _At.HEADER
+        return True
+
+    def _read_section(self) -> bool:
+        """What stands between two calls, and around them."""
+        begins = (self.marks.call, self.marks.section[1], *self.marks.ends)
+        rest = self._pending.lstrip(SPACE)
+        if any(mark.startswith(rest) and mark != rest for mark in begins):
+            if not self._ended:
+                return False
+            if self._is_sent:
+                # A mark that the answer broke off in.
+                rest = self._pending = ""
+        space = self._read(len(self._pending) - len(rest))
+        mark = next((mark for mark in begins if rest.startswith(mark)), "")
+        read = space + self._read(len(mark))
+        if mark == self.marks.call:
+            self._raw, self._is_sent = ("" if self._is_sent else self._raw) + read, False
+            self._at = _At.HEADER
+        elif mark in self.marks.ends and self._is_sent:
+            pass
+        else:
+            self._raw += read
+            self._leave(is_section_over=mark == self.marks.section[1])
+        return True
+
+    def _leave(self, is_section_over: bool = False) -> None:
+        """Go on with text: of a section without any call the marks are text, too."""
+        if self._is_sent:
+            self._raw = "" if is_section_over else self._raw
+        if self._raw:
+            self._drop_call()
+        self._at = _At.TEXT
+
+    def _read_header(self) -> bool:
+        mark = self.marks.arguments
+        end = self._pending.find(mark)
+        is_over = end > MOST_HEADER_CHARS or (end < 0 and len(self._pending) >= MOST_HEADER_CHARS + len(mark))
+        if end < 0 and not is_over and not self._ended:
+            return False
+        header = None if end < 0 or is_over else self.marks.header.fullmatch(self._pending[:end])
+        if header is None:
+            self._drop_call()
+            self._at = _At.TEXT
+            return True
+        self._name, self._id = header["name"], header.groupdict().get("id")
+        self._raw += self._read(end + len(mark))
+        self._at = _At.BEFORE_ARGUMENTS
+        return True
+
+    def _read_before_arguments(self) -> bool:
+        """An object follows; a call that ends at once has no arguments."""
+        rest = self._pending.lstrip(SPACE)
+        ends = self.marks.ends
+        if not rest or (not self._ended and any(mark.startswith(rest) and mark != rest for mark in ends)):
+            if self._ended:
+                self._raw += self._read(len(self._pending))
+            return False
+        if rest.startswith("{"):
+            self._read(len(self._pending) - len(rest))
+            self._value, self._at = JsonValue(), _At.ARGUMENTS
+            self._begin("")
+        elif rest.startswith(ends):
+            self._begin("{}")
+            self._at = _At.SECTION
+        else:
+            self._drop_call()
+            self._at = _At.TEXT
+        return True
+
+    def _begin(self, arguments: str) -> None:
+        self._raw, self._is_sent = "", True
+        self._send(arguments, self._name, self._id)
+
+    def _read_arguments(self) -> bool:
+        for position, char in enumerate(self._pending):
+            self._value.take(char)
+            if self._value.complete:
+                self._send(self._read(position + 1))
+                self._at = _At.SECTION
+                return True
+        self._send(self._read(len(self._pending)))
+        return False
+
+
+class KimiK2Parser(MarkedJsonParser):
+    """Kimi K2's: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+
+    Its header is the call's id, by which the chat template finds the result.
+    """
+
+    marks = Marks(
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        call="<|tool_call_begin|>",
+        arguments="<|tool_call_argument_begin|>",
+        ends=("<|tool_call_end|>",),
+        header=re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<:]+?):\d+)\s*"),
+    )
+
+    @classmethod
+    def _tag(cls, function: Function) -> Format:
+        number = in_order({"type": "regex", "pattern": r"\d{1,4}"}, text(cls.marks.arguments))
+        begin = f"{cls.marks.call}functions.{function.name}:"
+        return between(begin, in_order(number, json_of(function.schema)), cls.marks.ends[-1])

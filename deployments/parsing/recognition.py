@@ -1,0 +1,53 @@
+"""Which parsers a model's answers need, told from its chat template.
+
+What a template writes of calls that were made, the model writes of those it makes. Nothing is run; the template is
+looked through for marks.
+"""
+
+import re
+from typing import NamedTuple
+
+_WIDE = "<\uff5c"
+CALL_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", (r"<\|channel\|>",)),
+    ("deepseek_v3", (f"{_WIDE}tool\u2581calls\u2581begin", "```json")),
+    ("deepseek_v31", (f"{_WIDE}tool\u2581calls\u2581begin",)),
+    ("kimi_k2", (r"<\|tool_calls_section_begin\|>",)),
+    ("glm45", ("<arg_key>",)),
+    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("mistral", (r"\[TOOL_CALLS\]",)),
+    ("hermes", (r"<tool_call>",)),
+    ("pythonic", (r"\[\w+\(\w+=",)),
+    ("pythonic", (r"<function_calls>",)),
+    ("llama3_json", (r"<\|python_tag\|>",)),
+    ("llama3_json", (r"\{\s*\\?\"name\\?\":", r"\"parameters\\?\":")),
+)
+"""A tool-call parser, and expressions of which a template has all; the first that fits is taken."""
+REASONING_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", (r"<\|channel\|>",)),
+    ("mistral", (r"\[THINK\]",)),
+    ("qwen3", (r"</think>",)),
+)
+"""The same of reasoning parsers."""
+_TOOLS = re.compile(r"\btools\b")
+
+
+class Recognised(NamedTuple):
+    """What a chat template says of answers."""
+
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    shows_tools: bool
+    """Whether the template reads a request's tools."""
+
+
+def recognise(template: str | None) -> Recognised:
+    """What a chat template says of answers; nothing where there is none."""
+    template = template or ""
+    shows_tools = _TOOLS.search(template) is not None
+    calls = _first(CALL_MARKS, template) if shows_tools else None
+    return Recognised(calls, _first(REASONING_MARKS, template), shows_tools)
+
+
+def _first(marks: tuple[tuple[str, tuple[str, ...]], ...], template: str) -> str | None:
+    return next((name for name, all_of in marks if all(re.search(mark, template) for mark in all_of)), None)

@@ -1,0 +1,252 @@
+"""Tool calls whose arguments are text between tags, one by one: Qwen3-Coder's and GLM's.
+
+The text has no types: the function's schema says what a value is. A format is a table of marks, see the classes at the
+end.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import ClassVar, NamedTuple, Self
+
+from wingbeat.deployments.parsing.call_format import Format, Function, between, calls, json_of, text_with_calls
+from wingbeat.deployments.parsing.call_text import CallParser
+from wingbeat.deployments.parsing.json_call import SPACE
+from wingbeat.deployments.parsing.message import NewId, new_call_id, unfinished
+from wingbeat.deployments.parsing.typed_text import ArgumentTypes, as_json, quoted
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+MOST_HEADER_CHARS = 256
+
+
+class Tags(NamedTuple):
+    """What stands where."""
+
+    begins: tuple[str, ...]
+    """Any of them begins a call; the header follows, of which all but the first one is part."""
+    header: re.Pattern[str]
+    """Matches what stands before the first argument or the end; has the group `name`."""
+    key: tuple[str, str]
+    """Around an argument's name."""
+    value: tuple[str, str]
+    """Around its value; the first may be empty."""
+    ends: tuple[str, ...]
+    """Any of them ends the arguments."""
+    is_bare: bool
+    """Whether a header is a name and nothing else, so that only a known name makes it one."""
+    has_lines: bool
+    """Whether a value stands on lines of its own, whose breaks are not part of it."""
+
+
+class _At(Enum):
+    TEXT = auto()
+    HEADER = auto()
+    ARGUMENTS = auto()
+    KEY = auto()
+    BEFORE_VALUE = auto()
+    VALUE = auto()
+    END = auto()
+
+
+class TaggedTextParser(CallParser):
+    """Text may stand around the calls."""
+
+    tags: ClassVar[Tags]
+    _at = _At.TEXT
+
+    def __init__(self, new_id: NewId = new_call_id) -> None:
+        super().__init__(new_id)
+        self._types = ArgumentTypes()
+        self._name = ""
+        self._key = ""
+        self._num_arguments = 0
+        self._value = ""
+        """Of a value that is not sent as it comes, what there is of it."""
+        self._is_string = False
+        self._has_begun = False
+
+    def know(self, functions: Sequence[Function]) -> Self:
+        """See `Parser`."""
+        self._types = ArgumentTypes(functions)
+        return self
+
+    def _advance(self) -> bool:
+        match self._at:
+            case _At.TEXT:
+                return self._read_text()
+            case _At.HEADER:
+                return self._read_header()
+            case _At.ARGUMENTS:
+                return self._read_arguments()
+            case _At.KEY:
+                return self._read_key()
+            case _At.BEFORE_VALUE:
+                return self._read_before_value()
+            case _At.VALUE:
+                return self._read_value()
+            case _At.END:
+                return self._read_end()
+
+    def _read_text(self) -> bool:
+        begin, mark = self._first(self.tags.begins)
+        if not mark:
+            held = 0 if self._ended else unfinished(self._pending, self.tags.begins)
+            self._say(self._read(len(self._pending) - held))
+            return False
+        self._say(self._read(begin))
+        self._raw, self._is_sent = self._read(len(mark)) if mark == CALL else "", False
+        self._at = _At.HEADER
+        return True
+
+    def _read_header(self) -> bool:
+        stops = (self.tags.key[0], *self.tags.ends)
+        end, mark = self._first(stops)
+        is_over = (end if mark else len(self._pending) - max(map(len, stops))) > MOST_HEADER_CHARS
+        if not mark and not is_over and not self._ended:
+            return False
+        header = self.tags.header.fullmatch(self._pending[:end]) if mark and not is_over else None
+        if header is None or (self.tags.is_bare and not self._types.knows(header["name"])):
+            # A mark that is part of the header is said, too: reading on would find it again.
+            self._raw += self._read(0 if self._raw else len(self.tags.begins[-1]))
+            self._drop_call()
+            self._at = _At.TEXT
+            return True
+        self._read(end)
+        self._name, self._num_arguments, self._raw, self._is_sent = header["name"], 0, "", True
+        self._send("{", self._name)
+        self._at = _At.ARGUMENTS
+        return True
+
+    def _read_arguments(self) -> bool:
+        """The next argument, or the end; what stands between two is left out."""
+        marks = (self.tags.key[0], *self.tags.ends)
+        begin, mark = self._first(marks)
+        if not mark:
+            self._read(len(self._pending) - unfinished(self._pending, marks))
+            return False
+        self._read(begin + len(mark))
+        if mark == self.tags.key[0]:
+            self._at = _At.KEY
+        else:
+            self._send("}")
+            self._at = _At.TEXT if mark == CALL_END else _At.END
+        return True
+
+    def _read_key(self) -> bool:
+        key, mark, rest = self._pending.partition(self.tags.key[1])
+        if not mark:
+            return False
+        self._key, self._pending, self._at = key.strip(), rest, _At.BEFORE_VALUE
+        return True
+
+    def _read_before_value(self) -> bool:
+        begin = self.tags.value[0]
+        rest = self._pending.lstrip(SPACE) if begin else self._pending
+        if begin and begin.startswith(rest) and begin != rest:
+            return False
+        self._pending = rest.removeprefix(begin)
+        self._value, self._has_begun = "", not self.tags.has_lines
+        self._is_string = self._types.of(self._name, self._key).is_free_text
+        comma = ", " if self._num_arguments else ""
+        self._num_arguments += 1
+        self._send(f"{comma}{quoted(self._key)}: " + ('"' if self._is_string else ""))
+        self._at = _At.VALUE
+        return True
+
+    def _read_value(self) -> bool:
+        if not self._has_begun:
+            self._pending, self._has_begun = self._pending.removeprefix("\n"), True
+            if not self._pending:
+                return False
+        end = self.tags.value[1]
+        # A break before the closing tag belongs to the tag.
+        marks = (f"\n{end}", end) if self.tags.has_lines else (end,)
+        begin, mark = self._first(marks)
+        held = 0 if mark else unfinished(self._pending, marks)
+        text = self._read(begin if mark else len(self._pending) - held)
+        if self._is_string:
+            self._send(quoted(text)[1:-1])
+        else:
+            self._value += text
+        if not mark:
+            return False
+        self._read(len(mark))
+        self._send('"' if self._is_string else as_json(self._value, self._types.of(self._name, self._key)))
+        self._at = _At.ARGUMENTS
+        return True
+
+    def _read_end(self) -> bool:
+        """The tag around a call's; models leave it out now and then."""
+        rest = self._pending.lstrip()
+        if CALL_END.startswith(rest) and rest != CALL_END:
+            if not self._ended:
+                return False
+            # A mark that the answer broke off in.
+            rest = ""
+        self._pending = rest.removeprefix(CALL_END)
+        self._at = _At.TEXT
+        return True
+
+    def _first(self, marks: Sequence[str]) -> tuple[int, str]:
+        """The first of the marks in what is not read yet, and where; an empty one where there is none."""
+        found = [(self._pending.find(mark), mark) for mark in marks if mark in self._pending]
+        return min(found) if found else (-1, "")
+
+
+class Qwen3CoderParser(TaggedTextParser):
+    """`<tool_call>\\n<function=f>\\n<parameter=k>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>`."""
+
+    tags = Tags(
+        begins=(CALL, "<function="),
+        header=re.compile(r"\s*<function=\s*(?P<name>[^<>\s]+)\s*>\s*"),
+        key=("<parameter=", ">"),
+        value=("", "</parameter>"),
+        ends=("</function>", CALL_END),
+        is_bare=False,
+        has_lines=True,
+    )
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        return calls(cls._tags_of(functions), "\n", several)
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Text with calls in it."""
+        return text_with_calls(cls._tags_of(functions), CALL, several)
+
+    @classmethod
+    def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
+        return [
+            between(f"{CALL}\n<function={name}>\n", json_of(schema, "qwen_xml"), f"\n</function>\n{CALL_END}")
+            for name, schema in functions
+        ]
+
+
+class Glm45Parser(TaggedTextParser):
+    """`<tool_call>f\\n<arg_key>k</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>`."""
+
+    tags = Tags(
+        begins=(CALL,),
+        header=re.compile(r"\s*(?P<name>[^\s<>{}\[\]\"]+)\s*"),
+        key=("<arg_key>", "</arg_key>"),
+        value=("<arg_value>", "</arg_value>"),
+        ends=(CALL_END,),
+        is_bare=True,
+        has_lines=False,
+    )
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        return calls(cls._tags_of(functions), "\n", several)
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Text with calls in it."""
+        return text_with_calls(cls._tags_of(functions), CALL, several)
+
+    @classmethod
+    def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
+        return [between(f"{CALL}{name}\n", json_of(schema, "glm_xml"), CALL_END) for name, schema in functions]
