@@ -66,12 +66,12 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
 @lru_cache
 def _fetch(name: HubName, with_weights: bool) -> Path:
     """Once per process, so that a branch that moves meanwhile is one commit."""
-    import huggingface_hub
+    from huggingface_hub import constants, snapshot_download
 
-    if with_weights and not huggingface_hub.constants.HF_HUB_OFFLINE:
+    if with_weights and not constants.HF_HUB_OFFLINE:
         logger.info("Fetching %s from the Hugging Face hub, unless its cache has it", name)
     try:
-        folder = huggingface_hub.snapshot_download(
+        folder = snapshot_download(
             name.repository,
             revision=name.revision,
             allow_patterns=[*CONFIGS, *(WEIGHTS if with_weights else ())],

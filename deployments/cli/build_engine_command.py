@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import transformers
 from pydantic import Field, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelFolder
@@ -93,8 +93,8 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     Raises:
         UserError: a checkpoint, a setting or a missing builder is in the way; one line.
     """
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         # A builder that is not there is said before minutes of export.
         builder = None if config.onnx_only else find_builder(config.builder)

@@ -48,15 +48,15 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
         UserError: a checkpoint or a limit cannot be used.
     """
     import torch
-    import transformers
+    from transformers.utils import logging as transformers_logging
 
     from wingbeat.cluster.channels.channel import InProcessChannel
     from wingbeat.runtime.llm import LLM
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; use --device cpu")
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         return LLM(
             config.model_dir(),

@@ -15,9 +15,10 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
-from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.log import show_lines
+from wingbeat.deployments.options.foreign_names import hint
 from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
@@ -39,7 +40,8 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        code = _complain(error.format_message())
+        said = hint(getattr(error, "option_name", ""), option_name)
+        code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
@@ -234,9 +236,9 @@ def _train_app() -> typer.Typer:
 
 
 def _run_training(train: Callable[[Config], None], config: Config) -> None:
-    import transformers
+    from transformers.utils import logging as transformers_logging
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     try:
         train(config)
     except (ValueError, OSError) as error:

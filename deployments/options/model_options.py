@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.runtime.config import (
     PROMPT_TOKENS,
@@ -17,10 +17,11 @@ from wingbeat.runtime.config import (
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
 
-class ModelFolder(BaseModel):
+class ModelFolder(Settings):
     """A model's folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)

@@ -96,7 +96,7 @@ def _export(
     Args:
         arrange: the module's arguments, of one thing for each input in their order.
     """
-    import onnx
+    from onnx import checker, shape_inference
 
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -113,8 +113,8 @@ def _export(
     except Exception as error:  # torch wraps whatever its tracing leads to
         raise ExportError(f"{file.name}: torch.onnx cannot export it: {_cause(error)}") from error
     try:
-        onnx.checker.check_model(file, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        checker.check_model(file, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ExportError(f"{file.name}: onnx.checker refuses it: {_cause(error)}") from error
 
 
