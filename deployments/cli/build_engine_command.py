@@ -18,6 +18,7 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
+from wingbeat.runtime.tensorrt.export import check_exporter
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 
 _LIMITS = Limits()
@@ -96,7 +97,8 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
-        # A builder that is not there is said before minutes of export.
+        # What is not installed is said before minutes of export.
+        check_exporter()
         builder = None if config.onnx_only else find_builder(config.builder)
         plan = config.plan()
         with _progress(num_steps(plan, builder is not None)) as begin:

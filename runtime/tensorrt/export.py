@@ -7,6 +7,7 @@ import ast
 import logging
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
     return [
         {index: dims[dim] for index, dim in enumerate(spec.shape) if dim in dims} for spec in shapes.inputs.values()
     ]
+
+
+def check_exporter() -> None:
+    """Raises ExportError, one line that says what to install, where torch could not export."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ExportError(f"{package} is not installed: pip install 'wingbeat[onnx]'")
 
 
 def _export(
