@@ -18,8 +18,8 @@ from wingbeat.runtime.drafters.choice import parse_drafter
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
-from wingbeat.runtime.tensorrt.export import check_exporter
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
+from wingbeat.runtime.tensorrt.export import check_exporter
 
 _LIMITS = Limits()
 

@@ -1,10 +1,10 @@
 """Environments that hold Wingbeat's wheel and what it requires, and nothing that is in extras alone.
 
-    python -m tests.versions.environments lowest FOLDER
-    python -m tests.versions.environments newest FOLDER
+python -m tests.versions.environments FOLDER [lowest] [newest]
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ def installed_alone(folder: Path, wheel: Path) -> Path:
             link, target = packages / top, Path(str(found.locate_file(top)))
             if not link.exists() and target.exists():
                 link.symlink_to(target)
-        _link_scripts(found, folder / "bin")
+        _write_scripts(found, folder / "bin")
     python = folder / "bin" / "python"
     run([sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "-q", str(wheel)])
     return python
@@ -80,18 +80,14 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _link_scripts(found: Distribution, folder: Path) -> None:
-    """Console scripts; those of the first environment name its Python."""
+def _write_scripts(found: Distribution, folder: Path) -> None:
+    """Console scripts: those that are installed name another environment's Python."""
     for script in found.entry_points.select(group="console_scripts"):
+        module, _, function = script.value.partition(" ")[0].partition(":")
         file = folder / script.name
-        if not file.exists():
-            module, _, function = script.value.partition(":")
-            function = function.partition(" ")[0]
-            file.write_text(
-                f"#!{folder / 'bin' / 'python' if folder.name != 'bin' else folder / 'python'}\n"
-                f"import sys\nfrom {module} import {function.partition('.')[0]}\nsys.exit({function}())\n"
-            )
-            file.chmod(0o755)
+        first = function.partition(".")[0]
+        file.write_text(f"#!{folder / 'python'}\nimport sys\nfrom {module} import {first}\nsys.exit({function}())\n")
+        file.chmod(0o755)
 
 
 def by_pip(folder: Path, wheel: Path, requirements: Iterable[str]) -> Path:
@@ -121,14 +117,21 @@ def run(command: list[str], **options: object) -> None:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")
 
 
-def main(kind: str, folder: Path) -> None:
-    """Make one of the environments and run every step in it."""
-    wheel = build_wheel(folder.parent / f"{folder.name}-wheel")
-    python = by_pip(folder, wheel, lowest(dependencies(), {} if has_gpu() else pins()) if kind == "lowest" else ())
-    subprocess.run([str(python), "-m", "pip", "list", "--format=freeze"], check=True)
-    # Not from the checkout, whose folders Python would find first.
-    subprocess.run([str(python), "-P", str(STEPS)], check=True, cwd=folder)
+def main(folder: Path, kinds: list[str]) -> int:
+    """Make environments and run every step in each; how many of them failed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    wheel = build_wheel(folder / "wheel")
+    chosen = {"lowest": lowest(dependencies(), {} if has_gpu() else pins()), "newest": []}
+    failed = 0
+    for kind in kinds or chosen:
+        python = by_pip(folder / kind, wheel, chosen[kind])
+        subprocess.run([str(python), "-m", "pip", "list", "--format=freeze"], check=True)
+        # Not from the checkout, whose folders Python would find first.
+        done = subprocess.run([str(python), "-P", str(STEPS)], check=False, cwd=folder)
+        print(f"{kind}: {'failed' if done.returncode else 'passed'}", flush=True)
+        failed += done.returncode != 0
+    return failed
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]).resolve())
+    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))

@@ -37,7 +37,9 @@ def check_quantiser(config: ConfigFile) -> None:
         )
     package = _QUANTISERS[method].package
     if package is not None and find_spec(package.replace("-", "_")) is None:
-        raise ModelCheckpointError(f"{config.name} is quantised by {method}: install {package} (pip install 'wingbeat[quantised]')")
+        raise ModelCheckpointError(
+            f"{config.name} is quantised by {method}: install {package} (pip install 'wingbeat[quantised]')"
+        )
 
 
 def load_dequantised(config: ConfigFile, load: "Load") -> "Loaded":
