@@ -5,6 +5,8 @@ import sys
 
 from wingbeat.deployments.request_context import current
 
+ACCESS = "wingbeat.access"
+"""The logger of the access log, whose lines have the id anyway."""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
 
@@ -14,7 +16,8 @@ class RequestIdFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Every line passes."""
         context = current()
-        record.request = f" [request {context.request_id}]" if context is not None and context.request_id else ""
+        told = context is not None and context.request_id and record.name != ACCESS
+        record.request = f" [request {context.request_id}]" if told else ""
         return True
 
 

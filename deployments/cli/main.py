@@ -15,6 +15,7 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
+from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.log import show_lines
@@ -147,6 +148,7 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
 
     def inspect(context: typer.Context) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
+        check_named_folders(context.args, takes_folder=True)
         from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
 
         def run(
@@ -170,6 +172,7 @@ def _add_build_engine(app: typer.Typer) -> None:
 
     def build_engine(context: typer.Context) -> None:
         """Make an engine directory of a model and its drafter, for backend tensorrt."""
+        check_named_folders(context.args)
         from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, build_engine_command
 
         def run(config: BuildEngineConfig) -> None:
@@ -186,6 +189,7 @@ def _add_train(app: typer.Typer) -> None:
 
     def train(context: typer.Context) -> None:
         """Train a base model, or a drafter for one."""
+        check_named_folders(context.args)
         _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
 
     app.command("train", context_settings=_READS_LATER)(train)
@@ -196,6 +200,7 @@ def _add_extract(app: typer.Typer) -> None:
 
     def extract(context: typer.Context) -> None:
         """Capture a verifier's hidden states, for training a drafter."""
+        check_named_folders(context.args)
         from wingbeat.deployments.cli.extract_command import extract_command
         from wingbeat.runtime.recordings.extract import ExtractConfig
 

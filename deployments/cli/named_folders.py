@@ -1,0 +1,36 @@
+"""Folders on a command line that are not there: said at once, by commands whose own options take seconds to import."""
+
+from collections.abc import Iterator, Sequence
+
+from wingbeat.deployments.cli.options import UserError
+from wingbeat.runtime.hub import HubName, folder_problem
+
+_OPTIONS = ("--model", "--drafter")
+
+
+def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None:
+    """Refuse a model or a drafter that can only be a folder and is none.
+
+    What is no path for sure, such as `mtp`, an import path or a name of the hub, is left to those who read it.
+
+    Args:
+        takes_folder: whether the first word is a folder too.
+
+    Raises:
+        UserError: one line that names the folder.
+    """
+    for what, word in _named(args, takes_folder):
+        is_path = word.startswith((".", "~", "/")) or ("/" in word and HubName.parse(word) is None)
+        if is_path and (problem := folder_problem(word)) is not None and problem.startswith("there is no"):
+            raise UserError(f"{what}{word}: {problem}")
+
+
+def _named(args: Sequence[str], takes_folder: bool) -> Iterator[tuple[str, str]]:
+    if takes_folder and args and not args[0].startswith("-"):
+        yield "", args[0]
+    for index, word in enumerate(args):
+        option, sign, value = word.partition("=")
+        if option in _OPTIONS and sign:
+            yield f"{option} ", value
+        elif option in _OPTIONS and index + 1 < len(args):
+            yield f"{option} ", args[index + 1]
