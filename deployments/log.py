@@ -3,10 +3,8 @@
 import logging
 import sys
 
-from wingbeat.deployments.request_context import current
+from wingbeat.deployments.request_context import ACCESS, current
 
-ACCESS = "wingbeat.access"
-"""The logger of the access log, whose lines have the id anyway."""
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
 

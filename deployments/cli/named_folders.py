@@ -1,6 +1,7 @@
 """Folders on a command line that are not there: said at once, by commands whose own options take seconds to import."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.runtime.hub import HubName, folder_problem
@@ -19,18 +20,16 @@ def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None
     Raises:
         UserError: one line that names the folder.
     """
-    for what, word in _named(args, takes_folder):
+    if takes_folder and args and not args[0].startswith("-") and not Path(args[0]).exists():
+        raise UserError(folder_problem(args[0]))
+    for setting, word in _named(args):
         is_path = word.startswith((".", "~", "/")) or ("/" in word and HubName.parse(word) is None)
-        if is_path and (problem := folder_problem(word)) is not None and problem.startswith("there is no"):
-            raise UserError(f"{what}{word}: {problem}")
+        if is_path and not Path(word).exists():
+            raise UserError(f"{setting} is {word!r}: {folder_problem(word)}")
 
 
-def _named(args: Sequence[str], takes_folder: bool) -> Iterator[tuple[str, str]]:
-    if takes_folder and args and not args[0].startswith("-"):
-        yield "", args[0]
+def _named(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     for index, word in enumerate(args):
         option, sign, value = word.partition("=")
-        if option in _OPTIONS and sign:
-            yield f"{option} ", value
-        elif option in _OPTIONS and index + 1 < len(args):
-            yield f"{option} ", args[index + 1]
+        if option in _OPTIONS and (sign or index + 1 < len(args)):
+            yield option.removeprefix("--"), value if sign else args[index + 1]

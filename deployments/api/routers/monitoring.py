@@ -12,12 +12,11 @@ from starlette.types import Scope
 
 from wingbeat.deployments.api.errors import ApiError, shown
 from wingbeat.deployments.api.guard import RequestWatcher
-from wingbeat.deployments.log import ACCESS
 from wingbeat.deployments.metrics.chrome_trace import recorded
 from wingbeat.deployments.metrics.exposition import exposed
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer
-from wingbeat.deployments.request_context import RequestContext
+from wingbeat.deployments.request_context import ACCESS, RequestContext
 
 access_logger = logging.getLogger(ACCESS)
 DEFAULT_TRACE_S = 3.0
