@@ -4,6 +4,8 @@ Fields that only their vendors' own services know stay in: an agent cannot be to
 so that the demo pair's context holds them.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -12,7 +14,7 @@ class AgentBody(NamedTuple):
 
     path: str
     body: dict[str, Any]
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
