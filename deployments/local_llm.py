@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.deployments.cli.local import LocalConfig
+from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.runtime import llm
 
 
@@ -24,16 +27,8 @@ class LLM(llm.LLM):
     def __init__(
         self, model: str | Path | None = None, drafter: str | Path = "auto", max_num_seqs: int = 16, **settings: Any
     ) -> None:
-        config = LocalConfig(model=model, drafter=str(drafter), **settings)
-        super().__init__(
-            config.model_dir(),
-            config.choice().source,
-            config.engine_config(max_num_seqs),
-            InProcessChannel,
-            dtype=config.dtype,
-            device=config.resolved_device(),
-            threads=config.threads,
-            allow_bad_drafter=config.allow_bad_drafter,
-            engine_dir=config.engine_dir,
-            fp8_drafter=config.drafter_weights == "fp8",
-        )
+        try:
+            config = LocalConfig(model=model, drafter=str(drafter), **settings)
+        except ValidationError as error:
+            raise SettingsError(first_problem(error, LocalConfig)) from None
+        super().__init__(channel_factory=InProcessChannel, **config.llm_arguments(max_num_seqs))

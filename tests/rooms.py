@@ -96,7 +96,7 @@ MAY_IMPORT = {
         "deployments.start_up",
         "deployments.stop_signals",
     },
-    "deployments.local_llm": {"cluster.channels", "deployments.cli", "runtime.llm"},
+    "deployments.local_llm": {"cluster.channels", "deployments.cli", "deployments.options", "runtime.llm"},
     "deployments.log": {"deployments.request_context"},
     "deployments.media": {"runtime.vision"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},

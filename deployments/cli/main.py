@@ -41,7 +41,7 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        said = hint(getattr(error, "option_name", ""), option_name)
+        said = hint(getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
         code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
