@@ -107,10 +107,8 @@ def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
 def _reason(name: HubName, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
-    where, command = (
-        f"there is no folder {name} here, and {name} of the Hugging Face hub",
-        f"`hf download {name.repository}`",
-    )
+    where = f"there is no folder {name} here, and {name} of the Hugging Face hub"
+    command = f"`hf download {name.repository}`"
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{where} is gated: accept its terms on its page, then set HF_TOKEN to a token of that account "
