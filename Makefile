@@ -11,7 +11,7 @@ SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examp
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-all with-ray without-ray chaos soak lint clean
+.PHONY: serve test test-all test-versions with-ray without-ray chaos soak lint clean
 .DELETE_ON_ERROR:
 
 # The application of `serve run wingbeat.deployments.app:build`, on any port, and with an orderly end.
@@ -31,6 +31,11 @@ with-ray:
 
 without-ray:
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '($(TIER)) and not ray'
+
+# The wheel alone, without extras, with the lowest and with the newest version of every library that pyproject.toml
+# allows (torch's is fixed where there is no GPU): ten minutes, and pip's index has to be within reach.
+test-versions: $(STAMP)
+	$(VENV)/bin/python -m tests.versions.environments build/versions
 
 # Whatever an application consists of is killed, stopped and cut off under load: half an hour.
 chaos: $(STAMP)

@@ -120,9 +120,9 @@ def address_if_remote() -> str | None:
 
 def address_of_node() -> str:
     """This node's, by which the other ones reach it."""
-    import ray
+    from ray.util import get_node_ip_address
 
-    return ray.util.get_node_ip_address()
+    return get_node_ip_address()
 
 
 def check_gpu_amount(name: str, amount: float) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
@@ -28,6 +30,7 @@ from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provider
+from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -145,10 +148,29 @@ def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
         logger.warning("The server listens on %s without an api_key: whoever reaches it may use it.", bound_host)
 
 
-def build(args: AppConfig) -> Application:
-    """The application for a configuration; starts nothing."""
+def build(args: AppConfig | Mapping[str, Any]) -> Application:
+    """The application for settings; starts nothing.
+
+    Raises:
+        SettingsError: a setting is unknown or wrong; one line that names it.
+    """
+    args = args if isinstance(args, AppConfig) else _settings(args)
     pool = _drafter_pool().bind(args) if args.has_drafter() and not args.has_own_drafter() else None
     return _router(args).bind(args, _verifier(args).bind(args, pool))
+
+
+def _settings(given: Mapping[str, Any]) -> AppConfig:
+    try:
+        return AppConfig(**given)
+    except ValidationError as error:
+        raise SettingsError(first_problem(error, AppConfig)) from None
+
+
+def __getattr__(name: str) -> Application:
+    """`app`: the demo pair's application, for tools that take an application and no function, such as `serve build`."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return build({})
 
 
 def _verifier(config: AppConfig) -> serve.Deployment:

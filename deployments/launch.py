@@ -10,6 +10,7 @@ import ray
 from ray import serve
 from ray._private import worker as ray_worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
@@ -164,7 +165,7 @@ class ServedApplication:
         drained = serve.get_deployment_handle(ROUTER, APP_NAME).broadcast("drain", timeout_s)
         try:
             drained.results(timeout_s=timeout_s + DRAIN_MARGIN_S)
-        except (ray.exceptions.RayError, RayServeException, TimeoutError, RuntimeError) as error:
+        except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
             logger.warning("Not every router has drained: %s", root_cause(error))
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import logging
 import sys
 
-from wingbeat.deployments.request_context import current
+from wingbeat.deployments.request_context import ACCESS, current
 
 _FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s%(request)s"
 
@@ -14,7 +14,8 @@ class RequestIdFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Every line passes."""
         context = current()
-        record.request = f" [request {context.request_id}]" if context is not None and context.request_id else ""
+        told = context is not None and context.request_id and record.name != ACCESS
+        record.request = f" [request {context.request_id}]" if told else ""
         return True
 
 

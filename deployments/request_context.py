@@ -5,6 +5,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+ACCESS = "wingbeat.access"
+"""The logger of the access log, whose lines have the request's id anyway."""
+
 
 @dataclass
 class RequestContext:

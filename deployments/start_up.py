@@ -5,6 +5,7 @@ shown; those of Ray and Serve stay in their files.
 """
 
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,23 +18,33 @@ _OURS = re.compile(r"(?P<level>[A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ wingbeat\.[\w.]+:
 _OUT_OF_MEMORY = re.compile(r"memory pressure|out of memory|\bOOM\b", re.IGNORECASE)
 """What of a raylet's lines concerns an operator: it has killed a process."""
 
+QUIET_S = 15.0
+
 
 class StartUp:
     """The terminal, or whatever the standard output of `wingbeat serve` is: there without colours and spinner.
 
     Args:
         console: None makes one of the standard output.
+        quiet_s: after so long without an event, and again and again, it is said what is still going on.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, quiet_s: float = QUIET_S) -> None:
         self._console = Console(highlight=False, soft_wrap=True) if console is None else console
         self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
         self._status: Status | None = None
-        self._started = time.monotonic()
+        self._started = self._latest_at = time.monotonic()
+        self._latest, self._ended = "", threading.Event()
+        self._quiet_s = quiet_s
+        self._pulse: threading.Thread | None = None
 
     def event(self, text: str) -> None:
         """Something has begun or ended; on a terminal the latest one stays below the others until the next."""
         text = text[:1].upper() + text[1:]
+        self._latest, self._latest_at = text, time.monotonic()
+        if self._pulse is None:
+            self._pulse = threading.Thread(target=self._say_what_goes_on, name="start-up", daemon=True)
+            self._pulse.start()
         if not self._console.is_terminal:
             self._console.print(text, markup=False)
             return
@@ -42,6 +53,19 @@ class StartUp:
             self._status.start()
         self._console.print(f"[green]·[/] {_escaped(text)}")
         self._status.update(_escaped(text))
+
+    def _say_what_goes_on(self) -> None:
+        """No start is silent for longer than `quiet_s`, whatever takes its time in whichever process."""
+        while not self._ended.wait(self._quiet_s):
+            seconds = time.monotonic() - self._latest_at
+            if seconds < self._quiet_s:
+                continue
+            status, text = self._status, f"{self._latest}: {seconds:.0f} s so far"
+            if status is not None:
+                status.update(_escaped(text))
+            elif not self._console.is_terminal:
+                self._console.print(text, markup=False)
+                self._console.file.flush()
 
     def problem(self, text: str) -> None:
         """A warning or an error, on the standard error."""
@@ -70,6 +94,7 @@ class StartUp:
 
     def close(self) -> None:
         """Leave the terminal as it was; harmless a second time."""
+        self._ended.set()
         status, self._status = self._status, None
         if status is not None:
             status.stop()

@@ -49,6 +49,16 @@ class HubName(NamedTuple):
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 
 
+def folder_problem(folder: str | Path) -> str | None:
+    """What is wrong with a checkpoint's folder, told at a glance; None for one that has a config.json."""
+    folder = Path(folder)
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    if not folder.is_dir():
+        return f"{folder} is a file"
+    return None if (folder / "config.json").is_file() else f"folder {folder} has no config.json"
+
+
 def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
     """The folder of a checkpoint; of the hub's, the one in this machine's cache, fetched if need be.
 
@@ -66,12 +76,12 @@ def checkpoint_folder(source: str | Path, with_weights: bool = True) -> Path:
 @lru_cache
 def _fetch(name: HubName, with_weights: bool) -> Path:
     """Once per process, so that a branch that moves meanwhile is one commit."""
-    import huggingface_hub
+    from huggingface_hub import constants, snapshot_download
 
-    if with_weights and not huggingface_hub.constants.HF_HUB_OFFLINE:
-        logger.info("Fetching %s from the Hugging Face hub, unless its cache has it", name)
+    if with_weights and not constants.HF_HUB_OFFLINE:
+        logger.info("There is no folder %s here: fetching it from the Hugging Face hub, unless its cache has it", name)
     try:
-        folder = huggingface_hub.snapshot_download(
+        folder = snapshot_download(
             name.repository,
             revision=name.revision,
             allow_patterns=[*CONFIGS, *(WEIGHTS if with_weights else ())],
@@ -97,17 +107,15 @@ def _complete(name: HubName, folder: Path, with_weights: bool) -> Path:
 def _reason(name: HubName, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
-    where, command = f"{name} of the Hugging Face hub", f"`hf download {name.repository}`"
+    where = f"there is no folder {name} here, and {name} of the Hugging Face hub"
+    command = f"`hf download {name.repository}`"
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{where} is gated: accept its terms on its page, then set HF_TOKEN to a token of that account "
             "(or run `hf auth login`)"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"{where} does not exist, or is private: check the name (there is no folder {name} here either), or set "
-            "HF_TOKEN to a token that may read it"
-        )
+        return f"{where} does not exist, or is private: check the name, or set HF_TOKEN to a token that may read it"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{where}: there is no branch, tag or commit {name.revision!r}"
     if isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE:

@@ -8,30 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.versions.environments import build_wheel
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("kernels", "runtime", "cluster", "deployments")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+TOP = "deployments/package"
 DEMO = "wingbeat.demo_pair"
 """A package of data alone."""
 MOST_BYTES = 16 * 10**6
 
 
 def packages_of_the_tree() -> set[str]:
-    """Every folder with Python files, by its import name."""
+    """Every folder with Python files, by its import name; `deployments/package` is the package above them all."""
     folders = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    return {".".join(("wingbeat", *folder.relative_to(ROOT).parts)) for folder in folders}
+    return {".".join(("wingbeat", *folder.relative_to(ROOT).parts)) for folder in folders - {ROOT / TOP}} | {"wingbeat"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree, built of a copy, by what is installed."""
-    copy, output = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE", *FOLDERS, "examples"):
-        (copy / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", str(output), str(copy)], check=True, capture_output=True)
-    (built,) = output.glob("wingbeat-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_packages_list_equals_the_tree():
@@ -40,7 +37,7 @@ def test_the_packages_list_equals_the_tree():
 
 def test_every_package_is_mapped_to_its_folder():
     folders = {f"wingbeat.{folder}": folder for folder in FOLDERS}
-    assert SETUPTOOLS["package-dir"] == folders | {DEMO: "examples/demo_pair"}
+    assert SETUPTOOLS["package-dir"] == folders | {"wingbeat": TOP, DEMO: "examples/demo_pair"}
 
 
 def test_top_level_folders_are_no_packages():
@@ -79,3 +76,9 @@ def test_a_wheel_holds_every_file_of_the_packages_that_is_no_code(wheel: Path):
     files = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
     data = {path for path in files if path.suffix not in (".py", ".pyc")}
     assert not [path for path in data if f"wingbeat/{path.relative_to(ROOT)}" not in held]
+
+
+def test_a_wheel_has_the_package_above_them_all_beside_them(wheel: Path):
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert "wingbeat/__init__.py" in held
+    assert not [name for name in held if name.startswith("wingbeat/deployments/package")]

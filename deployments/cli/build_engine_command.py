@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import transformers
 from pydantic import Field, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelFolder
@@ -19,6 +19,7 @@ from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_dir
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
+from wingbeat.runtime.tensorrt.export import check_exporter
 
 _LIMITS = Limits()
 
@@ -93,10 +94,11 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     Raises:
         UserError: a checkpoint, a setting or a missing builder is in the way; one line.
     """
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
-        # A builder that is not there is said before minutes of export.
+        # What is not installed is said before minutes of export.
+        check_exporter()
         builder = None if config.onnx_only else find_builder(config.builder)
         plan = config.plan()
         with _progress(num_steps(plan, builder is not None)) as begin:

@@ -2,7 +2,7 @@
 
 import sys
 
-import transformers
+from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
@@ -14,8 +14,8 @@ def extract_command(config: ExtractConfig) -> None:
     Raises:
         UserError: model, text or settings cannot be used.
     """
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         result = extract(config)
     except (ValueError, OSError) as error:

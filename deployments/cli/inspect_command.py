@@ -10,10 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import transformers
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.engine_findings import is_engine_directory, show_engines
 from wingbeat.deployments.cli.inspect_tables import Findings, layers_table, readings_table, self_test_table
@@ -56,8 +57,8 @@ def inspect_command(config: InspectConfig, folder: Path, as_json: bool, open_eng
     """
     if not is_engine_directory(folder) and not (folder / "config.json").is_file():
         raise UserError(f"{folder}: no config.json there; give a checkpoint's folder")
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         if is_engine_directory(folder):
             return show_engines(folder, as_json)
@@ -126,7 +127,7 @@ def inspect_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Fin
     names += ("intermediate_size", "vocab_size", "max_position_embeddings")
     num_modules, parameters = num_mtp_modules(target), _count(tensors.values())
     in_modules = _count(shape for name, shape in tensors.items() if _is_mtp(name, target)) if num_modules else 0
-    whole = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    whole = AutoConfig.from_pretrained(folder, local_files_only=True)
     return _common(folder, dtype, parameters, parameters - in_modules, kv_numbers) | {
         "kind": "model",
         "format": (getattr(whole, "architectures", None) or [type(whole).__name__])[0],

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
@@ -36,6 +36,20 @@ class LocalConfig(ModelOptions):
             return replace(limits, lower_max_model_len=self.max_model_len is None)
         return replace(limits, num_kv_blocks=1 + max_num_seqs * limits.max_blocks_per_seq)
 
+    def llm_arguments(self, max_num_seqs: int) -> dict[str, Any]:
+        """Of `wingbeat.runtime.llm.LLM`, but for its channel."""
+        return {
+            "model": self.model_dir(),
+            "drafter": self.choice().source,
+            "engine_config": self.engine_config(max_num_seqs),
+            "dtype": self.dtype,
+            "device": self.resolved_device(),
+            "threads": self.threads,
+            "allow_bad_drafter": self.allow_bad_drafter,
+            "engine_dir": self.engine_dir,
+            "fp8_drafter": self.drafter_weights == "fp8",
+        }
+
 
 OpenEngine = Callable[[LocalConfig, int], "LLM"]
 """From the configuration and the number of sequences to run at once to an engine; tests put in their own."""
@@ -48,28 +62,17 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
         UserError: a checkpoint or a limit cannot be used.
     """
     import torch
-    import transformers
+    from transformers.utils import logging as transformers_logging
 
     from wingbeat.cluster.channels.channel import InProcessChannel
     from wingbeat.runtime.llm import LLM
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; use --device cpu")
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
-        return LLM(
-            config.model_dir(),
-            config.choice().source,
-            config.engine_config(max_num_seqs),
-            InProcessChannel,
-            dtype=config.dtype,
-            device=config.resolved_device(),
-            threads=config.threads,
-            allow_bad_drafter=config.allow_bad_drafter,
-            engine_dir=config.engine_dir,
-            fp8_drafter=config.drafter_weights == "fp8",
-        )
+        return LLM(channel_factory=InProcessChannel, **config.llm_arguments(max_num_seqs))
     except (ValueError, OSError) as error:
         raise UserError(str(error).strip().splitlines()[0]) from error
 

@@ -15,9 +15,11 @@ from wingbeat.deployments.cli.bench import BenchConfig, bench_command
 from wingbeat.deployments.cli.generate import GenerateConfig, generate_command
 from wingbeat.deployments.cli.known_starts import check_unless_known
 from wingbeat.deployments.cli.local import OpenEngine, open_engine
-from wingbeat.deployments.cli.options import Config, UserError, model_command
+from wingbeat.deployments.cli.named_folders import check_named_folders
+from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
 from wingbeat.deployments.log import show_lines
+from wingbeat.deployments.options.foreign_names import hint
 from wingbeat.deployments.start_up import StartUp
 
 USAGE_ERROR = 2
@@ -39,7 +41,8 @@ def main(args: list[str] | None = None, open_engine: OpenEngine = open_engine) -
     except UserError as error:
         code = _complain(str(error))
     except ClickException as error:
-        code = _complain(error.format_message())
+        said = hint(getattr(error, "option_name", ""), option_name) if args[:1] == ["serve"] else None
+        code = _complain(error.format_message() if said is None else f"{error.option_name}: {said}")
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code or 0)
@@ -145,6 +148,7 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
 
     def inspect(context: typer.Context) -> None:
         """Show what a checkpoint holds, and how it drafts for a verifier."""
+        check_named_folders(context.args, takes_folder=True)
         from wingbeat.deployments.cli.inspect_command import InspectConfig, inspect_command
 
         def run(
@@ -168,6 +172,7 @@ def _add_build_engine(app: typer.Typer) -> None:
 
     def build_engine(context: typer.Context) -> None:
         """Make an engine directory of a model and its drafter, for backend tensorrt."""
+        check_named_folders(context.args)
         from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, build_engine_command
 
         def run(config: BuildEngineConfig) -> None:
@@ -184,6 +189,7 @@ def _add_train(app: typer.Typer) -> None:
 
     def train(context: typer.Context) -> None:
         """Train a base model, or a drafter for one."""
+        check_named_folders(context.args)
         _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
 
     app.command("train", context_settings=_READS_LATER)(train)
@@ -194,6 +200,7 @@ def _add_extract(app: typer.Typer) -> None:
 
     def extract(context: typer.Context) -> None:
         """Capture a verifier's hidden states, for training a drafter."""
+        check_named_folders(context.args)
         from wingbeat.deployments.cli.extract_command import extract_command
         from wingbeat.runtime.recordings.extract import ExtractConfig
 
@@ -234,9 +241,9 @@ def _train_app() -> typer.Typer:
 
 
 def _run_training(train: Callable[[Config], None], config: Config) -> None:
-    import transformers
+    from transformers.utils import logging as transformers_logging
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     try:
         train(config)
     except (ValueError, OSError) as error:

@@ -1,14 +1,15 @@
 """Command-line options generated from a pydantic model, so that every setting has exactly one definition."""
 
 import inspect
-import types
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from wingbeat.deployments.options.problems import first_problem, plain_type
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -52,12 +53,12 @@ def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:
     """
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
-        if get_origin(_plain_type(config_class.model_fields[name].annotation)) in (tuple, list):
+        if get_origin(plain_type(config_class.model_fields[name].annotation)) in (tuple, list):
             given[name] = value.split(",")
     try:
         return config_class(**given)
     except ValidationError as error:
-        raise UserError(_first_problem(error, config_class)) from error
+        raise UserError(first_problem(error, config_class, option_name)) from error
 
 
 def option_name(field_name: str) -> str:
@@ -86,7 +87,7 @@ def _take_argument(name: str, values: dict[str, Any]) -> None:
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    kind = _plain_type(field.annotation)
+    kind = plain_type(field.annotation)
     flag = option_name(name)
     description = f"{field.description or ''} {_default_text(field)}".strip()
     if kind is bool:
@@ -100,13 +101,6 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         )
         annotation = Annotated[str | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _plain_type(annotation: Any) -> Any:
-    """The type without its `| None`."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next(kind for kind in get_args(annotation) if kind is not types.NoneType)
-    return annotation
 
 
 def _metavar(kind: Any) -> str:
@@ -128,22 +122,3 @@ def _default_text(field: FieldInfo) -> str:
     if isinstance(default, tuple | list):
         default = ",".join(map(str, default))
     return f"[default: {default}]"
-
-
-def _is_secret(field: FieldInfo | None) -> bool:
-    return field is not None and SecretStr in (kind := _plain_type(field.annotation), *get_args(kind))
-
-
-def _first_problem(error: ValidationError, config_class: type[Config]) -> str:
-    first = error.errors(include_url=False)[0]
-    problem = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return problem
-    option = ".".join(
-        [option_name(str(first["loc"][0])), *(part for part in first["loc"][1:] if isinstance(part, str))]
-    )
-    if first["type"] == "missing":
-        return f"{option} is required"
-    if _is_secret(config_class.model_fields.get(str(first["loc"][0]))):
-        return f"{option}: {problem[:1].lower() + problem[1:]}"
-    return f"{option} {first['input']}: {problem[:1].lower() + problem[1:]}"

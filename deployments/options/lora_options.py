@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.deployments.fleet.adapters import name_problem
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.lora.adapter_config import read_config
+from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
 
 
 class LoraOptions(ModelOptions):
@@ -58,7 +58,10 @@ class LoraOptions(ModelOptions):
         for name, folder in (self.lora_modules or {}).items():
             if (problem := name_problem(name)) is not None:
                 raise ValueError(f"lora_modules: the name {name!r} {problem}")
-            read_config(folder)
+            try:
+                read_config(folder)
+            except AdapterError as error:
+                raise ValueError(f"lora_modules: adapter {name!r}: {error}") from None
         if self.lora_update_dir is not None and not self.lora_update_dir.is_dir():
             raise ValueError(f"lora_update_dir is {str(self.lora_update_dir)!r}: must be a directory")
         setting = "lora_modules" if self.lora_modules else "lora_update_dir"

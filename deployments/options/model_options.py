@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from wingbeat.runtime.config import (
     PROMPT_TOKENS,
@@ -16,11 +16,14 @@ from wingbeat.runtime.config import (
 )
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
-from wingbeat.runtime.hub import HubName, checkpoint_folder
+from wingbeat.runtime.hub import HubName, checkpoint_folder, folder_problem
+from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
+_ALLOWED = "must be a directory with a config.json, or org/name of the Hugging Face hub"
 
-class ModelFolder(BaseModel):
+
+class ModelFolder(Settings):
     """A model's folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
@@ -33,7 +36,10 @@ class ModelFolder(BaseModel):
 
     @field_validator("model", mode="before")
     @classmethod
-    def _none_by_word(cls, value: Any) -> Any:
+    def _as_it_was_written(cls, value: Any) -> Any:
+        # As a path, ./org/name is org/name, which may be of the hub.
+        if isinstance(value, str) and value.startswith((".", "~")) and not Path(value).is_dir():
+            raise ValueError(f"{folder_problem(value)}; {_ALLOWED}")
         return none_by_word(value)
 
     @model_validator(mode="after")
@@ -41,11 +47,8 @@ class ModelFolder(BaseModel):
         """A name of the hub is looked up where it is used."""
         if self.model is None or HubName.parse(self.model) is not None:
             return self
-        if not (self.model / "config.json").is_file():
-            raise ValueError(
-                f"model is {str(self.model)!r}: must be a directory with a config.json, or org/name of the Hugging "
-                "Face hub"
-            )
+        if (problem := folder_problem(self.model)) is not None:
+            raise ValueError(f"model is {str(self.model)!r}: {problem}; {_ALLOWED}")
         return self
 
     def model_dir(self, with_weights: bool = True) -> Path:
@@ -173,7 +176,8 @@ class ModelOptions(LoadOptions):
         if (self.backend == "tensorrt") != (self.engine_dir is not None):
             raise ValueError(f"backend is {self.backend} and engine_dir is {self.engine_dir}: tensorrt needs both")
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
-            raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: no base_config.json there")
+            what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
+            raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
         if self.engine_dir is not None and self.kv_cache_dtype != "auto":
             raise ValueError(
                 f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV"

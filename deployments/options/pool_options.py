@@ -3,13 +3,15 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from wingbeat.runtime.settings import Settings
 
 VERIFIERS_HELD = 8
 """Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
 
 
-class DrafterPoolOptions(BaseModel):
+class DrafterPoolOptions(Settings):
     """The setting `drafters`.
 
     Raises:

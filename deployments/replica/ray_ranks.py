@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
 
 from wingbeat.cluster.placement import assigned_devices, claim_devices, rank_options
 from wingbeat.deployments.app_config import AppConfig
@@ -88,6 +89,6 @@ class RayRanks:
         try:
             self._processes[rank] = await self._asked[rank - 1]
             await self._following[rank - 1]
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             return f"rank {rank} of the verifier is gone: {root_cause(error)}"
         return f"rank {rank} of the verifier has ended"

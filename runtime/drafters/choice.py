@@ -70,7 +70,9 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         text = "mtp" if holds_mtp(checkpoint_folder(model)) else "ngram"
     if text in NAMES:
         return DrafterChoice(text, text, text)
-    name, folder = HubName.parse(text), checkpoint_folder(text)
+    # As a path, ./org/name is org/name, which may be of the hub.
+    name = None if text.startswith((".", "~")) else HubName.parse(text)
+    folder = checkpoint_folder(text) if name is not None else Path(text)
     if name is not None:
         return DrafterChoice(CHECKPOINT, folder, name.name)
     if folder.is_dir():
@@ -79,7 +81,8 @@ def parse_drafter(drafter: str | Path, model: Path | None) -> DrafterChoice:
         return DrafterChoice(CHECKPOINT, folder, folder.resolve().name)
     if _IMPORT_PATH.fullmatch(text):
         return DrafterChoice(USER, text, text.rpartition(".")[2])
-    raise ValueError(f"drafter is {text!r}: must be {ALLOWED}")
+    missing = f"there is no folder {text}; it " if "/" in text else ""
+    raise ValueError(f"drafter is {text!r}: {missing}must be {ALLOWED}")
 
 
 def holds_mtp(model: Path) -> bool:

@@ -87,6 +87,7 @@ def verifier_times(
     kept = recall(path, _from_dict)
     if kept is not None:
         return kept
+    logger.info("measuring the verifier's forward passes")
     started = time.perf_counter()
     measured = _measure_verifier(loaded, model, cache, config, graphs)
     times = measured._replace(verify_s=_levelled(measured.verify_s))

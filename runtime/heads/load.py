@@ -5,7 +5,8 @@ is read. `layouts` knows whose files are read, `head_config` and `conventions` w
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
@@ -67,6 +69,15 @@ class HeadCheckpoint:
         """
         return head_config(self.raw, self.layout, self.shapes, target_hidden_size, convention)
 
+    @contextmanager
+    def says_whose(self, target: Sizes) -> Iterator[None]:
+        """Begins an error of a head that is another verifier's with those words; sizes alone say it to few."""
+        try:
+            yield
+        except CheckpointError as error:
+            words = another_verifier(self.raw, self.shapes, self.layout.family, target)
+            raise (error if words is None else type(error)(f"{words}: {error}")) from error.__cause__
+
 
 def read_checkpoint(path: str | Path) -> HeadCheckpoint:
     """Look into a folder or a hub name.
@@ -97,7 +108,9 @@ def head_conventions(path: str | Path, target: Target) -> tuple[HeadConvention, 
     Raises:
         CheckpointError: the folder is unreadable, unsupported, or does not fit the target.
     """
-    return read_checkpoint(path).conventions(target.num_layers, target.hidden_size)
+    checkpoint = read_checkpoint(path)
+    with checkpoint.says_whose(Sizes(target.hidden_size, None, target.num_layers)):
+        return checkpoint.conventions(target.num_layers, target.hidden_size)
 
 
 def load_eagle_head(
@@ -123,13 +136,14 @@ def load_eagle_head(
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
     """
     checkpoint = read_checkpoint(path)
-    readings = checkpoint.conventions(target_num_layers, target_hidden_size)
-    convention = convention or readings[0]
-    config = checkpoint.config(target_hidden_size, convention)
-    tensors = read_tensors(checkpoint.folder)
-    head, state, token_ids, borrowed = _fit(
-        checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
-    )
+    with checkpoint.says_whose(Sizes(target_hidden_size, target_vocab_size, target_num_layers)):
+        readings = checkpoint.conventions(target_num_layers, target_hidden_size)
+        convention = convention or readings[0]
+        config = checkpoint.config(target_hidden_size, convention)
+        tensors = read_tensors(checkpoint.folder)
+        head, state, token_ids, borrowed = _fit(
+            checkpoint, config, tensors, target_vocab_size, target_embedding, target_lm_head
+        )
     # `assign` keeps a borrowed embedding shared with the target.
     head.load_state_dict(
         {k: v.to(device, dtype) for k, v in state.items()} | {"draft_token_ids": token_ids}, assign=True
@@ -159,19 +173,14 @@ def check_head(
         CheckpointError: as `load_eagle_head`.
     """
     checkpoint = read_checkpoint(path)
-    convention = checkpoint.conventions(target_num_layers, target_hidden_size)[0]
-    config = checkpoint.config(target_hidden_size, convention)
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
-    tensors |= read_named(checkpoint.folder, ("d2t", "t2d"))
-    lent = torch.empty(target_vocab_size, target_hidden_size, device="meta")
-    _fit(
-        checkpoint,
-        config,
-        tensors,
-        target_vocab_size,
-        lent if lends_embedding else None,
-        lent if lends_lm_head else None,
-    )
+    with checkpoint.says_whose(Sizes(target_hidden_size, target_vocab_size, target_num_layers)):
+        convention = checkpoint.conventions(target_num_layers, target_hidden_size)[0]
+        config = checkpoint.config(target_hidden_size, convention)
+        tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
+        tensors |= read_named(checkpoint.folder, ("d2t", "t2d"))
+        lent = torch.empty(target_vocab_size, target_hidden_size, device="meta")
+        lent_embedding, lent_lm_head = lent if lends_embedding else None, lent if lends_lm_head else None
+        _fit(checkpoint, config, tensors, target_vocab_size, lent_embedding, lent_lm_head)
     return convention
 
 

@@ -57,6 +57,8 @@ def read_config(folder: Path) -> AdapterConfig:
         AdapterError: it cannot be read, or asks for something that is not served; names the field.
     """
     path = folder / CONFIG_FILE
+    if not folder.is_dir():
+        raise AdapterError(f"there is no folder {folder}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         config = AdapterConfig.model_validate(fields)

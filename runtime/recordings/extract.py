@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
@@ -25,6 +25,7 @@ from wingbeat.runtime.recordings.recording_sources import (
     read_prompts,
 )
 from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import end_of_text_ids
 
@@ -43,7 +44,7 @@ _TEXT_SETTINGS = (
 """What decides the shards' content, beside what `CaptureSpec` has fields for."""
 
 
-class ExtractConfig(BaseModel):
+class ExtractConfig(Settings):
     """Settings of `extract`.
 
     Raises:

@@ -7,6 +7,7 @@ import ast
 import logging
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def _free_dims(shapes: GraphShapes, limits: Limits) -> list[dict[int, Dim]]:
     ]
 
 
+def check_exporter() -> None:
+    """Raises ExportError, one line that says what to install, where torch could not export."""
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise ExportError(f"{package} is not installed: pip install 'wingbeat[onnx]'")
+
+
 def _export(
     module: nn.Module, arrange: Callable[[list], tuple], shapes: GraphShapes, limits: Limits, opset: int, file: Path
 ) -> None:
@@ -96,7 +104,7 @@ def _export(
     Args:
         arrange: the module's arguments, of one thing for each input in their order.
     """
-    import onnx
+    from onnx import checker, shape_inference
 
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -113,8 +121,8 @@ def _export(
     except Exception as error:  # torch wraps whatever its tracing leads to
         raise ExportError(f"{file.name}: torch.onnx cannot export it: {_cause(error)}") from error
     try:
-        onnx.checker.check_model(file, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        checker.check_model(file, full_check=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ExportError(f"{file.name}: onnx.checker refuses it: {_cause(error)}") from error
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from wingbeat.runtime.recordings.corpus import stdlib_root
+from wingbeat.runtime.settings import Settings
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(Settings):
     """What is common to training a base model and training a drafter.
 
     Raises:

@@ -95,9 +95,10 @@ class CompiledLayers(AbstractContextManager):
             cls: torch.compile(cls.forward, dynamic=False, backend=backend)
             for cls in sorted(classes, key=lambda cls: cls.__qualname__)
         }
-        self._limits = torch._dynamo.config.patch(
-            recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES
-        )
+        # Takes seconds to import, for those who compile alone.
+        from torch._dynamo import config
+
+        self._limits = config.patch(recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES)
 
     def __enter__(self) -> "CompiledLayers":
         self._limits.__enter__()

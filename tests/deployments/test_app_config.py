@@ -95,7 +95,7 @@ def test_strings_of_the_command_line_become_typed_values():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": "/no/such/model"}, "model is '/no/such/model': must be a directory with a config.json"),
+        ({"model": "/no/such/model"}, "model is '/no/such/model': there is no folder /no/such/model"),
         ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none', 'ngram', 'suffix', 'mtp', the folder"),
         ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
         ({"verify_tree_size": 1}, "verify_tree_size is 1"),
@@ -282,7 +282,7 @@ def test_server_and_command_line_take_the_same_drafters(drafter: str, tmp_path: 
     ("values", "message"),
     [
         ({"drafter": "eagel"}, "drafter is 'eagel': must be 'auto', 'none'"),
-        ({"model": "/no/such/model"}, "model is '/no/such/model': must be a directory with a config.json"),
+        ({"model": "/no/such/model"}, "model is '/no/such/model': there is no folder /no/such/model"),
         ({"draft_top_k": 0}, "draft_top_k is 0: use at least 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -51,7 +52,7 @@ def test_there_is_an_example_for_cpus_and_one_for_gpus():
 
 def test_serves_configuration_is_one_that_ray_and_the_application_take(example, tmp_path):
     build = import_attr(example.application.import_path)
-    assert build.__annotations__["args"] is AppConfig
+    assert AppConfig in get_args(build.__annotations__["args"])
     config = example.config(tmp_path)
     assert config.autoscaling_config["min_replicas"] >= 1
     assert example.application.route_prefix == "/"

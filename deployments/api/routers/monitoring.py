@@ -16,11 +16,13 @@ from wingbeat.deployments.metrics.chrome_trace import recorded
 from wingbeat.deployments.metrics.exposition import exposed
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.metrics.tracing import RequestTracer
-from wingbeat.deployments.request_context import RequestContext
+from wingbeat.deployments.request_context import ACCESS, RequestContext
 
-access_logger = logging.getLogger("wingbeat.access")
+access_logger = logging.getLogger(ACCESS)
 DEFAULT_TRACE_S = 3.0
 MAX_TRACE_S = 30.0
+POLLED = frozenset({"/health", "/load", "/metrics", "/ping"})
+"""Asked every second or so by pages, probes and scrapers: logged only where they fail."""
 TRACED = "/v1"
 """Spans are of requests below this; scrapes and health checks have none."""
 
@@ -64,10 +66,12 @@ class AnswerCounter(RequestWatcher):
 
 
 class AccessLog(RequestWatcher):
-    """Logs one line per request."""
+    """Logs one line per request, but for those that only ask over and over how the server is."""
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
         """Everything but the id is Wingbeat's own or has its odd characters escaped; the id has none."""
+        if context.status < 400 and scope["path"].removeprefix(scope.get("root_path", "")) in POLLED:
+            return
         host, port = scope.get("client") or ("-", 0)
         access_logger.info(
             '%s:%s "%s %s" %d %.1f ms %s',

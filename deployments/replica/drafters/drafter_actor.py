@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from wingbeat.cluster.fork_server import Forked, ForkServer
 from wingbeat.cluster.placement import assigned_devices, claim_devices
@@ -82,10 +83,10 @@ class DrafterActor:
         self._server.close()
 
 
-async def renewed(actor: ray.actor.ActorHandle, convention: bytes | None = None) -> bool:
+async def renewed(actor: ActorHandle, convention: bytes | None = None) -> bool:
     """Whether a `DrafterActor` has begun another process; not where it is gone or stuck itself."""
     try:
         await asyncio.wait_for(actor.renew.remote(convention), RENEW_S)
-    except (ray.exceptions.RayError, TimeoutError):
+    except (RayError, TimeoutError):
         return False
     return True

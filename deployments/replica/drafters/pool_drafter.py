@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import ray
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -111,7 +111,7 @@ class PoolDrafter:
         """The process id of the first drafter that has room, or why there is none."""
         try:
             candidates = await self._pool.candidates()
-        except (ray.exceptions.RayError, RayServeException) as error:
+        except (RayError, RayServeException) as error:
             self.lacks_room = False
             return None, f"the pool cannot be asked ({root_cause(error)})"
         why, num_refused = "none is running", 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import ray
+from ray.exceptions import RayError
 
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.placement import drafter_options
@@ -36,7 +37,7 @@ class RayDrafter:
         self.convention = convention
         try:
             return await self._actor.call.remote("needs", convention)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:

@@ -4,6 +4,7 @@ import asyncio
 from typing import NamedTuple, Self
 
 import ray
+from ray.actor import ActorHandle
 
 from wingbeat.cluster.placement import shared_drafter_options
 from wingbeat.deployments.app_config import AppConfig
@@ -18,7 +19,7 @@ ANSWER_S = 60.0
 class SharedDrafter:
     """An actor, as a value that travels between processes. It ends with the process that started it."""
 
-    def __init__(self, actor: ray.actor.ActorHandle) -> None:
+    def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
 
     @classmethod

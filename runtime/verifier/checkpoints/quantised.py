@@ -37,7 +37,9 @@ def check_quantiser(config: ConfigFile) -> None:
         )
     package = _QUANTISERS[method].package
     if package is not None and find_spec(package.replace("-", "_")) is None:
-        raise ModelCheckpointError(f"{config.name} is quantised by {method}: install {package}")
+        raise ModelCheckpointError(
+            f"{config.name} is quantised by {method}: install {package} (pip install 'wingbeat[quantised]')"
+        )
 
 
 def load_dequantised(config: ConfigFile, load: "Load") -> "Loaded":
@@ -135,7 +137,7 @@ _QUANTISERS = {
     "awq": _Quantiser(_packed_integers),
     "bitsandbytes": _Quantiser(_bitsandbytes, "bitsandbytes"),
     "compressed-tensors": _Quantiser(_by_option("CompressedTensorsConfig", run_compressed=False), "compressed-tensors"),
-    "fp8": _Quantiser(_by_option("FineGrainedFP8Config", dequantize=True), "accelerate"),
+    "fp8": _Quantiser(_by_option("FineGrainedFP8Config", dequantize=True)),
     "gptq": _Quantiser(_packed_integers),
     "mxfp4": _Quantiser(_by_option("Mxfp4Config", dequantize=True)),
     "torchao": _Quantiser(_as_they_are, "torchao"),

@@ -1,11 +1,13 @@
 """Any Hugging Face causal LM as the verifier: load, probe, try, and refuse what would be served wrongly."""
 
+import logging
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from wingbeat.runtime.state.pool import LayerState
+from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, load_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config, one_line
@@ -30,6 +32,8 @@ from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
 
+logger = logging.getLogger(__name__)
+
 
 def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
@@ -41,8 +45,11 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> Lo
     file = ConfigFile.read(Path(path))
     load_config(file)
     check_files(file)
+    num_bytes = sum(one.stat().st_size for one in weight_files(file.folder))
+    logger.info("reading %.1f GB of weights of %s", num_bytes / 1e9, file.name)
     model = load_weights(file, dtype).to(device)
     check_finite(model)
+    logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
         return prepare_model(model, Path(path).name)
 

@@ -93,7 +93,7 @@ def test_a_folder_with_a_checkpoint_is_not_written_over(wingbeat, tmp_path):
     [
         ({"backend": "tensorrt"}, "backend is tensorrt and engine_dir is None: tensorrt needs both"),
         ({"engine_dir": "/nowhere"}, "backend is torch and engine_dir is /nowhere"),
-        ({"backend": "tensorrt", "engine_dir": "/nowhere"}, "engine_dir is '/nowhere': no base_config.json there"),
+        ({"backend": "tensorrt", "engine_dir": "/nowhere"}, "engine_dir is '/nowhere': there is no such folder"),
     ],
 )
 def test_backend_and_engine_directory_go_together(fields, message):

@@ -53,7 +53,7 @@ def test_a_bound_that_is_reached_is_said(wingbeat, corpus, tmp_path):
     ("args", "message"),
     [
         (("--sequences", "3"), "wingbeat: --output is required"),
-        (("--output", "x", "--model", "/nowhere"), "wingbeat: model='/nowhere' is not a folder with a config.json"),
+        (("--output", "x", "--model", "/nowhere"), "wingbeat: model is '/nowhere': there is no folder /nowhere"),
         (("--output", "x", "--top-k", "-1"), "wingbeat: --top-k -1: input should be greater"),
         (("--output", "x", "--bad", "1"), "wingbeat: No such option: --bad"),
     ],

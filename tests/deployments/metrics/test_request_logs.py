@@ -1,6 +1,7 @@
 """Request ids in log lines, and the access log: a line per request where it is asked for."""
 
 import asyncio
+import io
 import logging
 from dataclasses import replace
 
@@ -8,8 +9,10 @@ import pytest
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
-from wingbeat.deployments.log import RequestIdFilter
+from wingbeat.deployments.api.routers.monitoring import AccessLog
+from wingbeat.deployments.log import _FORMAT, RequestIdFilter
 from wingbeat.deployments.metrics.monitor import Monitor
+from wingbeat.deployments.request_context import RequestContext
 
 ID = {"x-request-id": "mine-7"}
 
@@ -34,6 +37,41 @@ def test_every_request_is_one_line_with_its_id(caplog):
     assert '"POST /v1/completions" 200 ' in good
     assert good.endswith(" ms mine-7")
     assert '"GET /lost%0A%0Dline" 404 ' in lost
+
+
+def test_a_line_of_the_access_log_has_the_id_once(caplog):
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.addFilter(RequestIdFilter())
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    logging.getLogger("wingbeat.access").addHandler(handler)
+    try:
+        access_lines(caplog, access_log=True)
+    finally:
+        logging.getLogger("wingbeat.access").removeHandler(handler)
+    assert written.getvalue().splitlines()[0].count("mine-7") == 1
+
+
+def test_what_asks_over_and_over_is_logged_where_it_fails_alone(caplog):
+    async def scenario() -> None:
+        client = Client(monitor(access_log=True))
+        for path in ("/health", "/metrics", "/ping", "/v1/models"):
+            await client.get(path)
+        await client.get("/health/none")
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    lines = [record.getMessage() for record in caplog.records if record.name == "wingbeat.access"]
+    assert ['"GET /v1/models" 200' in lines[0], '"GET /health/none" 404' in lines[1]] == [True, True]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("path", "status", "logged"), [("/load", 200, False), ("/load", 503, True), ("/x", 200, True)])
+def test_polls_that_succeed_are_no_lines(path: str, status: int, logged: bool, caplog):
+    scope = {"method": "GET", "path": f"/app{path}", "root_path": "/app"}
+    with caplog.at_level(logging.INFO):
+        AccessLog().ended(scope, RequestContext("id", status=status))
+    assert bool(caplog.records) == logged
 
 
 def test_nothing_is_logged_unless_asked_for(caplog):

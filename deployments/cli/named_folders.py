@@ -1,0 +1,35 @@
+"""Folders on a command line that are not there: said at once, by commands whose own options take seconds to import."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from wingbeat.deployments.cli.options import UserError
+from wingbeat.runtime.hub import HubName, folder_problem
+
+_OPTIONS = ("--model", "--drafter")
+
+
+def check_named_folders(args: Sequence[str], takes_folder: bool = False) -> None:
+    """Refuse a model or a drafter that can only be a folder and is none.
+
+    What is no path for sure, such as `mtp`, an import path or a name of the hub, is left to those who read it.
+
+    Args:
+        takes_folder: whether the first word is a folder too.
+
+    Raises:
+        UserError: one line that names the folder.
+    """
+    if takes_folder and args and not args[0].startswith("-") and not Path(args[0]).exists():
+        raise UserError(folder_problem(args[0]))
+    for setting, word in _named(args):
+        is_path = word.startswith((".", "~", "/")) or ("/" in word and HubName.parse(word) is None)
+        if is_path and not Path(word).exists():
+            raise UserError(f"{setting} is {word!r}: {folder_problem(word)}")
+
+
+def _named(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for index, word in enumerate(args):
+        option, sign, value = word.partition("=")
+        if option in _OPTIONS and (sign or index + 1 < len(args)):
+            yield option.removeprefix("--"), value if sign else args[index + 1]

@@ -1,0 +1,52 @@
+"""What is wrong with settings, in one line: from pydantic's errors to words for whoever wrote them."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from wingbeat.deployments.options.foreign_names import hint
+
+
+class SettingsError(click.ClickException, ValueError):
+    """Settings that make no application; one line. Ray's `serve` prints it as such, and no traceback."""
+
+
+def plain_type(annotation: Any) -> Any:
+    """The type without its `| None`."""
+    if get_origin(annotation) in (Union, UnionType):
+        return next(kind for kind in get_args(annotation) if kind is not NoneType)
+    return annotation
+
+
+def first_problem(error: ValidationError, config_class: type[BaseModel], write: Callable[[str], str] = str) -> str:
+    """The first thing that is wrong, by the setting's name, its value unless it is a secret, and what is allowed.
+
+    Args:
+        write: from a setting's name to how it was written, such as an option of the command line.
+    """
+    first = error.errors(include_url=False)[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return problem
+    name = str(first["loc"][0])
+    option = ".".join([write(name), *(part for part in first["loc"][1:] if isinstance(part, str))])
+    if first["type"] == "missing":
+        return f"{option} is required"
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return _unknown(name, config_class, write)
+    field = config_class.model_fields.get(name)
+    kind = None if field is None else plain_type(field.annotation)
+    if SecretStr in (kind, *get_args(kind)):
+        return f"{option}: {problem[:1].lower() + problem[1:]}"
+    return f"{option} {first['input']}: {problem[:1].lower() + problem[1:]}"
+
+
+def _unknown(name: str, config_class: type[BaseModel], write: Callable[[str], str]) -> str:
+    said, close = hint(name, write), get_close_matches(name, config_class.model_fields, 1)
+    if said is None and close:
+        said = f"did you mean {write(close[0])}?"
+    return f"there is no setting {write(name)}" + ("" if said is None else f": {said}")

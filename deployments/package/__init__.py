@@ -1,0 +1,37 @@
+"""The package `wingbeat`: what a program imports first. Importing it takes neither torch nor Ray.
+
+import wingbeat
+
+app = wingbeat.build({"model": "MODEL", "drafter": "DRAFTER"})    # for serve.run, `serve run` and `serve build`
+llm = wingbeat.LLM("MODEL", "DRAFTER")                            # in this process, without Ray
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.app import build
+    from wingbeat.deployments.local_llm import LLM
+
+__all__ = ["LLM", "__version__", "build"]
+
+_LAZY = {"build": "wingbeat.deployments.app", "LLM": "wingbeat.deployments.local_llm"}
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+if Path(__file__).resolve().parent == _CHECKOUT / "deployments" / "package":
+    # An editable installation, whose other packages are folders of the checkout. A wheel has them all beside this file.
+    __path__ += [str(_CHECKOUT), str(_CHECKOUT / "examples")]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("wingbeat")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'wingbeat' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+"""Wrong settings, by whichever way they come: one line, the setting's name, no addresses, and what to write instead."""
+
+import pickle
+
+import click
+import pytest
+from pydantic import ValidationError
+from ray.serve import Application
+
+import wingbeat
+from wingbeat.deployments import app
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.options import foreign_names
+from wingbeat.deployments.options.problems import SettingsError
+
+
+@pytest.mark.parametrize("build", [app.build, wingbeat.build])
+def test_an_application_is_built_of_a_dict_as_of_settings(build):
+    assert isinstance(build({"drafter": "none"}), Application)
+    assert isinstance(build(AppConfig(drafter="none")), Application)
+    assert isinstance(build({}), Application)
+
+
+def test_tools_that_take_no_function_find_the_demo_as_an_application():
+    assert isinstance(app.app, Application)
+    with pytest.raises(AttributeError, match="has no attribute 'apps'"):
+        _ = app.apps
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"model": "/no/such"}, "model is '/no/such': there is no folder /no/such"),
+        ({"modle": "x"}, "there is no setting modle: did you mean model?"),
+        ({"qqq": 1}, "there is no setting qqq"),
+        ({"max_num_seqs": "many"}, "max_num_seqs many: input should be a valid integer"),
+        ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
+        ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
+        ({"api_key": 5}, "api_key: input should be"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line_that_ray_prints_as_such(settings: dict, line: str):
+    with pytest.raises(SettingsError) as refused:
+        wingbeat.build(settings)
+    assert line in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert isinstance(refused.value, click.ClickException), "Ray's command prints these without a traceback"
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value), "it comes back from a process"
+
+
+@pytest.mark.parametrize(
+    "values", [{"max_num_seqs": "many"}, {"nonsense": 1}, {"engine_dir": "/x"}, {"drafters": {"num": 0}}], ids=str
+)
+def test_no_error_of_python_settings_shows_an_address_of_pydantic(values: dict):
+    for made in (lambda: AppConfig(**values), lambda: AppConfig.model_validate(values)):
+        with pytest.raises(ValidationError) as refused:
+            made()
+        assert "http" not in str(refused.value)
+        assert next(iter(values)) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--speculative-config", "DRAFTER after MODEL, or --drafter"),
+        ("--enable-lora", "--lora-modules is enough"),
+        ("--chat-template", "chat_template.jinja"),
+        ("--trust-remote-code", "never run"),
+        ("--data-parallel-size", "use --num-replicas"),
+    ],
+)
+def test_options_of_other_servers_get_a_hint(option: str, says: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "org/model", option, "1"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"wingbeat: {option}: ")
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
+    fields = set(AppConfig.model_fields)
+    assert not fields & set(foreign_names._HINTS)
+    named = []
+    for name in foreign_names._HINTS:
+        foreign_names.hint(name, lambda setting: named.append(setting) or setting)
+    assert set(named) <= fields
+    assert foreign_names.hint("--max-model-len") is None

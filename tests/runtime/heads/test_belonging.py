@@ -1,0 +1,57 @@
+"""A head of another verifier is told in words: whose it is as far as its files say, and what this one is."""
+
+import pytest
+
+from tests.runtime.heads.head_folder import HIDDEN, LAYERS, VOCAB, edit_config, load
+from wingbeat.runtime.heads.belonging import Sizes, another_verifier
+from wingbeat.runtime.heads.layouts import Family
+from wingbeat.runtime.heads.load import CheckpointError, check_head
+
+GIVEN = Sizes(160, 4096, 24)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shapes", "words"),
+    [
+        (
+            {"vocab_size": 128256, "hidden_size": 4096},
+            {"fc.weight": (4096, 12288)},
+            "one of hidden size 4096 and 128256 words; this one has hidden size 160 and 4096 words",
+        ),
+        ({"target_hidden_size": 64}, {}, "one of hidden size 64; this one has hidden size 160"),
+        ({"vocab_size": 5}, {"t2d": (7,)}, "one of 7 words; this one has 4096 words"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]},
+            {"fc.weight": (160, 480)},
+            "one of at least 34 layers; this one has 24 layers",
+        ),
+        (
+            {
+                "transformer_layer_config": {"vocab_size": 9},
+                "speculators_config": {"verifier": {"name_or_path": "org/base"}},
+            },
+            {},
+            "org/base, of 9 words; this one has 4096 words",
+        ),
+    ],
+    ids=["width and words", "stated width", "token map", "deep taps", "named"],
+)
+def test_what_the_files_tell_of_another_verifier_is_said(raw: dict, shapes: dict, words: str):
+    assert another_verifier(raw, shapes, Family.EAGLE3, GIVEN) == f"it belongs to another verifier, {words}"
+
+
+def test_a_head_of_this_verifier_and_one_that_tells_nothing_are_not_called_another_ones():
+    fits = {"vocab_size": 4096, "eagle_aux_hidden_state_layer_ids": [1, 11, 20]}
+    assert another_verifier(fits, {"fc.weight": (160, 480)}, Family.EAGLE3, GIVEN) is None
+    assert another_verifier({}, {}, Family.EAGLE1, GIVEN) is None
+
+
+@pytest.mark.parametrize("hidden", [HIDDEN // 2, HIDDEN * 2])
+def test_it_is_said_where_a_head_is_checked_and_where_it_is_loaded(folder, hidden: int):
+    edit_config(folder, drop=("target_hidden_size",))
+    sizes = {"target_hidden_size": hidden, "target_num_layers": LAYERS, "target_vocab_size": VOCAB}
+    words = f"it belongs to another verifier, one of hidden size {HIDDEN}; this one has hidden size {hidden}: "
+    with pytest.raises(CheckpointError, match=words):
+        check_head(folder, **sizes)
+    with pytest.raises(CheckpointError, match=words):
+        load(folder, **sizes)
