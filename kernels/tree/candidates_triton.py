@@ -63,7 +63,7 @@ def _share_kernel(
         mask = ids < end
         values = tl.load(logits + row * vocab_size + ids, mask=mask, other=float("-inf")).to(tl.float32)
         # Which of two NaN is larger depends on who asks, and threads would go on with different answers.
-        values = tl.where(values == values, values, float("-inf"))
+        values = tl.where(values >= float("-inf"), values, float("-inf"))
         if COUPLED:
             values = tl.div_rn(values, scale)
             if temperature > 0:
