@@ -8,6 +8,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
+from wingbeat.runtime.grammar.budget import ParsingOfAll
+from wingbeat.runtime.grammar.certain_text import TokenTable
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 if TYPE_CHECKING:
@@ -26,10 +29,15 @@ _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false:
 
 
 class RequestGrammar(NamedTuple):
-    """A compiled grammar, and how its text becomes tokens."""
+    """A compiled grammar, and what the requests of its engine share."""
 
     compiled: "CompiledGrammar"
-    encode: Callable[[str], list[int]]
+    table: TokenTable
+    vocab_size: int
+    field: str
+    """Where the request says it, for errors."""
+    calls: BoundedCalls
+    parsing_of_all: ParsingOfAll
 
 
 class Grammars:
@@ -45,6 +53,9 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._compiler: GrammarCompiler | None = None
         self._making = threading.Lock()
+        self.calls = BoundedCalls()
+        """In which masks are found."""
+        self._parsing_of_all = ParsingOfAll()
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
@@ -52,16 +63,28 @@ class Grammars:
         Raises:
             ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
+        self.warm()
+        return self.of(compile_spec(self._compiler, spec), spec)
+
+    def warm(self) -> None:
+        """Import and make what the first grammar needs, which takes a second or more; from any thread."""
         with self._making:
             if self._compiler is None:
                 from xgrammar import GrammarCompiler
 
                 info = self.tokenizer_info
                 self._compiler = GrammarCompiler(info, max_threads=MOST_THREADS, cache_limit_bytes=_CACHE_BYTES)
-        return RequestGrammar(compile_spec(self._compiler, spec), self._encode)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def of(self, compiled: "CompiledGrammar", spec: GrammarSpec) -> RequestGrammar:
+        """A compiled grammar of this tokenizer, to be followed."""
+        return RequestGrammar(compiled, self._table, self._vocab_size, spec.field, self.calls, self._parsing_of_all)
+
+    @cached_property
+    def _table(self) -> TokenTable:
+        def encode(text: str) -> list[int]:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        return TokenTable(self.tokenizer_info.decoded_vocab, frozenset(self._eos_token_ids), encode)
 
     @cached_property
     def tokenizer_info(self) -> "TokenizerInfo":
