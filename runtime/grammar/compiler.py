@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
 from wingbeat.runtime.grammar.budget import ParsingOfAll
@@ -22,7 +23,10 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_WHITESPACE = 16
 """Characters of whitespace between two pieces of JSON: without a bound a model may write nothing else."""
 MOST_THREADS = min(4, os.cpu_count() or 1)
-_CACHE_BYTES = 2**28
+"""Of a trial; an engine compiles on one, beside its rounds."""
+MOST_LIVE_BYTES = 2**29
+"""Compiled grammars of the requests that run."""
+_CACHE_BYTES = 2**26
 _MAX_REASON = 300
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false: )?")
 """Where in xgrammar's own source an error arose."""
@@ -56,6 +60,8 @@ class Grammars:
         self.calls = BoundedCalls()
         """In which masks are found."""
         self._parsing_of_all = ParsingOfAll()
+        self._live: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
+        """Of requests that run, or are about to."""
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
@@ -64,7 +70,14 @@ class Grammars:
             ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
         self.warm()
-        return self.of(compile_spec(self._compiler, spec), spec)
+        compiled = self._live.get(spec)
+        if compiled is None:
+            compiled = compile_spec(self._compiler, spec)
+            num_bytes = sum(other.memory_size_bytes for other in self._live.values())
+            if num_bytes + compiled.memory_size_bytes > MOST_LIVE_BYTES:
+                raise ValueError(f"{spec.field} finds no room beside the grammars of the requests that run")
+            self._live[spec] = compiled
+        return self.of(compiled, spec)
 
     def warm(self) -> None:
         """Import and make what the first grammar needs, which takes a second or more; from any thread."""
@@ -73,7 +86,7 @@ class Grammars:
                 from xgrammar import GrammarCompiler
 
                 info = self.tokenizer_info
-                self._compiler = GrammarCompiler(info, max_threads=MOST_THREADS, cache_limit_bytes=_CACHE_BYTES)
+                self._compiler = GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def of(self, compiled: "CompiledGrammar", spec: GrammarSpec) -> RequestGrammar:
         """A compiled grammar of this tokenizer, to be followed."""

@@ -55,7 +55,7 @@ class GrammarMasker:
         self._grammar, self._table = grammar, grammar.table
         self._num_words = -(-grammar.vocab_size // 32)
         self._budget = GrammarBudget(grammar.parsing_of_all)
-        self._problem: Exception | None = None
+        self.problem: Exception | None = None
         """What the request ends by at its next token."""
         self._pending: list[int] = []
         """Taken, and not known to the matcher yet."""
@@ -75,13 +75,13 @@ class GrammarMasker:
             self._call(self._catch_up)
             for _ in range(_REPLAYED_AT_ONCE):
                 self._budget.took_token()
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None:
+            raise self.problem
 
     def accept(self, token_id: int) -> bool:
         """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None:
+            raise self.problem
         self._budget.took_token()
         is_known = self._tree is not None
         if is_known:
@@ -93,8 +93,8 @@ class GrammarMasker:
         if is_known and token_id not in self._table.stop_token_ids:
             return False
         self._call(self._catch_up)
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None:
+            raise self.problem
         return self._matcher.is_terminated()
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -120,7 +120,7 @@ class GrammarMasker:
 
     def ahead(self, token_ids: list[int], mask: np.ndarray) -> bool:
         """See `TokenMasker`."""
-        if self._num_slow == MOST_SLOW or self._problem is not None:
+        if self._num_slow == MOST_SLOW or self.problem is not None:
             return False
         done = self._timed(self._look_ahead, token_ids, mask)
         if done is None:
@@ -170,7 +170,7 @@ class GrammarMasker:
         """The mask behind the last token taken, int32 [1, num_words]; None where the request ends."""
         if self._root is None or self._pending:
             self._call(self._find_root)
-        return None if self._problem is not None else self._root
+        return None if self.problem is not None else self._root
 
     def _find_root(self) -> None:
         foretold = self._ahead
@@ -229,7 +229,7 @@ class GrammarMasker:
 
     def _timed(self, work: Callable[..., Any], *args: Any) -> tuple[Any, float] | None:
         """What it returned, and its CPU seconds; None where the request ends: by this call, or by one before."""
-        if self._problem is not None:
+        if self.problem is not None:
             return None
         try:
             return self._grammar.calls.run(work, *args)
@@ -237,7 +237,7 @@ class GrammarMasker:
             self._give_up()
         except Exception as error:
             # Raised here it would end the round of all others.
-            self._problem = error
+            self.problem = error
         return None
 
     def _spend(self, seconds: float) -> None:
@@ -246,7 +246,7 @@ class GrammarMasker:
             self._give_up()
 
     def _give_up(self) -> None:
-        self._problem = TooDear(f"{self._grammar.field} takes more computing or memory for each token than it may")
+        self.problem = TooDear(f"{self._grammar.field} takes more computing or memory for each token than it may")
 
 
 class TreeLinks(NamedTuple):
