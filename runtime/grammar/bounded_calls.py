@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
-MOST_CALL_S = 0.25
+MOST_CALL_S = 0.05
 """CPU time of one call, for which a round waits."""
 MOST_RUNAWAY_S = 2.0
 """CPU time of a call that was given up, which goes on and takes memory: what cannot be ended but with its process."""

@@ -1,8 +1,11 @@
 """What a request's grammar may cost the engine that follows it."""
 
+from collections import OrderedDict
 from weakref import finalize
 
-MOST_AT_ONCE_S = 0.25
+from wingbeat.runtime.scheduling.request import GrammarSpec
+
+MOST_AT_ONCE_S = 0.1
 """CPU time that a request's masks may take beyond `MASK_S` a token."""
 MASK_S = 1e-3
 """CPU time of a token's masks that a request may take for good: rounds of the batch wait for it."""
@@ -13,6 +16,7 @@ PARSE_S = 30e-6
 MOST_PARSING_OF_ALL_S = 0.5
 """The same of all requests that run, beyond which those with a share of `MOST_SHARE_S` end."""
 MOST_SHARE_S = 0.05
+_NUM_REMEMBERED = 256
 
 
 class ParsingOfAll:
@@ -24,6 +28,27 @@ class ParsingOfAll:
     def add(self, seconds: float) -> None:
         """More, or less where a request has ended."""
         self.held_s += seconds
+
+
+class DearGrammars:
+    """The last grammars of which a single step took too long: what is compiled of them must not be followed."""
+
+    def __init__(self) -> None:
+        self._specs: OrderedDict[GrammarSpec, None] = OrderedDict()
+
+    def __contains__(self, spec: GrammarSpec) -> bool:
+        return spec in self._specs
+
+    def add(self, spec: GrammarSpec) -> None:
+        """One more."""
+        self._specs[spec] = None
+        if len(self._specs) > _NUM_REMEMBERED:
+            self._specs.popitem(last=False)
+
+
+def too_dear(spec: GrammarSpec) -> str:
+    """What its requests are told."""
+    return f"{spec.field} takes more computing or memory for each token than it may"
 
 
 class GrammarBudget:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
-MOST_STEPS = 64
+MOST_STEPS = 128
 """Tokens that are looked ahead at a time."""
 MOST_WALK_S = 0.002
 """CPU time of it."""
@@ -36,7 +36,7 @@ class CertainWalk(NamedTuple):
 
 
 def only_text(mask: np.ndarray, table: TokenTable) -> int | None:
-    """The longest allowed token, where all others begin the same text; None where there is a choice.
+    """The shortest allowed token, where all others begin by its text; None where there is a choice.
 
     Args:
         mask: int32 [ceil(vocab_size / 32)].
@@ -49,16 +49,15 @@ def only_text(mask: np.ndarray, table: TokenTable) -> int | None:
     if len(rows) > _MOST_SPELLINGS:
         return None
     token_ids = (words[rows] * 32 + columns).tolist()
-    longest = max(token_ids, key=lambda token_id: len(table.texts[token_id]))
-    text = table.texts[longest]
-    is_choice = any(
-        token_id in table.stop_token_ids or not text.startswith(table.texts[token_id]) for token_id in token_ids
-    )
-    return None if is_choice or not text else longest
+    texts, stops = table.texts, table.stop_token_ids
+    shortest = min(token_ids, key=lambda token_id: len(texts[token_id]))
+    text = texts[shortest]
+    is_only = text and all(texts[token_id].startswith(text) and token_id not in stops for token_id in token_ids)
+    return shortest if is_only else None
 
 
 def walk(matcher: "GrammarMatcher", first: int, num_words: int, table: TokenTable) -> CertainWalk:
-    """The longest tokens from `first` on while there is no choice; the matcher stays where it is."""
+    """The shortest tokens from `first` on while there is no choice; the matcher stays where it is."""
     mask, token_ids, until = np.zeros((1, num_words), np.int32), [], time.thread_time() + MOST_WALK_S
     following: int | None = first
     while following is not None and len(token_ids) < MOST_STEPS and time.thread_time() < until:
@@ -72,13 +71,16 @@ def walk(matcher: "GrammarMatcher", first: int, num_words: int, table: TokenTabl
 
 
 def spelled(found: CertainWalk, table: TokenTable) -> list[int]:
-    """The same text as the tokenizer would write it; as found where it begins inside a character."""
-    data = b"".join(table.texts[token_id] for token_id in found.token_ids)
+    """The same text as the tokenizer would write it: a text that begins inside a character as found, up to its end."""
+    texts, start = [table.texts[token_id] for token_id in found.token_ids], 0
+    while start < len(texts) and texts[start][0] & 0xC0 == 0x80:
+        start += 1
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(data)
+        # The last character may be there in part.
+        text = codecs.getincrementaldecoder("utf-8")().decode(b"".join(texts[start:]))
     except UnicodeDecodeError:
         return found.token_ids
-    token_ids = table.encode(text)
+    token_ids = [*found.token_ids[:start], *table.encode(text)]
     # What the last token would be is not known where the text is cut.
     return token_ids[:-1] if found.goes_on else token_ids
 

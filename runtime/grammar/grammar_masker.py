@@ -11,7 +11,7 @@ import torch
 
 from wingbeat.runtime.grammar import certain_text
 from wingbeat.runtime.grammar.bounded_calls import TookTooLong
-from wingbeat.runtime.grammar.budget import GrammarBudget
+from wingbeat.runtime.grammar.budget import GrammarBudget, too_dear
 from wingbeat.runtime.grammar.compiler import RequestGrammar
 from wingbeat.runtime.scheduling.request import TooDear
 from wingbeat.runtime.scheduling.sequence import NothingAllowed
@@ -229,11 +229,15 @@ class GrammarMasker:
 
     def _timed(self, work: Callable[..., Any], *args: Any) -> tuple[Any, float] | None:
         """What it returned, and its CPU seconds; None where the request ends: by this call, or by one before."""
+        if self._grammar.spec in self._grammar.dear:
+            # Of several choices of a prompt only the first one found out.
+            self._give_up()
         if self.problem is not None:
             return None
         try:
             return self._grammar.calls.run(work, *args)
         except TookTooLong:
+            self._grammar.dear.add(self._grammar.spec)
             self._give_up()
         except Exception as error:
             # Raised here it would end the round of all others.
@@ -246,7 +250,7 @@ class GrammarMasker:
             self._give_up()
 
     def _give_up(self) -> None:
-        self.problem = TooDear(f"{self._grammar.field} takes more computing or memory for each token than it may")
+        self.problem = TooDear(too_dear(self._grammar.spec))
 
 
 class TreeLinks(NamedTuple):

@@ -14,7 +14,7 @@ import sys
 from xgrammar import GrammarCompiler, TokenizerInfo
 
 from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
-from wingbeat.runtime.grammar.budget import ParsingOfAll
+from wingbeat.runtime.grammar.budget import DearGrammars, ParsingOfAll
 from wingbeat.runtime.grammar.certain_text import TokenTable
 from wingbeat.runtime.grammar.compiler import MOST_THREADS, RequestGrammar, compile_spec
 from wingbeat.runtime.grammar.trial_walks import problem_of
@@ -63,8 +63,8 @@ def answer(peer: socket.socket, info: TokenizerInfo, table: TokenTable, cpu_s: i
         compiled = compile_spec(GrammarCompiler(info, max_threads=MOST_THREADS, cache_enabled=False), spec)
         if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
             raise ValueError(f"{spec.field} takes more than {MOST_COMPILED_BYTES // 2**20} MiB once it is compiled")
-        shared = BoundedCalls(), ParsingOfAll()
-        problem = problem_of(RequestGrammar(compiled, table, info.vocab_size, spec.field, *shared))
+        shared = BoundedCalls(), ParsingOfAll(), DearGrammars()
+        problem = problem_of(RequestGrammar(compiled, table, info.vocab_size, spec, *shared))
     except ValueError as error:
         problem = str(error)
     peer.sendall(json.dumps(problem).encode())
