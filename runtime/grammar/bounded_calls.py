@@ -76,7 +76,9 @@ class BoundedCalls:
                 continue
             caller.tasks.put(None)
             return
-        self.on_runaway(f"a grammar has computed for more than {MOST_RUNAWAY_S:.0f} s at one token and cannot be stopped")
+        self.on_runaway(
+            f"a grammar has computed for more than {MOST_RUNAWAY_S:.0f} s at one token and cannot be stopped"
+        )
 
 
 class _Caller(threading.Thread):

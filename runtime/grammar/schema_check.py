@@ -64,7 +64,9 @@ def check_schema(schema: Any, field: str) -> bool:
         try:
             pending += [(below, f"{place}/{name}") for name, below in _check(part, schema)]
         except NotEnforced as error:
-            raise ValueError(f"{field} has the keyword {error.keyword!r} at {place[:120]}, which {error.reason}") from None
+            raise ValueError(
+                f"{field} has the keyword {error.keyword!r} at {place[:120]}, which {error.reason}"
+            ) from None
         has_formats |= "format" in part and not {"pattern", "minLength", "maxLength"}.isdisjoint(part)
     return has_formats
 
@@ -106,7 +108,9 @@ def _check(part: Schema, root: Any) -> Iterator[tuple[str, Any]]:
         if types is not None and not all(_is_of(one, types, root) for one in value):
             raise NotEnforced("type", f"is not enforced beside {deciding!r}: give it in each of its schemas")
         if deciding == "oneOf" and not tells_apart(value, root):
-            raise NotEnforced("oneOf", "cannot be held to one of its schemas: use anyOf, or a const that tells them apart")
+            raise NotEnforced(
+                "oneOf", "cannot be held to one of its schemas: use anyOf, or a const that tells them apart"
+            )
         yield from ((f"{deciding}/{index}", one) for index, one in enumerate(value))
 
 

@@ -1,10 +1,12 @@
 """Which values JSON schemas allow, as far as their types, constants and required properties tell."""
 
+import json
 from itertools import combinations
 from typing import Any
 
 Schema = dict[str, Any]
-_MOST_CHOICES = 128
+_MOST_CHOICES = 64
+_MOST_NAMES = 16
 _MOST_REFS = 32
 
 
@@ -36,7 +38,7 @@ def types_of_value(value: Any) -> set[str]:
         case int():
             return {"integer", "number"}
         case float():
-            return {"integer", "number"} if value == int(value) else {"number"}
+            return {"integer", "number"} if value.is_integer() else {"number"}
         case str():
             return {"string"}
         case list():
@@ -69,10 +71,11 @@ def _are_disjoint(one: Schema, other: Schema, root: Any) -> bool:
         return True
     values, others = _values(one), _values(other)
     if values is not None and others is not None:
-        return not any(value == same for value in values for same in others)
+        return not {_canonical(value) for value in values} & {_canonical(value) for value in others}
     return any(
         _are_disjoint(_property(one, name, root), _property(other, name, root), root)
-        for name in _required(one) & _required(other)
+        # A value of the schema that requires the property has one of its constants, and the other allows none of them.
+        for name in sorted(_required(one) | _required(other))[:_MOST_NAMES]
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )
 
@@ -92,6 +95,10 @@ def _values(part: Schema) -> list[Any] | None:
     if "const" in part:
         return [part["const"]]
     return part["enum"] if isinstance(part.get("enum"), list) else None
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True)
 
 
 def _required(part: Schema) -> set[str]:

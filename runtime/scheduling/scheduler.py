@@ -97,9 +97,7 @@ class Scheduler:
         self.suspects.failed(seq)
         self._drop(seq)
         failure = str(error) if is_refusal else f"request {request_id}: {type(error).__name__}: {error}"
-        self.failures.append(
-            RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal)
-        )
+        self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal))
 
     def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
         """`work(*args)` on behalf of one sequence: what it raises ends this one, and None is returned."""
