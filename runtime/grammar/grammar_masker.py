@@ -76,12 +76,12 @@ class GrammarMasker:
             for _ in range(_REPLAYED_AT_ONCE):
                 self._budget.took_token()
         if self.problem is not None:
-            raise self.problem
+            raise self._failure()
 
     def accept(self, token_id: int) -> bool:
         """See `TokenMasker`; nothing follows the end-of-sequence token behind a complete answer."""
         if self.problem is not None:
-            raise self.problem
+            raise self._failure()
         self._budget.took_token()
         is_known = self._tree is not None
         if is_known:
@@ -94,7 +94,7 @@ class GrammarMasker:
             return False
         self._call(self._catch_up)
         if self.problem is not None:
-            raise self.problem
+            raise self._failure()
         return self._matcher.is_terminated()
 
     def fill(self, token_ids: np.ndarray, parents: np.ndarray, masks: np.ndarray) -> bool:
@@ -248,6 +248,11 @@ class GrammarMasker:
         self._budget.spend(seconds)
         if self._budget.is_over:
             self._give_up()
+
+    def _failure(self) -> Exception:
+        """The problem, to be raised: another object, as a traceback of its own would keep the parser's memory."""
+        kind = type(self.problem)
+        return kind(str(self.problem)) if kind in (TooDear, ValueError) else RuntimeError(repr(self.problem))
 
     def _give_up(self) -> None:
         self.problem = TooDear(too_dear(self._grammar.spec))

@@ -1,8 +1,8 @@
 """JSON schemas whose every keyword the grammar made of them enforces: any other is refused by keyword and place.
 
-Written for xgrammar 0.2's reading: of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type`, the first one there
-is alone decides, and what stands beside it is passed over. Annotations and unknown keywords say nothing, as the
-JSON-Schema standard has it, and so does a keyword about another type than the value's.
+Written for xgrammar 0.2's reading: of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type`, the first one
+decides alone, and what stands beside it is passed over. Annotations and unknown keywords say nothing, as the JSON-Schema
+standard has it, and so does a keyword about another type than the value's.
 """
 
 import re
@@ -29,10 +29,9 @@ _NEVER_OF_TYPE = {
     "array": ("contains", "additionalItems"),
     "object": ("dependentRequired", "dependentSchemas", "dependencies"),
 }
-FORMATS = frozenset(
-    ("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference")
-    + ("uri-template", "json-pointer", "relative-json-pointer")
-)
+_TIMES = {"date", "time", "date-time", "duration"}
+_NAMES = {"email", "ipv4", "ipv6", "hostname", "uuid", "json-pointer", "relative-json-pointer"}
+FORMATS = {*_TIMES, *_NAMES, "uri", "uri-reference", "uri-template"}
 """Formats that are enforced, unless a pattern or a length stands beside them; others are annotations."""
 _MOST_MULTIPLE, _WIDEST_RANGE = 1024, 10_000
 
@@ -55,18 +54,17 @@ def check_schema(schema: Any, field: str) -> bool:
     Raises:
         ValueError: a keyword is not enforced; the message names field, keyword and place.
     """
-    pending, seen, has_formats = [(schema, "#")], set(), False
+    pending, seen, has_formats = [(schema, "#")], {}, False
     while pending:
         part, place = pending.pop()
         if not isinstance(part, dict) or id(part) in seen:
             continue
-        seen.add(id(part))
+        seen[id(part)] = part  # kept, so that no other one has its id
         try:
             pending += [(below, f"{place}/{name}") for name, below in _check(part, schema)]
         except NotEnforced as error:
-            raise ValueError(
-                f"{field} has the keyword {error.keyword!r} at {place[:120]}, which {error.reason}"
-            ) from None
+            at = f"{error.keyword!r} at {place[:120]}"
+            raise ValueError(f"{field} has the keyword {at}, which {error.reason}") from None
         has_formats |= "format" in part and not {"pattern", "minLength", "maxLength"}.isdisjoint(part)
     return has_formats
 
@@ -103,14 +101,14 @@ def _check(part: Schema, root: Any) -> Iterator[tuple[str, Any]]:
         if types is not None and not all(types & types_of_value(one) for one in values):
             raise NotEnforced("type", f"is not enforced beside a {deciding!r} that contradicts it")
     elif isinstance(value, list):
+        if not value:
+            raise NotEnforced(deciding, "is empty")
         if deciding == "allOf" and len(value) > 1:
             raise NotEnforced("allOf", "is not enforced where it has several schemas")
         if types is not None and not all(_is_of(one, types, root) for one in value):
             raise NotEnforced("type", f"is not enforced beside {deciding!r}: give it in each of its schemas")
         if deciding == "oneOf" and not tells_apart(value, root):
-            raise NotEnforced(
-                "oneOf", "cannot be held to one of its schemas: use anyOf, or a const that tells them apart"
-            )
+            raise NotEnforced("oneOf", "cannot be held to one schema: use anyOf, or a const in each")
         yield from ((f"{deciding}/{index}", one) for index, one in enumerate(value))
 
 

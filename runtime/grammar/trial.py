@@ -24,7 +24,7 @@ _PATIENCE_S = 120.0
 class GrammarTrial:
     """Says of grammars whether they compile within limits; safe to share between threads.
 
-    The process starts by `warm` or with the first grammar, which takes seconds, and ends with this object or its process.
+    The process starts by `warm` or with the first grammar, which takes seconds; it ends with this object.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:

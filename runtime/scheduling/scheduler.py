@@ -313,6 +313,8 @@ class Scheduler:
                 queue.remove(seq)
         self._free(seq)
         self.suspects.clear(seq)
+        # What it remembers of a text may be much, and others may keep the sequence for a while.
+        seq.masker = None
 
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:

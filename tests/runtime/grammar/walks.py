@@ -16,11 +16,8 @@ def walk_text(compiled, texts, rng, most=120):
     stops, written = set(compiled.tokenizer_info.stop_token_ids), []
     for step in range(most):
         restricts = matcher.fill_next_token_bitmask(mask, 0)
-        allowed = (
-            np.arange(len(texts))
-            if not restricts
-            else np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        )
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits) if restricts else np.arange(len(texts))
         allowed = [token_id for token_id in allowed.tolist() if token_id < len(texts)]
         if not allowed:
             return None
