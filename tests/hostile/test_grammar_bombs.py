@@ -17,7 +17,7 @@ from wingbeat.runtime.scheduling.request import FinishReason, Request, SamplingP
 from .grammar_bombs import BOMBS, EMPTY, EMPTY_LATER, many_rules, spec_of
 
 PROMPTS = [TOKENIZER.encode(text) for text in ("import os\n", "class Stack:\n")]
-LENGTH = 60
+LENGTH = 40
 DEAR = spec_of("grammar", many_rules(1500, '"zz"'))
 """Its first masks pass, and then a single one takes a third of a second."""
 
@@ -112,6 +112,7 @@ def check_bounds(run, undisturbed, num_bombs=1):
     assert sum(run.rounds) < num_bombs * 2 * (in_all + per_round * len(run.rounds))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_ends_alone_and_takes_little(loaded, grammars, undisturbed, name):
     run = run_beside(loaded, grammars, [BOMBS[name]])
