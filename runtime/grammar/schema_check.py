@@ -1,8 +1,8 @@
 """JSON schemas whose every keyword the grammar made of them enforces: any other is refused by keyword and place.
 
 Written for xgrammar 0.2's reading: of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type`, the first one
-decides alone, and what stands beside it is passed over. Annotations and unknown keywords say nothing, as the JSON-Schema
-standard has it, and so does a keyword about another type than the value's.
+decides alone, and what stands beside it is passed over. Annotations and unknown keywords say nothing, as the standard
+has it, and so does a keyword about another type than the value's.
 """
 
 import re
