@@ -34,7 +34,9 @@ class Beside:
         self._prompts = cycle([llm.tokenizer.encode(text) for text in ("import os\n", "class Stack:\n", "def f(")])
         self._params = greedy(TOKENS)
 
-    def run(self, spec: GrammarSpec | None, seconds: float, trial: GrammarTrial | None = None) -> tuple[list[float], int]:
+    def run(
+        self, spec: GrammarSpec | None, seconds: float, trial: GrammarTrial | None = None
+    ) -> tuple[list[float], int]:
         """Seconds of each round in which another request was, and how many requests with the grammar were refused."""
         engine, rounds, refused = self._llm.engine, [], 0
         pool, pending = ThreadPoolExecutor(1), None
@@ -95,7 +97,9 @@ def main() -> None:
     cases = [("none", None, None), *((name, spec, None) for name, spec in {**ORDINARY, **BOMBS}.items())]
     cases += [(f"{name}, tried out first", spec, trial) for name, spec in BOMBS.items()]
     alone_s = None
-    print("beside | rounds | median ms | p99 ms | p99 by that alone | longest ms | refused\n---|---|---|---|---|---|---")
+    print(
+        "beside | rounds | median ms | p99 ms | p99 by that alone | longest ms | refused\n---|---|---|---|---|---|---"
+    )
     for name, spec, tried in cases:
         rounds, refused = beside.run(spec, seconds, tried)
         p99_s = statistics.quantiles(rounds, n=100)[98]

@@ -65,3 +65,17 @@ def test_a_process_that_died_is_replaced(trial):
     trial._process.kill()
     trial._process.wait()
     trial.check(spec_of("regex", "second"))
+
+
+def test_a_process_that_was_started_ahead_answers_at_once():
+    made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])), cpu_s=1, memory_bytes=2**28)
+    try:
+        made.warm()
+        started = made._process
+        made.check(spec_of("regex", "[a-c]+x"))
+        assert made._process is started
+    finally:
+        made.close()
+    with pytest.raises(ValueError, match="the engine ends"):
+        made.check(spec_of("regex", "[a-c]+y"))
+    assert made._process is None
