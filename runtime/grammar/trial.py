@@ -58,19 +58,22 @@ class GrammarTrial:
 
     def warm(self) -> None:
         """Start the process, unless it runs, and make ready what the first grammar needs in this one."""
-        with self._lock:
-            self._ensure_started()
-        self._grammars.warm()
+        try:
+            with self._lock:
+                self._ensure_started()
+            self._grammars.warm()
+        except (ValueError, OSError):
+            if not self._closed:
+                raise
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._closed = True
-            process, self._process = self._process, None
-            if process is not None:
-                self._control.close()
-                process.kill()
-                process.wait()
+        """End the process; one that is starting too, for which nobody waits."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._control.close()
 
     def _try(self, spec: GrammarSpec) -> str:
         mine, its = socket.socketpair()
@@ -112,5 +115,7 @@ class GrammarTrial:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=environment, text=False
             )
+        if self._closed:
+            self._process.kill()
         with self._process.stdin as stdin:
             stdin.write(tokens)
