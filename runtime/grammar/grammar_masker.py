@@ -21,7 +21,7 @@ MOST_TREE_S = 0.005
 MOST_AHEAD_S = 0.001
 """CPU time of telling the drafter what is allowed, which a round waits for."""
 MOST_SLOW = 4
-"""Times that either may take longer, before it is left out for good."""
+"""Times that telling it may take longer, and trees one after another, before either is left out for good."""
 _REPLAYED_AT_ONCE = 256
 _ALL = -1
 
@@ -106,7 +106,7 @@ class GrammarMasker:
             in_time = len(token_ids) == 1
             if not in_time and self._num_late < MOST_SLOW:
                 in_time, seconds = self._timed(self._fill_tree, token_ids, parents, masks) or (False, 0.0)
-                self._num_late += not in_time
+                self._num_late = 0 if in_time else self._num_late + 1
                 # A tree that is late is the engine's matter, up to its time.
                 self._spend(max(0.0, seconds - 2 * MOST_TREE_S))
         nodes = slice(None if in_time else 1)
@@ -122,14 +122,17 @@ class GrammarMasker:
         """See `TokenMasker`."""
         if self._num_slow == MOST_SLOW or self.problem is not None:
             return False
-        done = self._timed(self._look_ahead, token_ids, mask)
+        # Of its own: a call that is given up may write to it when the channel's row is another's.
+        found = np.zeros((1, self._num_words), np.int32)
+        done = self._timed(self._look_ahead, token_ids, found)
         if done is None:
             return False
         is_restricted, seconds = done
         self._num_slow += seconds > MOST_AHEAD_S
         self._spend(seconds)
         if is_restricted:
-            self._ahead = [*self._pending, *token_ids], mask.copy()[None]
+            mask[:] = found[0]
+            self._ahead = [*self._pending, *token_ids], found
         return is_restricted
 
     def forced(self, most: int) -> list[int]:
@@ -214,7 +217,7 @@ class GrammarMasker:
                 break
             num_taken += 1
         goes_on = num_taken == len(token_ids) and not matcher.is_terminated()
-        is_restricted = goes_on and matcher.fill_next_token_bitmask(mask[None], 0)
+        is_restricted = goes_on and matcher.fill_next_token_bitmask(mask, 0)
         if num_taken:
             matcher.rollback(num_taken)
         return is_restricted

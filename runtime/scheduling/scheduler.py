@@ -91,7 +91,7 @@ class Scheduler:
         request_id = seq.request.request_id
         is_refusal = isinstance(error, TooDear)
         if is_refusal:
-            logger.warning("Request %s was ended: %s", request_id, error)
+            logger.warning("Request %s was ended: %s", request_id, str(error))
         else:
             logger.error("Request %s failed", request_id, exc_info=error)
         self.suspects.failed(seq)
