@@ -18,7 +18,7 @@ from report import RESULTS, Report, Table, machine_facts, model_facts, spread
 
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.grammar.maskers import GrammarMasker
+from wingbeat.runtime.grammar.grammar_masker import GrammarMasker
 from wingbeat.runtime.llm import LLM
 from wingbeat.runtime.scheduling.request import GrammarSpec, SamplingParams
 from wingbeat.runtime.verifier.choices.token_masks import TokenMasks

@@ -115,7 +115,8 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     """One request's new tokens as they travel."""
     metrics = None if output.metrics is None else _pack_metrics(output.metrics)
     finish = None if output.finish_reason is None else str(output.finish_reason)
-    given_up = None if output.failure is None else (str(Verdict.FAILED), output.failure)
+    verdict = Verdict.REFUSED if output.is_refusal else Verdict.FAILED
+    given_up = None if output.failure is None else (str(verdict), output.failure)
     logprobs, prompt_logprobs = (tuple(map(tuple, given)) for given in (output.logprobs, output.prompt_logprobs))
     extras = (logprobs, prompt_logprobs, tuple(map(tuple, output.rounds)), output.queue_s)
     return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, *extras

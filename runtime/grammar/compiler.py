@@ -7,7 +7,12 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
+from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
+from wingbeat.runtime.grammar.budget import DearGrammars, ParsingOfAll, too_dear
+from wingbeat.runtime.grammar.certain_text import TokenTable
+from wingbeat.runtime.grammar.schema_check import check_schema, without_formats
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 if TYPE_CHECKING:
@@ -19,17 +24,26 @@ KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MOST_WHITESPACE = 16
 """Characters of whitespace between two pieces of JSON: without a bound a model may write nothing else."""
 MOST_THREADS = min(4, os.cpu_count() or 1)
-_CACHE_BYTES = 2**28
+"""Of a trial; an engine compiles on one, beside its rounds."""
+MOST_LIVE_BYTES = 2**29
+"""Compiled grammars of the requests that run."""
+_SCHEMAS_OF_TAGS = ("json_schema", "schema")
+_CACHE_BYTES = 2**26
 _MAX_REASON = 300
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+\.cc:\d+: (Check failed: \(.*?\) is false: )?")
 """Where in xgrammar's own source an error arose."""
 
 
 class RequestGrammar(NamedTuple):
-    """A compiled grammar, and how its text becomes tokens."""
+    """A compiled grammar, and what the requests of its engine share."""
 
     compiled: "CompiledGrammar"
-    encode: Callable[[str], list[int]]
+    table: TokenTable
+    vocab_size: int
+    spec: GrammarSpec
+    calls: BoundedCalls
+    parsing_of_all: ParsingOfAll
+    dear: DearGrammars
 
 
 class Grammars:
@@ -45,6 +59,12 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._compiler: GrammarCompiler | None = None
         self._making = threading.Lock()
+        self.calls = BoundedCalls()
+        """In which masks are found."""
+        self._parsing_of_all = ParsingOfAll()
+        self._dear = DearGrammars()
+        self._live: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
+        """Of requests that run, or are about to."""
 
     def compile(self, spec: GrammarSpec) -> RequestGrammar:
         """The grammar of a request.
@@ -52,16 +72,39 @@ class Grammars:
         Raises:
             ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
         """
+        if spec in self._dear:
+            raise ValueError(too_dear(spec))
+        self.warm()
+        compiled = self._live.get(spec)
+        if compiled is None:
+            compiled = compile_spec(self._compiler, spec)
+            num_bytes = sum(other.memory_size_bytes for other in self._live.values())
+            if num_bytes + compiled.memory_size_bytes > MOST_LIVE_BYTES:
+                raise ValueError(f"{spec.field} finds no room beside the grammars of the requests that run")
+            self._live[spec] = compiled
+        return self.of(compiled, spec)
+
+    def warm(self) -> None:
+        """Import and make what the first grammar needs, which takes a second or more; from any thread."""
         with self._making:
             if self._compiler is None:
                 from xgrammar import GrammarCompiler
 
                 info = self.tokenizer_info
-                self._compiler = GrammarCompiler(info, max_threads=MOST_THREADS, cache_limit_bytes=_CACHE_BYTES)
-        return RequestGrammar(compile_spec(self._compiler, spec), self._encode)
+                self._compiler = GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def of(self, compiled: "CompiledGrammar", spec: GrammarSpec) -> RequestGrammar:
+        """A compiled grammar of this tokenizer, to be followed."""
+        return RequestGrammar(
+            compiled, self._table, self._vocab_size, spec, self.calls, self._parsing_of_all, self._dear
+        )
+
+    @cached_property
+    def _table(self) -> TokenTable:
+        def encode(text: str) -> list[int]:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        return TokenTable(self.tokenizer_info.decoded_vocab, frozenset(self._eos_token_ids), encode)
 
     @cached_property
     def tokenizer_info(self) -> "TokenizerInfo":
@@ -77,23 +120,70 @@ class Grammars:
 def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGrammar":
     """The grammar of a request; raises as `Grammars.compile`."""
     by_kind: dict[str, Callable[[str], CompiledGrammar]] = {
-        "json": lambda text: compiler.compile_json_schema(text, max_whitespace_cnt=MOST_WHITESPACE),
+        "json": lambda text: compiler.compile_json_schema(
+            _enforced(text, spec.field), max_whitespace_cnt=MOST_WHITESPACE
+        ),
         "json_object": lambda _: compiler.compile_json_schema(
             '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_WHITESPACE
         ),
         "regex": compiler.compile_regex,
         "choice": lambda text: compiler.compile_grammar(_choice_grammar(text)),
         "grammar": compiler.compile_grammar,
-        "structural_tag": compiler.compile_structural_tag,
+        "structural_tag": lambda text: compiler.compile_structural_tag(_enforced_tag(text, spec.field)),
     }
     if spec.kind not in by_kind:
         raise ValueError(f"{spec.field} has no kind {spec.kind!r}: there are {', '.join(KINDS)}")
     try:
         return by_kind[spec.kind](spec.text)
+    except _Refused as error:
+        raise ValueError(str(error)) from None
     except Exception as error:
         # xgrammar raises RuntimeError and its own classes for whatever a user wrote.
         reason = _SOURCE.sub("", " ".join(str(error).split()))[:_MAX_REASON]
         raise ValueError(f"{spec.field} cannot be compiled: {reason}") from error
+
+
+class _Refused(Exception):
+    """The whole message is said."""
+
+
+def _enforced(text: str, field: str) -> str:
+    """A schema of which every keyword is enforced.
+
+    Raises:
+        _Refused: one is not.
+    """
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # xgrammar says what is wrong with it
+    try:
+        has_formats = check_schema(schema, field)
+    except ValueError as error:
+        raise _Refused(str(error)) from None
+    return json.dumps(without_formats(schema)) if has_formats else text
+
+
+def _enforced_tag(text: str, field: str) -> str:
+    """A structural tag of whose schemas every keyword is enforced; raises as `_enforced`."""
+    try:
+        tag = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    has_formats, pending = False, [tag]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            for name, value in part.items():
+                if name in _SCHEMAS_OF_TAGS:
+                    written = _enforced(json.dumps(value), field)
+                    has_formats |= json.loads(written) != value
+                    part[name] = json.loads(written)
+                else:
+                    pending.append(value)
+    return json.dumps(tag) if has_formats else text
 
 
 def _choice_grammar(text: str) -> str:

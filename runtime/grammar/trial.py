@@ -13,7 +13,7 @@ from wingbeat.runtime.scheduling.request import GrammarSpec
 
 MOST_CPU_S = 10
 """CPU time of a compile, over all of its threads."""
-MOST_BYTES = 2**30
+MOST_BYTES = 2**29
 """Memory of a compile."""
 CHEAP_KINDS = ("json_object", "choice")
 """They take milliseconds at any length that a request may have."""
@@ -24,7 +24,7 @@ _PATIENCE_S = 120.0
 class GrammarTrial:
     """Says of grammars whether they compile within limits; safe to share between threads.
 
-    The process starts with the first grammar, which takes seconds, and ends with this object or its process.
+    The process starts by `warm` or with the first grammar, which takes seconds; it ends with this object.
     """
 
     def __init__(self, grammars: Grammars, cpu_s: int = MOST_CPU_S, memory_bytes: int = MOST_BYTES) -> None:
@@ -35,6 +35,7 @@ class GrammarTrial:
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
+        self._closed = False
 
     def check(self, spec: GrammarSpec) -> None:
         """Try a grammar out, unless it is known.
@@ -55,14 +56,24 @@ class GrammarTrial:
         if problem:
             raise ValueError(problem)
 
+    def warm(self) -> None:
+        """Start the process, unless it runs, and make ready what the first grammar needs in this one."""
+        try:
+            with self._lock:
+                self._ensure_started()
+            self._grammars.warm()
+        except (ValueError, OSError):
+            if not self._closed:
+                raise
+
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                self._control.close()
-                process.kill()
-                process.wait()
+        """End the process; one that is starting too, for which nobody waits."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._control.close()
 
     def _try(self, spec: GrammarSpec) -> str:
         mine, its = socket.socketpair()
@@ -80,14 +91,20 @@ class GrammarTrial:
         return f"{spec.field} takes more than {cpu_s} s or {memory_bytes // 2**20} MiB to compile"
 
     def _hand_over(self, its: socket.socket) -> None:
-        """Send the process its end of a socket; a process that died is replaced."""
+        """Send the process its end of a socket."""
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._control.close()
-                self._process = None
-            if self._process is None:
-                self._start()
+            self._ensure_started()
             socket.send_fds(self._control, [b"g"], [its.fileno()])
+
+    def _ensure_started(self) -> None:
+        """Start the process, or another where it has died; the lock is held."""
+        if self._closed:
+            raise ValueError("structured_outputs cannot be tried out: the engine ends")
+        if self._process is not None and self._process.poll() is not None:
+            self._control.close()
+            self._process = None
+        if self._process is None:
+            self._start()
 
     def _start(self) -> None:
         tokens = self._grammars.tokenizer_info.serialize_json().encode()
@@ -98,5 +115,7 @@ class GrammarTrial:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, pass_fds=[its.fileno()], env=environment, text=False
             )
+        if self._closed:
+            self._process.kill()
         with self._process.stdin as stdin:
             stdin.write(tokens)

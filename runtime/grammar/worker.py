@@ -10,20 +10,21 @@ import resource
 import signal
 import socket
 import sys
-import time
-from random import Random
 
-import numpy as np
-from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
+from xgrammar import GrammarCompiler, TokenizerInfo
 
-from wingbeat.runtime.grammar.compiler import MOST_THREADS, compile_spec
+from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
+from wingbeat.runtime.grammar.budget import DearGrammars, ParsingOfAll
+from wingbeat.runtime.grammar.certain_text import TokenTable
+from wingbeat.runtime.grammar.compiler import MOST_THREADS, RequestGrammar, compile_spec
+from wingbeat.runtime.grammar.trial_walks import problem_of
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 MOST_WALL_S = 60.0
-MOST_MASK_S = 0.1
-"""CPU time of one mask: every round of the batch waits for it."""
-_NUM_STEPS = 8
-"""Tokens after which a mask is timed."""
+MOST_COMPILED_BYTES = 2**27
+"""Of a grammar once it is compiled: it stays in the engine's memory."""
+_NICENESS = 5
+"""Rounds go before trials."""
 
 
 def main() -> None:
@@ -31,6 +32,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     cpu_s, memory_bytes = int(sys.argv[2]), int(sys.argv[3])
     info = TokenizerInfo.deserialize_json(sys.stdin.buffer.read().decode())
+    table = TokenTable(info.decoded_vocab, frozenset(info.stop_token_ids), lambda text: [])
+    os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The kernel then reaps the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -40,13 +43,13 @@ def main() -> None:
             return
         if os.fork() == 0:
             try:
-                answer(socket.socket(fileno=fds[0]), info, cpu_s, memory_bytes)
+                answer(socket.socket(fileno=fds[0]), info, table, cpu_s, memory_bytes)
             finally:
                 os._exit(0)
         os.close(fds[0])
 
 
-def answer(peer: socket.socket, info: TokenizerInfo, cpu_s: int, memory_bytes: int) -> None:
+def answer(peer: socket.socket, info: TokenizerInfo, table: TokenTable, cpu_s: int, memory_bytes: int) -> None:
     """Read a grammar and write what is wrong with it; ended before that by its limits."""
     with peer.makefile("rb") as reader:
         spec = GrammarSpec(*json.loads(reader.read()))
@@ -57,26 +60,14 @@ def answer(peer: socket.socket, info: TokenizerInfo, cpu_s: int, memory_bytes: i
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        grammar = compile_spec(GrammarCompiler(info, max_threads=MOST_THREADS, cache_enabled=False), spec)
-        problem = "" if slowest_mask_s(grammar) <= MOST_MASK_S else f"{spec.field} takes too long at each token"
+        compiled = compile_spec(GrammarCompiler(info, max_threads=MOST_THREADS, cache_enabled=False), spec)
+        if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
+            raise ValueError(f"{spec.field} takes more than {MOST_COMPILED_BYTES // 2**20} MiB once it is compiled")
+        shared = BoundedCalls(), ParsingOfAll(), DearGrammars()
+        problem = problem_of(RequestGrammar(compiled, table, info.vocab_size, spec, *shared))
     except ValueError as error:
         problem = str(error)
     peer.sendall(json.dumps(problem).encode())
-
-
-def slowest_mask_s(grammar: CompiledGrammar) -> float:
-    """CPU seconds of the slowest mask on a short walk through a grammar."""
-    matcher, rng = GrammarMatcher(grammar), Random(0)
-    mask = np.zeros((1, -(-grammar.tokenizer_info.vocab_size // 32)), np.int32)
-    slowest = 0.0
-    for _ in range(_NUM_STEPS):
-        start = time.process_time()
-        matcher.fill_next_token_bitmask(mask, 0)
-        slowest = max(slowest, time.process_time() - start)
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-        if not allowed or not matcher.accept_token(rng.choice(allowed)) or matcher.is_terminated():
-            break
-    return slowest
 
 
 if __name__ == "__main__":

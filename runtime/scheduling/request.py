@@ -44,6 +44,10 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class TooDear(Exception):
+    """What a request asks for costs others more than it may; the message begins with the field's name."""
+
+
 class GrammarSpec(NamedTuple):
     """What an answer must match from its first token to its last."""
 
@@ -261,6 +265,8 @@ class RequestOutput(NamedTuple):
     """Prompt tokens whose KV came from the prefix cache; set on the last output."""
     failure: str | None = None
     """What processing the request raised: it ended by ABORT, and the tokens it had are no answer."""
+    is_refusal: bool = False
+    """Whether `failure` is about the request itself, and begins with the name of its field."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """By new token, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -19,7 +19,7 @@ from wingbeat.runtime.kv.blocks import BlockManager, IntegrityError
 from wingbeat.runtime.lora.resident import ResidentAdapters
 from wingbeat.runtime.scheduling.admission_order import AdmissionOrder
 from wingbeat.runtime.scheduling.plan import Chunk, SchedulerOutput
-from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput
+from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, FinishReason, Request, RequestOutput, TooDear
 from wingbeat.runtime.scheduling.sequence import Sequence, TokenMasker
 from wingbeat.runtime.scheduling.suspects import Suspects
 
@@ -89,11 +89,15 @@ class Scheduler:
     def fail(self, seq: Sequence, error: Exception) -> None:
         """Drop a request whose processing raised; its last output is in `failures`."""
         request_id = seq.request.request_id
-        logger.error("Request %s failed", request_id, exc_info=error)
+        is_refusal = isinstance(error, TooDear)
+        if is_refusal:
+            logger.warning("Request %s was ended: %s", request_id, str(error))
+        else:
+            logger.error("Request %s failed", request_id, exc_info=error)
         self.suspects.failed(seq)
         self._drop(seq)
-        failure = f"request {request_id}: {type(error).__name__}: {error}"
-        self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure))
+        failure = str(error) if is_refusal else f"request {request_id}: {type(error).__name__}: {error}"
+        self.failures.append(RequestOutput(request_id, (), FinishReason.ABORT, failure=failure, is_refusal=is_refusal))
 
     def isolated(self, seq: Sequence, work: Callable, *args: object) -> object:
         """`work(*args)` on behalf of one sequence: what it raises ends this one, and None is returned."""
@@ -309,6 +313,8 @@ class Scheduler:
                 queue.remove(seq)
         self._free(seq)
         self.suspects.clear(seq)
+        # What it remembers of a text may be much, and others may keep the sequence for a while.
+        seq.masker = None
 
     def _free(self, seq: Sequence) -> None:
         if seq.slot >= 0:

@@ -42,6 +42,10 @@ class DraftProgress:
         return self.length < self.num_recorded
 
 
+class NothingAllowed(ValueError):
+    """No token may stand where one was to be taken."""
+
+
 class TokenMasker(Protocol):
     """Follows one sequence's tokens and says which may come next; `wingbeat.runtime.grammar` has them."""
 
@@ -49,7 +53,9 @@ class TokenMasker(Protocol):
         """Take the next token; returns whether nothing may follow it.
 
         Raises:
+            NothingAllowed: every token is.
             ValueError: it is forbidden.
+            TooDear: to follow the sequence costs others too much.
         """
         ...
 
@@ -215,13 +221,16 @@ class Sequence:
         for index, token_id in enumerate(kept):
             is_end = token_id in stops or token_id in eos_token_ids
             is_early = is_end and self.num_output_tokens + index < params.min_tokens
+            nothing_left = is_early and params.may_leave_nothing
             try:
                 ended = self.masker is not None and self.masker.accept(token_id)
+            except NothingAllowed:
+                nothing_left = True
             except ValueError:
                 if not params.may_leave_nothing:
                     raise
-                is_early = True
-            if is_early and params.may_leave_nothing:
+                nothing_left = True
+            if nothing_left:
                 # Every token was forbidden, and one was taken all the same.
                 kept, reason = kept[:index], FinishReason.LENGTH
                 break

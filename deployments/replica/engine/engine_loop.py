@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,6 +85,8 @@ class EngineLoop:
 
         The replica is told what became of the requests before this returns.
         """
+        if self._trial is not None:
+            threading.Thread(target=self._warm_trial, name="wingbeat-grammar-start", daemon=True).start()
         try:
             while not self._take_messages():
                 if self._engine.has_unfinished_requests():
@@ -103,6 +106,14 @@ class EngineLoop:
         """End after the round that runs; from this thread or from a signal's handler."""
         self._stopping = True
         self._link.wake()
+
+    def fail(self, reason: str) -> None:
+        """End as a broken engine does, between two rounds; from any thread."""
+
+        def fail_now() -> None:
+            raise RuntimeError(reason)
+
+        self._do_soon(fail_now)
 
     def _end(self, reason: str, suspects: Iterable[str] = (), returned: Iterable[str] = ()) -> None:
         """The engine's last words: which request has broken it, or which of several, and what it had not taken up.
@@ -223,6 +234,13 @@ class EngineLoop:
         if self._trial is not None:
             self._trial.check(request.params.grammar)
         return self._engine.grammars.compile(request.params.grammar)
+
+    def _warm_trial(self) -> None:
+        """Have ready what the first grammar needs, beside the rounds."""
+        try:
+            self._trial.warm()
+        except Exception:
+            logger.exception("The process that tries grammars out cannot be started; the first grammar tries again")
 
     def _add_compiled(self, request: Request, grammar: "Future[Any]", number: int, outbox: Outbox) -> None:
         if request.request_id not in self._owners:

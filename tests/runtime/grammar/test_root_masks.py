@@ -20,7 +20,7 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters import merged_batch
 from wingbeat.runtime.drafters.growth import Growth, Roots
-from wingbeat.runtime.grammar.maskers import MOST_SLOW, GrammarMasker
+from wingbeat.runtime.grammar.grammar_masker import MOST_SLOW, GrammarMasker
 from wingbeat.runtime.protocol.messages import ChannelSpec, Outcome, RoundHeader, outcome_layout
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
@@ -80,7 +80,7 @@ def listener(sequences, loaded):
 
 
 def test_the_drafter_is_told_what_its_roots_allow(loaded, grammars, monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", 10.0)
+    monkeypatch.setattr("wingbeat.runtime.grammar.grammar_masker.MOST_AHEAD_S", 10.0)
     prompts = [TOKENIZER.encode(text) for text in ("a = ", "bc = ")]
     params = [params_of(SPECS[0], 1), params_of(SPECS[1], 2)]
     plain, _ = generate(loaded, grammars, prompts, params)
@@ -116,7 +116,7 @@ def test_rounds_in_flight_tell_nothing(loaded, grammars):
 
 
 def test_a_slow_grammar_is_asked_no_more(loaded, grammars, monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_AHEAD_S", -1.0)
+    monkeypatch.setattr("wingbeat.runtime.grammar.grammar_masker.MOST_AHEAD_S", -1.0)
     prompt, params = TOKENIZER.encode("a = "), params_of(SPECS[0], 1)
     plain, _ = generate(loaded, grammars, [prompt], [params])
     drafter = listener([prompt + plain[0] + [1] * 8], loaded)

@@ -96,7 +96,7 @@ def test_a_grammar_may_begin_inside_a_draft(loaded, grammars, shape, plan):
 
 @pytest.mark.slow
 def test_masks_that_come_too_late_cost_speed_alone(loaded, grammars, monkeypatch):
-    monkeypatch.setattr("wingbeat.runtime.grammar.maskers.MOST_TREE_S", 1e-9)
+    monkeypatch.setattr("wingbeat.runtime.grammar.grammar_masker.MOST_TREE_S", 1e-9)
     prompts, params = [TOKENIZER.encode("x = ")], [params_of(SPECS[0], 3)]
     plain, _ = generate(loaded, grammars, prompts, params)
     tokens, _ = generate(loaded, grammars, prompts, params, demo_drafter(TREE))

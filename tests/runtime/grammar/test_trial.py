@@ -1,6 +1,7 @@
 """Grammars are tried out elsewhere: an endless one is refused within its limits, and stops nothing."""
 
 import threading
+import time
 
 import pytest
 
@@ -65,3 +66,31 @@ def test_a_process_that_died_is_replaced(trial):
     trial._process.kill()
     trial._process.wait()
     trial.check(spec_of("regex", "second"))
+
+
+def test_a_process_that_was_started_ahead_answers_at_once():
+    made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])), cpu_s=1, memory_bytes=2**28)
+    try:
+        made.warm()
+        started = made._process
+        made.check(spec_of("regex", "[a-c]+x"))
+        assert made._process is started
+    finally:
+        made.close()
+    with pytest.raises(ValueError, match="the engine ends"):
+        made.check(spec_of("regex", "[a-c]+y"))
+    assert started.poll() is not None
+
+
+def test_nobody_waits_for_a_process_that_starts_where_it_is_to_end():
+    made = GrammarTrial(Grammars(byte_level_tokenizer(), 4096, frozenset([0])))
+    made._grammars.tokenizer_info  # noqa: B018 - imported, so that the process itself is what starts
+    starting = threading.Thread(target=made.warm)
+    starting.start()
+    while made._process is None:
+        time.sleep(0.001)
+    begun = time.monotonic()
+    made.close()
+    starting.join()
+    assert time.monotonic() - begun < 5
+    assert made._process.poll() is not None
