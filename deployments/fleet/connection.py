@@ -82,6 +82,8 @@ class EngineConnection:
         self.other_requests = 0
         """Of other routers there, as it has told; so the tokens they have outstanding."""
         self._other_tokens = 0
+        self.stalled = False
+        """Whether the engine makes no progress: it is replaced unless it goes on."""
         self._answers = answers or AnswerLength()
         self._going_down = False
         """The engine has said its last words: its process is still there, and takes nothing."""
@@ -241,6 +243,8 @@ class EngineConnection:
             self._on_adapters(report.adapters)
         if report.prefixes is not None:
             self._on_prefixes(report.prefixes)
+        if report.stalled is not None:
+            self.stalled = report.stalled
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 

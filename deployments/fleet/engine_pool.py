@@ -13,6 +13,7 @@ from wingbeat.cluster.routing import (
     EngineLoad,
     TokenRate,
     choose_engine,
+    moving,
     num_missing_places,
     retry_after_s,
     waiting_moves,
@@ -20,7 +21,13 @@ from wingbeat.cluster.routing import (
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.interface import (
+    EngineOverloaded,
+    EnginesEnded,
+    EngineUnavailable,
+    ModelInfo,
+    RequestFailed,
+)
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.images import prefix_ids
@@ -129,16 +136,16 @@ class EnginePool:
         return self._info
 
     def healthy(self) -> bool:
-        """Whether some engine takes requests, or will once it is asked."""
+        """Whether some engine takes requests and makes progress, or will once it is asked."""
         sleeps = self._may_sleep and not self._live
-        return not self._draining and (sleeps or any(connection.open for connection in self._connections.values()))
+        return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
     def loads(self) -> list[EngineLoad]:
         """The engines that take requests, with what all routers have outstanding there."""
         return [
-            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests + connection.other_requests)
-            for engine_id, connection in self._connections.items()
-            if connection.open
+            EngineLoad(engine_id, c.outstanding_tokens, c.num_requests + c.other_requests, c.stalled)
+            for engine_id, c in self._connections.items()
+            if c.open
         ]
 
     @property
@@ -191,11 +198,12 @@ class EnginePool:
 
         Raises:
             EngineUnavailable: no engine is left to run it.
-            RequestFailed: processing it raised, its engine broke in its first round, or three of them died of it.
+            RequestFailed: processing it raised, or its engine broke in its first round.
+            EnginesEnded: engines died of it, three of them, or two that were stuck in its rounds.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, go_to = 0, None
+        num_lost, num_ended, go_to, last = 0, 0, None, ""
         while num_lost < MAX_LOST_ENGINES:
             num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1
             rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
@@ -212,6 +220,7 @@ class EnginePool:
             except EngineLost as error:
                 outlived = len(emitted) - num_emitted > TRIAL_TOKENS
                 num_lost, go_to = (0 if outlived else num_lost) + error.taken_up, error.go_to
+                num_ended, last = (0 if outlived else num_ended) + error.taken_up, str(error)
                 if error.suspected:
                     num_lost = max(num_lost, MAX_LOST_ENGINES - 1)
                 level = logging.WARNING if error.taken_up else logging.INFO
@@ -221,8 +230,8 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        logger.error("Request %s failed: %d engines in a row have died of it", request.request_id, MAX_LOST_ENGINES)
-        raise RequestFailed(f"{MAX_LOST_ENGINES} engines in a row died while they ran this request.")
+        logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_ended, last)
+        raise EnginesEnded(num_ended, last)
 
     async def reset_prefix_cache(self) -> int:
         """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
@@ -255,7 +264,7 @@ class EnginePool:
             return self._connections[engine_id].index.num_cached_tokens(prompt)
 
         deadline = time.monotonic() + self._engine_wait_s
-        while not (loads := self.loads()):
+        while not (loads := moving(self.loads())):
             if self._closed:
                 raise EngineUnavailable(SHUTTING_DOWN)
             if time.monotonic() >= deadline:
@@ -271,7 +280,7 @@ class EnginePool:
             await asyncio.sleep(BALANCE_S)
             for connection in self._retired:
                 self._hand_over(connection)
-            for move in waiting_moves(self.loads(), self.max_num_seqs):
+            for move in waiting_moves(moving(self.loads()), self.max_num_seqs):
                 giver = self._connections[move.giver]
                 # The oldest ones have slots, or are next to get one.
                 num_waiting = giver.num_requests + giver.other_requests - self.max_num_seqs

@@ -74,6 +74,17 @@ class EngineStarted(NamedTuple):
     """Whether the first drafter that is attached is to be tried."""
 
 
+def name_of(client_id: str, number: int) -> str:
+    """Unique in the engine: two routers, or two connections of one router, count independently."""
+    return f"{client_id}:{number}"
+
+
+def owner(name: str) -> tuple[str, int]:
+    """The inverse; of an engine's own requests too, which are nobody's."""
+    client_id, _, number = name.rpartition(":")
+    return client_id, int(number) if number.isdecimal() else -1
+
+
 def portable(error: BaseException) -> Exception:
     """The error itself, or where that cannot travel, one of the same words."""
     try:

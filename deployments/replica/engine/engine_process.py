@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.child_process import die_with_parent
+from wingbeat.cluster.child_process import die_with_parent, show_stacks
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.app_config import AppConfig
@@ -49,6 +49,7 @@ def main() -> None:
     # Of a terminal's Ctrl-C the replica decides, which gets it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
+    show_stacks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     link = Link(memory, own_bell, peer_bell, is_parent=False)
     stopped = False
