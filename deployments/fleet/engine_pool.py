@@ -28,6 +28,7 @@ from wingbeat.deployments.fleet.interface import (
     ModelInfo,
     RequestFailed,
 )
+from wingbeat.deployments.fleet.patient_engines import PatientEngines
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.images import prefix_ids
@@ -63,7 +64,7 @@ class EnginePool:
         may_sleep: bool = False,
         grace_s: float = 30.0,
     ) -> None:
-        self._source = source
+        self._source = source = PatientEngines(source)
         self.max_num_seqs = max_num_seqs
         """Requests that one engine runs."""
         self._max_queued_requests = max_queued_requests

@@ -59,15 +59,22 @@ class EngineLife:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
         self.supervisor: DrafterSupervisor | None = None
+        self._drafter: DrafterHandle | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
         self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
         self._prefixes = PrefixCatalog() if prefixes is None else prefixes
         self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
-        self._drafter = None if launch_drafter is None else launch_drafter(None)
+        if launch_drafter is not None:
+            self._drafter = launch_drafter(None)
         link = Link.create()
-        # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+        try:
+            # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
+            self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+        except BaseException:  # such as no memory: nobody else knows of what has been launched
+            link.close()
+            self._end_others()
+            raise
         self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._watching_ranks = asyncio.get_running_loop().create_task(self._watch_ranks())
@@ -132,6 +139,9 @@ class EngineLife:
             self._watching.cancel()
             self.client.lose("its process does not end")
         self._watching_ranks.cancel()
+        self._end_others()
+
+    def _end_others(self) -> None:
         if self.ranks is not None:
             self.ranks.kill()
         if self.supervisor is not None:

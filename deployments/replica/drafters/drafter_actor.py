@@ -61,11 +61,16 @@ class DrafterActor:
         """Run a method of `DrafterCalls`, once the drafter is loaded.
 
         Raises:
-            DrafterLost: its process has ended.
+            DrafterLost: its process has ended, or has not answered in time and was killed.
             Exception: the method's, or why the drafter cannot be loaded.
         """
+        patience_s = self._config.drafter_start_timeout_s
         try:
             self._drafter.connection.send((name, arguments))
+            if not self._drafter.connection.poll(patience_s):
+                pid = self._drafter.pid
+                self._drafter.kill()  # an answer to this call must not be taken for one to the next
+                raise DrafterLost(f"the drafter's process {pid} has not answered {name} within {patience_s:.0f} s")
             answer, problem = self._drafter.connection.recv()
         except (EOFError, OSError):
             raise DrafterLost("the drafter's process has ended") from None

@@ -9,6 +9,9 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.runtime.config import RankGroup
 
+NEEDS_ATTEMPTS = 2
+"""Drafters that are asked what they need, one after the other, until an engine cannot start for want of an answer."""
+
 
 class ToEngine(StrEnum):
     """From the replica, with what follows the kind."""
