@@ -44,10 +44,10 @@ class PatientEngines:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         call, limit_s = getattr(self._transport, name), WORK_S if name in OF_ENGINES else CALL_S
 
-        async def within(engine_id: str, *arguments: Any) -> Any:
+        async def within(engine_id: str, *arguments: Any, **named: Any) -> Any:
             try:
                 async with asyncio.timeout(limit_s) as limit:
-                    return await call(engine_id, *arguments)
+                    return await call(engine_id, *arguments, **named)
             except TimeoutError:
                 if not limit.expired():
                     raise
