@@ -1,8 +1,12 @@
 """No process waits for another one without a limit, but where it would be told of the other's end."""
 
+import importlib
+import re
+
 import pytest
 
-from tests.waits import Wait, in_source, unbounded
+from tests.waits import ROOT, Wait, in_source, unbounded
+from wingbeat.deployments.app_config import AppConfig
 
 OWN_FINISHED = "it has ended already"
 OF_THE_ENGINE = "within a piece of the engine's work, which its replica watches (`EngineWatch`)"
@@ -123,3 +127,30 @@ def test_one_with_a_limit_is_not(call: str):
 def test_what_is_awaited_needs_a_limit_around_it(body: str, is_found: bool):
     indented = "\n".join(f" {line}" for line in body.splitlines())
     assert bool(in_source(f"async def f():\n{indented}", "a.py")) == is_found
+
+
+OF_A_FILE = re.compile(r"`([\w/]+\.py): (\w+)` (\d+)")
+OF_A_SETTING = re.compile(r"`(\w+_s)` (\d+)")
+
+
+def limits_in_the_docs() -> list[str]:
+    """By row of the table of `docs/operations.md`, its limits."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.partition("### Who waits for whom")[2].splitlines() if line[:1] == "|"]
+    table = [row for row in rows[2:] if len(row) == 6]
+    return [row[3] for row in table]
+
+
+def test_the_limits_in_the_docs_are_those_of_the_code():
+    config = AppConfig()
+    found = limits_in_the_docs()
+    assert len(found) > 25
+    for limit in found:
+        constants, settings = OF_A_FILE.findall(limit), OF_A_SETTING.findall(limit)
+        assert constants or settings, limit
+        for path, name, value in constants:
+            module = importlib.import_module("wingbeat." + path.removesuffix(".py").replace("/", "."))
+            assert getattr(module, name) == float(value), limit
+        for name, value in settings:
+            real = config.stuck_after_s() if name == "engine_stuck_after_s" else getattr(config, name)
+            assert real == float(value), limit
