@@ -3,6 +3,7 @@ model, and its drafter, from their start to their end."""
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, threads_of
+from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
@@ -67,6 +69,7 @@ class EngineLife:
         # Launched first: its process starts and loads while the engine's loads the model.
         if launch_drafter is not None:
             self._drafter = launch_drafter(None)
+        self._memory_kills = MemoryKills()
         link = Link.create()
         try:
             # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
@@ -154,6 +157,8 @@ class EngineLife:
         """The end of the process is that of the engine, whatever it died of."""
         code = await self._process.wait()
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
+        if code == -signal.SIGKILL:
+            how += self._memory_kills.explain()
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
 
     async def _guard(self) -> None:
