@@ -76,7 +76,7 @@ class Pulse:
 
     def end(self) -> None:
         """What has begun is done, and there is nothing to do."""
-        self.begin(Work.NONE)
+        self.begin(Work.NONE, ())
 
     def read(self) -> Beat:
         """What the other side is at."""

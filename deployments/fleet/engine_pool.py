@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 MAX_LOST_ENGINES = 3
 """Engines that may die under one request, one after the other: one that breaks whatever runs it must not take the whole
 fleet down. It runs alone in the last of them, so that it is not mistaken for another one."""
+MAX_SUSPECTED = 2
+"""Of those, engines that it, or one of a few, has ended for certain; in the second one it ran alone."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
@@ -204,9 +206,9 @@ class EnginePool:
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, num_ended, go_to, last = 0, 0, None, ""
-        while num_lost < MAX_LOST_ENGINES:
-            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1
+        num_lost, num_suspected, go_to, last = 0, 0, None, ""
+        while num_lost < MAX_LOST_ENGINES and num_suspected < MAX_SUSPECTED:
+            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1 or num_suspected == MAX_SUSPECTED - 1
             rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
             connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
             stream = connection.submit(rest, num_cached_tokens)
@@ -219,11 +221,10 @@ class EnginePool:
                         self._answers.add(len(emitted))
                         return
             except EngineLost as error:
-                outlived = len(emitted) - num_emitted > TRIAL_TOKENS
-                num_lost, go_to = (0 if outlived else num_lost) + error.taken_up, error.go_to
-                num_ended, last = (0 if outlived else num_ended) + error.taken_up, str(error)
-                if error.suspected:
-                    num_lost = max(num_lost, MAX_LOST_ENGINES - 1)
+                if len(emitted) - num_emitted > TRIAL_TOKENS:
+                    num_lost = num_suspected = 0
+                num_lost, num_suspected = num_lost + error.taken_up, num_suspected + error.suspected
+                go_to, last = error.go_to, str(error)
                 level = logging.WARNING if error.taken_up else logging.INFO
                 logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
@@ -231,8 +232,8 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_ended, last)
-        raise EnginesEnded(num_ended, last)
+        logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_lost, last)
+        raise EnginesEnded(num_lost, last)
 
     async def reset_prefix_cache(self) -> int:
         """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.

@@ -133,11 +133,11 @@ class EngineLoop:
     def _take_messages(self) -> bool:
         """Do what the replica asks for; returns whether that was to stop."""
         for kind, *arguments in self._link.receive():
-            self._pulse.begin(Work.CALL if kind == ToEngine.CALL else Work.MESSAGE)
+            self._pulse.begin(Work.CALL if kind == ToEngine.CALL else Work.MESSAGE, ())
             self._handlers[kind](*arguments)
         with contextlib.suppress(queue.Empty):
             while not self._from_threads.empty():
-                self._pulse.begin(Work.MESSAGE)
+                self._pulse.begin(Work.MESSAGE, ())
                 self._from_threads.get_nowait()()
         return self._stopping
 

@@ -27,10 +27,11 @@ def test_each_piece_of_work_is_another_beat(sides: tuple[Pulse, Pulse]):
     works.begin(Work.MESSAGE, ("a:1",))
     assert (watches.read(), watches.names()) == (Beat(1, Work.MESSAGE, 0), ["a:1"])
     works.begin(Work.ROUND)
+    assert watches.names() == ["a:1"], "who was in the round before, until the next is known"
     works.sized(17, ["a:1", "b:2"])
     assert (watches.read(), watches.names()) == (Beat(3, Work.ROUND, 17), ["a:1", "b:2"])
     works.end()
-    assert (watches.read(), watches.names()) == (Beat(4, Work.NONE, 0), ["a:1", "b:2"])
+    assert (watches.read(), watches.names()) == (Beat(4, Work.NONE, 0), [])
 
 
 def test_the_slowest_round_of_a_size_counts_until_many_others_have_followed(
