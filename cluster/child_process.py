@@ -87,3 +87,11 @@ def threads_of(pid: int) -> list[str]:
             continue
         found.append(f"{task.name} {name} is {STATES.get(state, state)}" + (f" in {waits_for}" if waits_for else ""))
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, or a debugger, has stopped a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has ended
+        return False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
-from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, threads_of
+from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
 from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog
@@ -175,7 +175,8 @@ class EngineLife:
         """Have the log say where it is stuck, and kill it; what it was at is to blame."""
         if self.client.failure is not None:
             return
-        suspects = self.client.at_work_for()
+        # No request can stop a process: then nobody is to blame.
+        suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
         logger.error("%s; it was at work for %s", reason, ", ".join(suspects[:MOST_NAMED]) or "nobody")
         logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
         self._process.signal(STACKS_SIGNAL)
