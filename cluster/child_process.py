@@ -2,13 +2,19 @@
 
 import asyncio
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+STACKS_SIGNAL = signal.SIGUSR1
+"""Makes a child that has called `show_stacks` write where its threads are."""
+
+STATES = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "stopped by a signal", "Z": "gone"}
 
 
 class ChildProcess:
@@ -49,6 +55,10 @@ class ChildProcess:
             os.close(fd)
         return self._process.wait()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal; harmless once it has ended."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it without a word; harmless once it has ended."""
         self._process.kill()
@@ -59,3 +69,29 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
+
+
+def show_stacks() -> None:
+    """Have STACKS_SIGNAL write the stacks of all threads to stderr, also while one of them keeps the interpreter."""
+    faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True, chain=False)
+
+
+def threads_of(pid: int) -> list[str]:
+    """What the kernel says of a process's threads: name, state and, where it tells, what each waits for."""
+    found = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        try:
+            name, state = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
+            waits_for = (task / "wchan").read_text().strip("0\n")
+        except OSError:  # it has ended, or the kernel does not tell
+            continue
+        found.append(f"{task.name} {name} is {STATES.get(state, state)}" + (f" in {waits_for}" if waits_for else ""))
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, or a debugger, has stopped a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has ended
+        return False

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from wingbeat.cluster.child_process import ChildProcess, die_with_parent
 
 MODULE = "wingbeat.cluster.fork_server"
+FORK_S = 180.0
+"""For a process, the first of which waits until everything is imported."""
 LONGEST = 4096
 """Bytes of a message between a fork server and the process that asks."""
 Target = Callable[[Connection], None]
@@ -50,6 +52,7 @@ class ForkServer:
 
     def __init__(self, target: str, env: Mapping[str, str] | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(FORK_S)
         with theirs:
             self._process = ChildProcess(MODULE, (theirs.fileno(),), env)
         self._control.send(target.encode())
@@ -58,14 +61,18 @@ class ForkServer:
         """Another process; the first one waits until everything is imported.
 
         Raises:
-            EOFError: the server has ended, as where its imports fail.
+            EOFError: the server has ended, as where its imports fail, or has not answered in time and was killed.
         """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
             answer = self._control.recv(LONGEST)
-        except ConnectionError:
+        except TimeoutError:
+            ours.close()
+            self._process.kill()
+            raise EOFError(f"the server that forks processes has not answered within {FORK_S:.0f} s") from None
+        except OSError:  # closed, or the server is gone
             answer = b""
         if not answer:
             ours.close()
@@ -85,6 +92,7 @@ def main() -> None:
     # Of a terminal's Ctrl-C the process that asks decides, which gets it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
+        # Here and below for ever: the kernel ends this process with the one that asks, be that killed or not.
         module, _, name = control.recv(LONGEST).decode().partition(":")
         # Memory is shared until it is written to, and a collection writes to every object that is not frozen.
         gc.disable()

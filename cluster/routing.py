@@ -19,6 +19,13 @@ class EngineLoad(NamedTuple):
     outstanding_tokens: int
     """Prompt tokens to compute and tokens still to generate of the requests there that are not finished."""
     num_requests: int
+    stalled: bool = False
+    """Whether it makes no progress, and may have to be replaced."""
+
+
+def moving(loads: list[EngineLoad]) -> list[EngineLoad]:
+    """Those that make progress; all of them where none does."""
+    return [load for load in loads if not load.stalled] or loads
 
 
 def cost_tokens(num_prompt_tokens: int, num_cached_tokens: int, load: EngineLoad) -> int:

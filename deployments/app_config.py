@@ -15,6 +15,7 @@ from wingbeat.deployments.options.pool_options import SharedDrafters
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
+from wingbeat.deployments.options.wait_options import WaitOptions
 from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 
@@ -23,7 +24,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
 
-class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions):
+class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions, WaitOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -158,6 +159,7 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
         "kv_cache_memory_bytes",
         "capture_dir",
         "drafter_resources",
+        "engine_stuck_after_s",
         mode="before",
     )
     @classmethod
@@ -273,6 +275,11 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
         if self.device == "auto":
             return "cuda" if self.num_gpus_per_verifier > 0 else "cpu"
         return self.device
+
+    def stuck_after_s(self) -> float:
+        """What any round of an engine may take."""
+        slow = self.resolved_device() == "cuda" or self.tensor_parallel_size > 1
+        return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
         """Whether the pair's threads are to be kept on one core."""

@@ -15,8 +15,11 @@ from rich.status import Status
 
 _OURS = re.compile(r"(?P<level>[A-Z]+) \d{4}-\d\d-\d\d [\d:,]+ wingbeat\.[\w.]+: (?P<text>.*)")
 """A line of `wingbeat.deployments.log`."""
-_OUT_OF_MEMORY = re.compile(r"memory pressure|out of memory|\bOOM\b", re.IGNORECASE)
-"""What of a raylet's lines concerns an operator: it has killed a process."""
+_OUT_OF_MEMORY = re.compile(
+    r"\b(?P<num>[1-9]\d*) worker[^,.]* killed due to (?:memory pressure|the node running low)", re.I
+)
+"""What of a raylet's lines concerns an operator: it has killed processes itself. Of each that somebody else has ended,
+as this application does on purpose, it says that memory may have been the cause."""
 
 QUIET_S = 15.0
 
@@ -79,8 +82,12 @@ class StartUp:
                 self.event(ours["text"])
             elif ours is not None:
                 self.problem(f"{ours['level'].capitalize()}: {ours['text']}")
-            elif data.get("pid") == "raylet" and _OUT_OF_MEMORY.search(line):
-                self.problem(line)
+            elif data.get("pid") == "raylet" and (killed := _OUT_OF_MEMORY.search(line)) is not None:
+                self.problem(
+                    f"Error: Ray has killed {killed['num']} processes because the node's memory was nearly used up: "
+                    "lower kv_cache_memory_bytes, cpu_memory_utilization or num_replicas, or start Ray with a higher "
+                    "RAY_memory_usage_threshold"
+                )
 
     def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str, end: str = "") -> None:
         """The last block: where it is served, what, a request to try, and what ends it."""

@@ -60,6 +60,7 @@ class FakeEngine:
     ) -> None:
         self.drafter_state = "none"
         self.grammars = None
+        self.tell_round: Callable[[int, list[str]], None] = lambda num_tokens, request_ids: None
         self.round_s = round_s
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -96,6 +97,8 @@ class FakeEngine:
         running = [trial] if trial else items[: self.max_num_seqs]
         queued = [item for item in items if item not in running]
         waiting = tuple(request_id for request_id, _ in queued)
+        self.tell_round(len(running), [request_id for request_id, _ in running])
+        self.compute([request for _, (request, _) in running])
         if self.broken:
             raise RoundFailed("broken by the test", (), waiting)
         if any(POISON in request.prompt_token_ids for _, (request, _) in running):
@@ -118,6 +121,9 @@ class FakeEngine:
             if finished:
                 del self._running[request_id]
         return outputs
+
+    def compute(self, requests: list[Request]) -> None:
+        """What a round does with its requests."""
 
     def _cache(self, prompt: tuple[int, ...]) -> None:
         block_hash = ROOT_HASH

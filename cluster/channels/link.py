@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from wingbeat.cluster.channels.pulse import PULSE_BYTES, Pulse
 from wingbeat.cluster.channels.ring import NUM_WORDS, Ring
 
 RING_BYTES = 2**20
@@ -36,6 +37,8 @@ class Link:
         self._own_bell = own_bell
         self._peer_bell = peer_bell
         self._mapping = mmap.mmap(memory, os.fstat(memory).st_size)
+        self.pulse = Pulse(memoryview(self._mapping)[-PULSE_BYTES:])
+        """What the child is at."""
         rings = [self._ring(0), self._ring(1)]
         self._out, self._in = rings if is_parent else rings[::-1]
         self._backlog: deque[memoryview] = deque()
@@ -48,7 +51,7 @@ class Link:
     def create(cls, ring_bytes: int = RING_BYTES) -> "Link":
         """The parent's side of a new link."""
         memory = os.memfd_create("wingbeat-link")
-        os.ftruncate(memory, 2 * (_WORDS_BYTES + ring_bytes))
+        os.ftruncate(memory, 2 * (_WORDS_BYTES + ring_bytes) + PULSE_BYTES)
         bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
         return cls(memory, *bells, is_parent=True)
 
@@ -93,6 +96,16 @@ class Link:
         """Whether the peer has taken the message that ends there."""
         return self._out.num_read >= end
 
+    @property
+    def num_unread(self) -> int:
+        """Bytes that the peer has not taken yet."""
+        return self._num_sent - self._out.num_read
+
+    @property
+    def num_read(self) -> int:
+        """Bytes that the peer has taken so far."""
+        return self._out.num_read
+
     def receive(self) -> Iterator[Any]:
         """The messages that have come whole, oldest first; what is not taken is left for the next call."""
         if self._in.has_bytes:
@@ -125,13 +138,13 @@ class Link:
 
     def close(self) -> None:
         """Let go of this side; the link must not be used any more."""
-        for ring in (self._out, self._in):
-            ring.release()
+        for part in (self._out, self._in, self.pulse):
+            part.release()
         self._mapping.close()
         for fd in self._fds:
             os.close(fd)
 
     def _ring(self, index: int) -> Ring:
-        half = len(self._mapping) // 2
+        half = (len(self._mapping) - PULSE_BYTES) // 2
         whole = memoryview(self._mapping)[index * half : (index + 1) * half]
         return Ring(whole[:_WORDS_BYTES].cast("q"), whole[_WORDS_BYTES:])

@@ -5,17 +5,22 @@ Needs no torch: the process that starts an application, and removes what is left
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from wingbeat.cluster.channels.doorbell import PeerProcess
 from wingbeat.cluster.channels.header import MAGIC, NUM_WORDS, ChannelError, Word
 
+logger = logging.getLogger(__name__)
 SHM_DIR = Path("/dev/shm")
 PREFIX = "wingbeat."
 UNFINISHED = ".unfinished"
+LOCK_S, LOCK_POLL_S = 10.0, 0.005
+"""What a process may hold the lock: it lists and unlinks a few files."""
 JSON_START = 8 * NUM_WORDS
 """Bytes of the words of a segment's header."""
 
@@ -24,15 +29,15 @@ def close_segment(words: memoryview, path: Path, pid: int) -> None:
     """Mark the channel as closed and unlink its file; a forked child, which inherits the call, does neither."""
     if os.getpid() == pid:
         words[Word.CLOSED] = 1
-        with directory_lock():
+        with directory_lock():  # or without: the file is this process's own
             path.unlink(missing_ok=True)
 
 
 def remove_stale_segments() -> int:
     """Unlink the segments whose verifier is dead; returns how many. Files that are not ours are left alone."""
     removed = 0
-    with directory_lock():
-        for path in SHM_DIR.glob(f"{PREFIX}*"):
+    with directory_lock() as held:
+        for path in SHM_DIR.glob(f"{PREFIX}*") if held else ():
             owner = _owner(path)
             if owner is None or owner.alive():
                 continue
@@ -50,14 +55,31 @@ def segment_path(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def directory_lock() -> Iterator[None]:
-    """Without it a name found stale could be another verifier's by the time it is unlinked."""
+def directory_lock() -> Iterator[bool]:
+    """Without it a name found stale could be another verifier's by the time it is unlinked.
+
+    Yields whether it is held: not where somebody else, who may be stopped, keeps it for longer than LOCK_S.
+    """
     fd = os.open(SHM_DIR, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        held = _locked(fd)
+        if not held:
+            logger.warning("Somebody has held the lock of %s for %.0f s: going on without it", SHM_DIR, LOCK_S)
+        yield held
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOCK_POLL_S)
 
 
 def _owner(path: Path) -> PeerProcess | None:

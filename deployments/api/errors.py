@@ -4,7 +4,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, RequestRefused, TryLater
+from wingbeat.deployments.fleet.interface import (
+    EngineOverloaded,
+    EnginesEnded,
+    EngineUnavailable,
+    RequestRefused,
+    TryLater,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +100,8 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestRefused():
             param, _, problem = str(error).partition(" ")
             return invalid(param, problem.removesuffix("."))
-    return ApiError("The server had an error.", status=500, kind="server_error", code="internal_error")
+    told = error.for_caller if isinstance(error, EnginesEnded) else "The server had an error."
+    return ApiError(told, status=500, kind="server_error", code="internal_error")
 
 
 def log_failure(error: Exception, request_id: str) -> None:

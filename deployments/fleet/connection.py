@@ -24,6 +24,8 @@ from wingbeat.deployments.fleet.wire import (
 from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
+END_S = 5.0
+"""For calls that were cancelled to end; the connection is lost whether they do or not."""
 
 
 class EngineTransport(Protocol):
@@ -82,6 +84,8 @@ class EngineConnection:
         self.other_requests = 0
         """Of other routers there, as it has told; so the tokens they have outstanding."""
         self._other_tokens = 0
+        self.stalled = False
+        """Whether the engine makes no progress: it is replaced unless it goes on."""
         self._answers = answers or AnswerLength()
         self._going_down = False
         """The engine has said its last words: its process is still there, and takes nothing."""
@@ -164,7 +168,7 @@ class EngineConnection:
     async def close(self) -> None:
         """Close now; running requests end by EngineLost."""
         self._task.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self._task], timeout=2 * END_S)
 
     def fail_all(self, error: Exception) -> None:
         """End every running request by an error."""
@@ -181,13 +185,14 @@ class EngineConnection:
         receiver = asyncio.get_running_loop().create_task(self._receive_loop())
         reason: BaseException | None = None
         try:
+            # As long as the connection lasts: signs of life, each with its limit, end it where the other side hangs.
             done, _ = await asyncio.wait([sender, receiver], return_when=asyncio.FIRST_COMPLETED)
             reason = next((task.exception() for task in done if task.exception() is not None), None)
         finally:
             self.open = False
             for task in (sender, receiver):
                 task.cancel()
-            await asyncio.wait([sender, receiver])
+            await asyncio.wait([sender, receiver], timeout=END_S)
             if reason is not None:
                 logger.warning("Lost engine %s: %s: %s", self.engine_id, type(reason).__name__, _first_line(reason))
             self._lose_all(is_dead=not isinstance(reason, RouterGone))
@@ -241,6 +246,8 @@ class EngineConnection:
             self._on_adapters(report.adapters)
         if report.prefixes is not None:
             self._on_prefixes(report.prefixes)
+        if report.stalled is not None:
+            self.stalled = report.stalled
         if report.others is not None:
             self.other_requests, self._other_tokens = report.others
 

@@ -13,6 +13,7 @@ from wingbeat.cluster.routing import (
     EngineLoad,
     TokenRate,
     choose_engine,
+    moving,
     num_missing_places,
     retry_after_s,
     waiting_moves,
@@ -20,7 +21,14 @@ from wingbeat.cluster.routing import (
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo, RequestFailed
+from wingbeat.deployments.fleet.interface import (
+    EngineOverloaded,
+    EnginesEnded,
+    EngineUnavailable,
+    ModelInfo,
+    RequestFailed,
+)
+from wingbeat.deployments.fleet.patient_engines import PatientEngines
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.fleet.request_stream import EngineLost
 from wingbeat.runtime.scheduling.images import prefix_ids
@@ -30,6 +38,8 @@ logger = logging.getLogger(__name__)
 MAX_LOST_ENGINES = 3
 """Engines that may die under one request, one after the other: one that breaks whatever runs it must not take the whole
 fleet down. It runs alone in the last of them, so that it is not mistaken for another one."""
+MAX_SUSPECTED = 2
+"""Of those, engines that it, or one of a few, has ended for certain; in the second one it ran alone."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
@@ -56,7 +66,7 @@ class EnginePool:
         may_sleep: bool = False,
         grace_s: float = 30.0,
     ) -> None:
-        self._source = source
+        self._source = source = PatientEngines(source)
         self.max_num_seqs = max_num_seqs
         """Requests that one engine runs."""
         self._max_queued_requests = max_queued_requests
@@ -129,16 +139,16 @@ class EnginePool:
         return self._info
 
     def healthy(self) -> bool:
-        """Whether some engine takes requests, or will once it is asked."""
+        """Whether some engine takes requests and makes progress, or will once it is asked."""
         sleeps = self._may_sleep and not self._live
-        return not self._draining and (sleeps or any(connection.open for connection in self._connections.values()))
+        return not self._draining and (sleeps or any(not load.stalled for load in self.loads()))
 
     def loads(self) -> list[EngineLoad]:
         """The engines that take requests, with what all routers have outstanding there."""
         return [
-            EngineLoad(engine_id, connection.outstanding_tokens, connection.num_requests + connection.other_requests)
-            for engine_id, connection in self._connections.items()
-            if connection.open
+            EngineLoad(engine_id, c.outstanding_tokens, c.num_requests + c.other_requests, c.stalled)
+            for engine_id, c in self._connections.items()
+            if c.open
         ]
 
     @property
@@ -191,13 +201,14 @@ class EnginePool:
 
         Raises:
             EngineUnavailable: no engine is left to run it.
-            RequestFailed: processing it raised, its engine broke in its first round, or three of them died of it.
+            RequestFailed: processing it raised, or its engine broke in its first round.
+            EnginesEnded: engines died of it, three of them, or two that were stuck in its rounds.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, go_to = 0, None
-        while num_lost < MAX_LOST_ENGINES:
-            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1
+        num_lost, num_suspected, go_to, last = 0, 0, None, ""
+        while num_lost < MAX_LOST_ENGINES and num_suspected < MAX_SUSPECTED:
+            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1 or num_suspected == MAX_SUSPECTED - 1
             rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
             connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
             stream = connection.submit(rest, num_cached_tokens)
@@ -210,10 +221,10 @@ class EnginePool:
                         self._answers.add(len(emitted))
                         return
             except EngineLost as error:
-                outlived = len(emitted) - num_emitted > TRIAL_TOKENS
-                num_lost, go_to = (0 if outlived else num_lost) + error.taken_up, error.go_to
-                if error.suspected:
-                    num_lost = max(num_lost, MAX_LOST_ENGINES - 1)
+                if len(emitted) - num_emitted > TRIAL_TOKENS:
+                    num_lost = num_suspected = 0
+                num_lost, num_suspected = num_lost + error.taken_up, num_suspected + error.suspected
+                go_to, last = error.go_to, str(error)
                 level = logging.WARNING if error.taken_up else logging.INFO
                 logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
@@ -221,8 +232,8 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        logger.error("Request %s failed: %d engines in a row have died of it", request.request_id, MAX_LOST_ENGINES)
-        raise RequestFailed(f"{MAX_LOST_ENGINES} engines in a row died while they ran this request.")
+        logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_lost, last)
+        raise EnginesEnded(num_lost, last)
 
     async def reset_prefix_cache(self) -> int:
         """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
@@ -255,7 +266,7 @@ class EnginePool:
             return self._connections[engine_id].index.num_cached_tokens(prompt)
 
         deadline = time.monotonic() + self._engine_wait_s
-        while not (loads := self.loads()):
+        while not (loads := moving(self.loads())):
             if self._closed:
                 raise EngineUnavailable(SHUTTING_DOWN)
             if time.monotonic() >= deadline:
@@ -271,7 +282,7 @@ class EnginePool:
             await asyncio.sleep(BALANCE_S)
             for connection in self._retired:
                 self._hand_over(connection)
-            for move in waiting_moves(self.loads(), self.max_num_seqs):
+            for move in waiting_moves(moving(self.loads()), self.max_num_seqs):
                 giver = self._connections[move.giver]
                 # The oldest ones have slots, or are next to get one.
                 num_waiting = giver.num_requests + giver.other_requests - self.max_num_seqs

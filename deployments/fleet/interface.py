@@ -34,6 +34,21 @@ class RequestFailed(Exception):
     """Processing this request raised in its engine; the engine and its other requests go on."""
 
 
+class EnginesEnded(RequestFailed):
+    """Engine after engine has died, or was ended because it was stuck, while it ran this request.
+
+    Args:
+        num_engines: so many.
+        last: what became of the last of them.
+    """
+
+    def __init__(self, num_engines: int, last: str) -> None:
+        engines = "An engine" if num_engines == 1 else f"{num_engines} engines in a row"
+        self.for_caller = f"{engines} died or had to be ended while running this request; it is not tried again."
+        """In words that tell of nothing else."""
+        super().__init__(f"{self.for_caller} The last one: {last}")
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """The served model, as far as requests are checked against it."""

@@ -70,6 +70,8 @@ class EngineReport(NamedTuple):
     """`AdapterCatalog.changes` of its replica; None where they are as they were."""
     prefixes: tuple[tuple, ...] | None = None
     """The same of saved prefixes."""
+    stalled: bool | None = None
+    """Whether it makes no progress; None where that is as it was."""
 
 
 def pack_report(report: EngineReport) -> tuple:

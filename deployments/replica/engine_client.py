@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.deployments.fleet.interface import RouterGone
 from wingbeat.deployments.fleet.trials import Trials
 from wingbeat.deployments.fleet.wire import (
@@ -20,22 +19,24 @@ from wingbeat.deployments.fleet.wire import (
     WireRequest,
     pack_given_up,
 )
-from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
+from wingbeat.deployments.replica.client_loads import ClientLoads
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
     EngineStarted,
     ToEngine,
     ToReplica,
+    owner,
     portable,
 )
 from wingbeat.deployments.replica.engine.shared_images import share_images
+from wingbeat.deployments.replica.engine_watch import EngineWatch, Look
 from wingbeat.deployments.replica.router_stream import RouterStream
-from wingbeat.runtime.kv.cache_log import CacheChanges
+from wingbeat.deployments.replica.router_streams import RouterStreams
 
 CLOGGED_S = 5e-3
 """Between two attempts at a ring that is full."""
-TELL_LOADS_S = 0.1
-"""Between two times that routers are told of each other's requests."""
+ANSWER_S = 900.0
+"""For a call, whose answer may come long after it has run, as where a prefix is computed first."""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
 """From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them. None
@@ -53,7 +54,6 @@ class EngineClient:
         self._link = link
         self._ask_drafter = ask_drafter
         self._event_loop = asyncio.get_running_loop()
-        self._streams: dict[str, RouterStream] = {}
         self._open: dict[tuple[str, int], int] = {}
         """Requests that have not ended, by client and number: where in the link they were sent."""
         self._images: dict[tuple[str, int], list[int]] = {}
@@ -65,10 +65,8 @@ class EngineClient:
         self._asking: asyncio.Task[None] | None = None
         self._retrying = False
         self.loads = ClientLoads()
-        self._cached = PrefixIndex()
-        self._told: dict[str, ClientLoad] = {}
-        """What each router was last told that others have here."""
-        self._telling = False
+        self._streams = RouterStreams(self.loads)
+        self.tell_adapters, self.tell_prefixes = self._streams.tell_adapters, self._streams.tell_prefixes
         self._lost = asyncio.Event()
         self.failure: EngineFailed | None = None
         self._event_loop.add_reader(link.fileno(), self._receive)
@@ -94,35 +92,16 @@ class EngineClient:
             EngineFailed: the engine is gone.
         """
         self.check_alive()
-        stream = self._streams[client_id] = RouterStream()
-        if len(self._cached):
-            stream.tell_cached(self._cached.snapshot())
-        self._tell_loads_soon()
-        return stream
-
-    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
-        """Tell every router which adapters there are."""
-        for stream in self._streams.values():
-            stream.tell_adapters(entries)
-
-    def tell_prefixes(self, entries: tuple[tuple, ...]) -> None:
-        """Tell every router which saved prefixes there are."""
-        for stream in self._streams.values():
-            stream.tell_prefixes(entries)
+        return self._streams.open(client_id)
 
     def disconnect(self, client_id: str) -> None:
         """Close a client's stream and abort whatever it still runs; harmless when repeated."""
-        stream = self._streams.pop(client_id, None)
-        if stream is None:
+        if not self._streams.close(client_id, RouterGone(f"client {client_id} was disconnected")):
             return
-        stream.end(RouterGone(f"client {client_id} was disconnected"))
         for request in [request for request in self._open if request[0] == client_id]:
             del self._open[request]
             self._close_images(request)
             self._trials.ended(request)
-        self.loads.left(client_id)
-        self._told.pop(client_id, None)
-        self._tell_loads_soon()
         if self.failure is None:
             self._send((ToEngine.DISCONNECT, client_id))
 
@@ -145,7 +124,7 @@ class EngineClient:
             self.loads.submitted(client_id, packed)
         for number in on_trial:
             self._trials.submitted((client_id, number))
-        self._tell_loads_soon()
+        self._streams.tell_loads_soon()
 
     def _with_shared_images(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their images in memory that the engine maps; those that find no room fail."""
@@ -154,7 +133,7 @@ class EngineClient:
                 shared, fd = share_images(packed)
             except OSError as error:
                 given_up = GivenUp(Verdict.FAILED, f"its images find no room in memory: {error}")
-                self._streams[client_id].put([pack_given_up(packed[0], given_up)])
+                self._streams.get(client_id).put([pack_given_up(packed[0], given_up)])
                 continue
             if fd is not None:
                 self._images.setdefault((client_id, packed[0]), []).append(fd)
@@ -180,7 +159,7 @@ class EngineClient:
     def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Run a method of `EngineCalls` between two rounds; the future has its result or its exception.
 
-        The exception is EngineFailed where the engine is gone.
+        The exception is EngineFailed where the engine is gone, and TimeoutError where it has not answered in time.
         """
         future = self._event_loop.create_future()
         if self.failure is not None:
@@ -188,6 +167,8 @@ class EngineClient:
             return future
         number = next(self._numbers)
         self._calls[number] = future
+        late = self._event_loop.call_later(ANSWER_S, self._give_up_call, number, name)
+        future.add_done_callback(lambda done: late.cancel())
         self._send((ToEngine.CALL, number, name, arguments))
         return future
 
@@ -205,11 +186,25 @@ class EngineClient:
         """Return once the engine is gone, for whatever reason."""
         await self._lost.wait()
 
-    def lose(self, reason: str) -> None:
+    def look(self, watch: EngineWatch, now: float) -> Look:
+        """What a watch makes of the engine now; routers are told whether it is stalled."""
+        link = self._link
+        found = watch.look(now, link.pulse.read(), link.pulse.slowest_s(), link.num_read, link.num_unread > 0)
+        self._streams.tell_stalled(found.stalled)
+        return found
+
+    def at_work_for(self) -> list[str]:
+        """Requests that the engine's piece of work is for, by its own names for them."""
+        return self._link.pulse.names()
+
+    def lose(self, reason: str, suspects: Iterable[str] = ()) -> None:
         """The process is gone: take its last words, then end streams and calls; harmless when repeated.
 
         Requests that it had not read are returned, and where one ran alone all others; of those that may have been its
         end routers know only that their engine is gone.
+
+        Args:
+            suspects: of `at_work_for`, one of which has been its end for certain.
         """
         if self.failure is None:
             self._receive()
@@ -220,9 +215,11 @@ class EngineClient:
         ran = {request for request, end in self._open.items() if self._link.was_read(end)}
         if self._trials.running in ran:
             ran = {self._trials.running}
-        for client_id, number in self._open.keys() - ran:
-            if client_id in self._streams:
-                self._streams[client_id].put([pack_given_up(number, GivenUp(Verdict.RETURNED, reason))])
+        blamed = ran & set(map(owner, suspects))
+        for verdict, requests in ((Verdict.SUSPECTED, blamed), (Verdict.RETURNED, self._open.keys() - ran)):
+            for client_id, number in requests:
+                if (stream := self._streams.get(client_id)) is not None:
+                    stream.put([pack_given_up(number, GivenUp(verdict, reason))])
         self._open.clear()
         for request in list(self._images):
             self._close_images(request)
@@ -234,8 +231,7 @@ class EngineClient:
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting any more
         self._calls.clear()
-        for stream in self._streams.values():
-            stream.end(error)
+        self._streams.end_all(error)
         self._lost.set()
 
     def _send(self, message: tuple) -> int:
@@ -261,7 +257,7 @@ class EngineClient:
                 case ToReplica.OUTPUTS:
                     self._hand_out(*rest)
                 case ToReplica.CACHED:
-                    self._tell_cached(*rest)
+                    self._streams.tell_cached(*rest)
                 case ToReplica.RESULT:
                     self._answer(*rest)
                 case ToReplica.ASK_NEEDS:
@@ -291,34 +287,14 @@ class EngineClient:
         self._close_images((client_id, number))
         self._trials.ended((client_id, number))
         self.loads.ended(client_id, number)
-        self._tell_loads_soon()
+        self._streams.tell_loads_soon()
 
-    def _tell_cached(self, changes: CacheChanges) -> None:
-        self._cached.apply(changes)
-        for stream in self._streams.values():
-            stream.tell_cached(changes)
-
-    def _tell_loads_soon(self) -> None:
-        # A router that is alone here knows all there is.
-        if not self._telling and (len(self._streams) > 1 or self._told):
-            self._telling = True
-            self._event_loop.call_later(TELL_LOADS_S, self._tell_loads)
-
-    def _tell_loads(self) -> None:
-        """Tell each router what the others have here, where that has changed."""
-        self._telling = False
-        loads = self.loads.by_client()
-        num_requests, num_tokens = (sum(figures) for figures in zip(ClientLoad(), *loads.values(), strict=True))
-        for client_id, stream in self._streams.items():
-            own = loads.get(client_id, ClientLoad())
-            others = ClientLoad(num_requests - own.num_requests, num_tokens - own.num_tokens)
-            if others != self._told.get(client_id, ClientLoad()):
-                self._told[client_id] = others
-                stream.tell_others(*others)
+    def _give_up_call(self, number: int, name: str) -> None:
+        self._answer(number, None, TimeoutError(f"the engine has not answered {name} within {ANSWER_S:.0f} s"))
 
     def _answer(self, number: int, result: Any, error: Exception | None) -> None:
-        future = self._calls.pop(number)
-        if future.done():  # its caller was cancelled
+        future = self._calls.pop(number, None)
+        if future is None or future.done():  # it came too late, or its caller was cancelled
             return
         if error is None:
             future.set_result(result)

@@ -3,17 +3,21 @@ model, and its drafter, from their start to their end."""
 
 import asyncio
 import logging
+import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
-from wingbeat.cluster.child_process import ChildProcess
+from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
+from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
-from wingbeat.deployments.replica.engine_client import EngineClient
+from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
+from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 
 if TYPE_CHECKING:
@@ -23,6 +27,12 @@ logger = logging.getLogger(__name__)
 MODULE = "wingbeat.deployments.replica.engine.engine_process"
 STOP_S = 10.0
 """For the round that runs, and what is being written; then the process is killed."""
+DEATH_S = 30.0
+"""For the kernel to end a process that was killed."""
+STACKS_S = 1.0
+"""For a process that is stuck to write its stacks to the log."""
+MOST_NAMED = 8
+"""Requests of a line in the log."""
 OWN_WORDS_S = 3.0
 """For an engine that starts to say by itself why it cannot, where one of its ranks has ended."""
 
@@ -51,18 +61,27 @@ class EngineLife:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
         self.supervisor: DrafterSupervisor | None = None
+        self._drafter: DrafterHandle | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
         self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
         self._prefixes = PrefixCatalog() if prefixes is None else prefixes
         self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
-        self._drafter = None if launch_drafter is None else launch_drafter(None)
+        if launch_drafter is not None:
+            self._drafter = launch_drafter(None)
+        self._memory_kills = MemoryKills()
         link = Link.create()
-        # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-        self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+        try:
+            # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
+            self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+        except BaseException:  # such as no memory: nobody else knows of what has been launched
+            link.close()
+            self._end_others()
+            raise
         self.client = EngineClient(link, None if self._drafter is None else self._drafter.needs)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._watching_ranks = asyncio.get_running_loop().create_task(self._watch_ranks())
+        self._guarding: asyncio.Task[None] | None = None
         self._supervising: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -71,6 +90,19 @@ class EngineLife:
         Raises:
             Exception: what kept one of them from starting; one line that says what to change.
         """
+        limit_s = self._start.config.engine_start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                await self._load()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            reason = f"the engine has not started within {limit_s:.0f} s (engine_start_timeout_s)"
+            await self._end_stuck(reason)
+            raise EngineFailed(reason) from None
+        self._guarding = asyncio.get_running_loop().create_task(self._guard())
+
+    async def _load(self) -> None:
         config = self._start.config
         dtype, device = config.resolved_dtype(), config.resolved_device()
         logger.info("loading the model %s (%s on %s)", config.model_name(), dtype, device)
@@ -90,15 +122,29 @@ class EngineLife:
         if config.capture_dir is not None:
             await self.client.call("start_capture")
 
+    @property
+    def process_id(self) -> int:
+        """Of the engine."""
+        return self._process.pid
+
     async def end(self) -> None:
         """Leave neither process behind; harmless a second time."""
-        if self._supervising is not None:
-            self._supervising.cancel()
+        for task in (self._supervising, self._guarding):
+            if task is not None:
+                task.cancel()
         self.client.stop()
         await asyncio.wait([self._watching], timeout=STOP_S)
         self._process.kill()
-        await self._watching
+        await asyncio.wait([self._watching], timeout=DEATH_S)
+        if not self._watching.done():
+            # The kernel may hold it in a device; nothing here depends on it any more.
+            logger.error("The engine's process %d does not end, though it was killed", self._process.pid)
+            self._watching.cancel()
+            self.client.lose("its process does not end")
         self._watching_ranks.cancel()
+        self._end_others()
+
+    def _end_others(self) -> None:
         if self.ranks is not None:
             self.ranks.kill()
         if self.supervisor is not None:
@@ -111,7 +157,32 @@ class EngineLife:
         """The end of the process is that of the engine, whatever it died of."""
         code = await self._process.wait()
         how = f"signal {-code} ended it" if code < 0 else f"it ended with code {code}"
+        if code == -signal.SIGKILL:
+            how += self._memory_kills.explain()
         self.client.lose(f"the engine's process {self._process.pid} is gone: {how}")
+
+    async def _guard(self) -> None:
+        """End an engine that is stuck: its process is alive, so nothing else would."""
+        watch = EngineWatch(self._start.config.stuck_after_s())
+        while self.client.failure is None:
+            await asyncio.sleep(LOOK_S)
+            if self.client.failure is not None:
+                return
+            if (found := self.client.look(watch, time.monotonic())).stuck is not None:
+                await self._end_stuck(f"the engine's process {self._process.pid} was {found.stuck}, and was killed")
+
+    async def _end_stuck(self, reason: str) -> None:
+        """Have the log say where it is stuck, and kill it; what it was at is to blame."""
+        if self.client.failure is not None:
+            return
+        # No request can stop a process: then nobody is to blame.
+        suspects = [] if is_stopped(self._process.pid) else self.client.at_work_for()
+        logger.error("%s; it was at work for %s", reason, ", ".join(suspects[:MOST_NAMED]) or "nobody")
+        logger.error("its threads, then their stacks: %s", "; ".join(threads_of(self._process.pid)))
+        self._process.signal(STACKS_SIGNAL)
+        await asyncio.sleep(STACKS_S)
+        self._process.kill()
+        self.client.lose(reason, suspects)
 
     async def _watch_ranks(self) -> None:
         """The end of a rank is that of the engine, which runs no further round without it."""

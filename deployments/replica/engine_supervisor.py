@@ -85,6 +85,13 @@ class EngineSupervisor:
 
         The first of a series of failures is answered at once, each further one after a longer pause.
         """
+        try:
+            await self._run()
+        except Exception as error:  # whatever it is: without this there would never be another engine here
+            logger.exception("No engine can be kept here")
+            self._give_up(f"no engine can be kept here: {root_cause(error)}")
+
+    async def _run(self) -> None:
         num_failures = 0
         while True:
             reason = await self._death()
@@ -92,10 +99,7 @@ class EngineSupervisor:
                 num_failures = 0
             self._started_at = None
             if num_failures == len(PAUSES_S):
-                self.failure = EngineFailed(f"{num_failures + 1} engines in a row have died: {reason}")
-                logger.error("%s", self.failure)
-                self._changed.set()
-                return
+                return self._give_up(f"{num_failures + 1} engines in a row have died: {reason}")
             pause_s = PAUSES_S[num_failures]
             num_failures += 1
             logger.warning("Lost the engine, the next one starts in %.0f s: %s", pause_s, reason)
@@ -109,9 +113,9 @@ class EngineSupervisor:
             await self._life.end()
 
     async def _replace(self) -> None:
-        self._life = self._launch()
         self.num_restarts += 1
         try:
+            self._life = self._launch()
             await self._life.start()
         except Exception as error:
             # Whatever it is: `_death` finds it, and the next pause is longer.
@@ -119,6 +123,12 @@ class EngineSupervisor:
             await self._life.end()
             return
         self._begin()
+
+    def _give_up(self, reason: str) -> None:
+        """There will be no further engine here: Serve replaces the replica."""
+        self.failure = EngineFailed(reason)
+        logger.error("%s", self.failure)
+        self._changed.set()
 
     def _begin(self) -> None:
         self._started_at = self._clock()

@@ -82,6 +82,7 @@ class RouterStream:
         self._others: tuple[int, int] | None = None
         self._adapters: tuple[tuple, ...] | None = None
         self._prefixes: tuple[tuple, ...] | None = None
+        self._stalled: bool | None = None
         self._ended_by: Exception | None = None
 
     def put(self, message: list[WireOutput]) -> None:
@@ -122,6 +123,11 @@ class RouterStream:
         self._prefixes = entries
         self._ready.set()
 
+    def tell_stalled(self, stalled: bool) -> None:
+        """Whether the engine makes no progress."""
+        self._stalled = stalled
+        self._ready.set()
+
     def end(self, error: Exception) -> None:
         """Raise `error` in the consumer once it has taken what is there; the first one counts."""
         self._ended_by = self._ended_by or error
@@ -141,9 +147,9 @@ class RouterStream:
         return message
 
     def _waiting(self) -> list[WireOutput]:
-        report = EngineReport(self._changes.take(), self._others, self._adapters, self._prefixes)
+        report = EngineReport(self._changes.take(), self._others, self._adapters, self._prefixes, self._stalled)
         message = [] if report == EngineReport() else [pack_report(report)]
         message += [*self._outputs.values(), *self._last_words.values()]
-        self._others = self._adapters = self._prefixes = None
+        self._others = self._adapters = self._prefixes = self._stalled = None
         self._outputs, self._last_words = {}, {}
         return message

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
@@ -82,6 +83,7 @@ class Engine:
         self.contexts = RecordedContexts(self.block_manager, self.model.taps_size, loaded.dtype)
         parts = (self.slots, self.policy, self.clock, self.runner.inbox, self.states, self.contexts)
         self.drafting = DrafterClient(config, self.block_manager, *parts)
+        self.detach_drafter = self.drafting.detach
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
@@ -94,6 +96,8 @@ class Engine:
         self._outputs: list[RequestOutput] = []
         self._plan: SchedulerOutput | None = None  # of the round that is being launched
         self._num_attached = 0
+        self.tell_round: Callable[[int, list[str]], object] = lambda num_tokens, request_ids: None
+        """Told of each round before it is computed: its tokens, and its requests' ids."""
 
     @property
     def channel_spec(self) -> ChannelSpec:
@@ -146,10 +150,6 @@ class Engine:
         self.drafting.attach(end, self.scheduler.running)
         self._num_attached += 1
 
-    def detach_drafter(self) -> None:
-        """Decode plainly from the next round on."""
-        self.drafting.detach()
-
     def observe(self, observer: RoundObserver | None) -> None:
         """Show this observer the rounds from the next one on, in place of the last one shown them; None ends that."""
         self._settle(leave=0)
@@ -188,6 +188,7 @@ class Engine:
             plan = self._schedule()
             if not (plan.decodes or plan.chunks):
                 return self._settle(leave=0)
+            self.tell_round(plan.num_tokens, plan.request_ids())
             rows = self.slots.load(plan)
         with self.clock.draft_wait:
             drafted = self.drafting.collect(plan, rows)

@@ -57,6 +57,15 @@ class SchedulerOutput(NamedTuple):
         return [seq.may_draft and seq not in self.without_room for seq in self.decodes]
 
     @property
+    def num_tokens(self) -> int:
+        """Positions that are computed, beside those of trees."""
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+    def request_ids(self) -> list[str]:
+        """Whose work it is."""
+        return [seq.request.request_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks))]
+
+    @property
     def is_unadapted(self) -> bool:
         """Whether every sequence runs with the base model alone."""
         return not any(seq.adapter_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))

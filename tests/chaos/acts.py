@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PAUSE_S = 4.0
 """Shorter than any health check's patience."""
+LONG_PAUSE_S = 10.0
+"""Less than any limit at which a process is taken for stuck, but that of a drafter."""
 LEFT_BYTES = 2**18
 """Of shared memory that is filled: less than any channel needs."""
 FULL_S = 6.0
@@ -34,6 +36,7 @@ VICTIMS: dict[str, Callable[["World"], int]] = {
     "controller": lambda world: processes.pids("controller")[0],
     "pool": lambda world: processes.pids("pool")[0],
     "drafter's actor": lambda world: processes.pids("drafter")[0],
+    "fork server": lambda world: processes.parent(world.engine("drafter_pid")),
 }
 
 
@@ -82,6 +85,21 @@ def pause(victim: str, seconds: float = PAUSE_S) -> Callable[["World"], Callable
     return do
 
 
+def sleep_through(victim: str) -> Callable[["World"], Callable[[], bool]]:
+    """As `pause`, for long; it is the same process afterwards, as nobody may have taken it for dead."""
+
+    def do(world: "World") -> Callable[[], bool]:
+        pid = VICTIMS[victim](world)
+        processes.send(pid, signal.SIGSTOP)
+        time.sleep(LONG_PAUSE_S)
+        lived = processes.exists(pid)
+        if lived:
+            processes.send(pid, signal.SIGCONT)
+        return lambda: lived and processes.exists(pid)
+
+    return do
+
+
 def exhaust_kv(world: "World") -> Callable[[], bool]:
     """More long requests than there are KV blocks for."""
     preempted = world.num_preemptions()
@@ -125,6 +143,8 @@ ACTS: dict[str, Act] = {
     **{f"kill {victim}": Act(kill(victim)) for victim in VICTIMS},
     **{f"stop {victim}": Act(stop(victim)) for victim in VICTIMS},
     **{f"pause {victim}": Act(pause(victim)) for victim in VICTIMS},
+    **{f"pause {victim} long": Act(pause(victim, LONG_PAUSE_S)) for victim in VICTIMS},
+    **{f"pause {victim} long": Act(sleep_through(victim)) for victim in ("engine", "verifier", "fork server")},
     "delay drafter": Act(pause("drafter", 0.5)),
     "exhaust KV": Act(exhaust_kv),
     "fill shared memory": Act(fill_shared_memory),

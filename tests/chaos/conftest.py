@@ -17,6 +17,10 @@ SHARED_MEMORY = "800m"
 """Of each stage: what is filled is its own."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos-times", type=int, default=1, help="how often test_repeated does each act")
+
+
 def in_namespaces(*command: str) -> list[str]:
     """The command as the first process of a PID namespace, with a /dev/shm of its own; all of it ends with it."""
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]

@@ -55,6 +55,11 @@ def exists(pid: int) -> bool:
     return _state(pid) not in (None, "Z", "X")
 
 
+def parent(pid: int) -> int:
+    """Of a process that is there."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """A signal; the process may have ended by itself."""
     os.kill(pid, number)

@@ -79,4 +79,15 @@ SCENARIOS = {
         save_model=save_two_kv_heads,
     ),
 }
+REPEATED = {
+    "one pair": (
+        *("kill engine", "pause engine long", "stop engine", "kill fork server", "pause fork server long"),
+        *("kill drafter's actor", "pause drafter's actor long", "kill drafter", "pause drafter long"),
+    ),
+    "two pairs": (
+        *("kill verifier", "pause verifier long", "kill engine", "pause engine long", "stop engine"),
+        *("kill fork server", "kill drafter's actor", "pause drafter's actor long", "kill drafter"),
+    ),
+}
+"""By scenario, what is done again and again in `test_repeated`."""
 CELLS = [(scenario, act) for scenario, played in SCENARIOS.items() for act in played.acts]

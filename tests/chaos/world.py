@@ -16,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 from benchmarks.steady_load import Answer, SteadyLoad, compare, mixed_bodies
 from tests.chaos import processes
 from tests.chaos.acts import ACTS, Act
+from tests.chaos.idle import IdleConnections
 from tests.chaos.scenarios import Scenario
 from tests.conftest import MODEL, App
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
@@ -64,12 +65,14 @@ class World:
         self._victim = min(self._app.engines())
         before, num_segments = processes.found(), len(_segments())
         concurrency = 2 + 4 * self._scenario.num_engines
+        idle = IdleConnections(self._url)
         load = self._begin(self._bodies, self._answers, concurrency, act)
         self._until(lambda: all(engine["num_running"] for engine in self._app.engines().values()), RECOVERY_S)
         began, under_way = time.perf_counter(), load.num_under_way
         noticed = act.do(self)
         back = self._until(lambda: noticed() and self._is_whole(before), RECOVERY_S)
         seconds = time.perf_counter() - began
+        idle.close()
         outcomes = [load.end() for load in self._loads]
         self._loads.clear()
         leaks: list[str] = []

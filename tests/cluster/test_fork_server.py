@@ -66,3 +66,16 @@ def test_what_was_forked_ends_with_the_process_that_asked_even_where_it_is_stopp
         parent.kill()
     for peer in peers:
         wait_until(lambda peer=peer: not peer.alive())
+
+
+def test_a_server_that_does_not_answer_is_ended(server: ForkServer):
+    forked = server.fork()
+    peers = [PeerProcess(pid, process_start(pid)) for pid in (server._process.pid, forked.pid)]
+    os.kill(peers[0].pid, signal.SIGSTOP)
+    server._control.settimeout(0.2)
+    with pytest.raises(EOFError, match="has not answered"):
+        server.fork()
+    for peer in peers:
+        wait_until(lambda peer=peer: not peer.alive())
+    with pytest.raises(EOFError):
+        server.fork()

@@ -251,6 +251,20 @@ def test_the_last_block_says_where_what_and_how_to_try_it(fake_ray, monkeypatch,
     assert "secret" not in shown
 
 
+KILLED = (
+    "Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node",
+    "worker(s) were killed due to the node running low on memory. Refer to the documentation on how to address",
+)
+"""What a raylet says where it has killed processes, behind their number."""
+ENDED_ON_PURPOSE = (
+    "0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed due to other reasons at node",
+    "A worker died or was killed while executing a task by an unexpected system error. Worker exit detail: Worker "
+    "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was "
+    "killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed",
+)
+"""What it says of processes that this application has ended."""
+
+
 def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys):
     fake = fake_ray()
     fake.dispatcher.add_handler("ray_print_logs", lambda data: print("chatter", data))
@@ -266,17 +280,17 @@ def test_lines_of_rays_processes_are_shown_where_they_are_ours(fake_ray, capsys)
             {"pid": "raylet", "is_err": True, "lines": ["8 PYTHON worker processes have been started"]}
         )
         fake.dispatcher.emit(
-            {"pid": "raylet", "is_err": True, "lines": ["1 Workers killed due to memory pressure (OOM)"]}
+            {"pid": "raylet", "is_err": True, "lines": [*ENDED_ON_PURPOSE, *(f"2 {killed}" for killed in KILLED)]}
         )
 
     fake.run = run
     serve_until_stopped(AppConfig())
     shown = capsys.readouterr()
     assert "\nKV memory: 1 MiB [x]\n" in shown.out
-    assert shown.err.splitlines() == [
-        "Warning: The server listens on 0.0.0.0",
-        "1 Workers killed due to memory pressure (OOM)",
-    ]
+    first, *others = shown.err.splitlines()
+    assert first == "Warning: The server listens on 0.0.0.0"
+    assert len(others) == len(KILLED)
+    assert all(line.startswith("Error: Ray has killed 2 processes because the node's memory") for line in others)
     assert "chatter" not in shown.out
     assert "CALL" not in shown.out
     assert not fake.worker._worker_logs_enabled, "Ray prints its errors itself, not through the dispatcher"

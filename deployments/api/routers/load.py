@@ -18,6 +18,7 @@ def add_load(app: FastAPI, pool: EnginePool) -> None:
                 "num_requests": load.num_requests,
                 "outstanding_tokens": load.outstanding_tokens,
                 "max_num_seqs": pool.max_num_seqs,
+                "stalled": load.stalled,
             }
             for load in sorted(pool.loads(), key=lambda load: load.engine_id)
         ]

@@ -5,18 +5,21 @@ The next process is forked from one that has imported torch, so a drafter that d
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from wingbeat.cluster.fork_server import Forked, ForkServer
+from wingbeat.cluster.memory_kills import MemoryKills
 from wingbeat.cluster.placement import assigned_devices, claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
 
+logger = logging.getLogger(__name__)
 SERVE = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
 FORKED_ENV = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """A process that has asked CUDA for its devices cannot be forked into one that uses them; by NVML it may ask."""
@@ -53,7 +56,10 @@ class DrafterActor:
             EOFError: no process can be had.
         """
         if self._drafter is not None:
+            if why := self._memory_kills.explain():
+                logger.error("The drafter's process %d is replaced%s", self._drafter.pid, why)
             self._drafter.kill()
+        self._memory_kills = MemoryKills()
         self._drafter = self._server.fork()
         with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
             self._drafter.connection.send((self._config, self._core, convention))
@@ -62,11 +68,16 @@ class DrafterActor:
         """Run a method of `DrafterCalls`, once the drafter is loaded.
 
         Raises:
-            DrafterLost: its process has ended.
+            DrafterLost: its process has ended, or has not answered in time and was killed.
             Exception: the method's, or why the drafter cannot be loaded.
         """
+        patience_s = self._config.drafter_start_timeout_s
         try:
             self._drafter.connection.send((name, arguments))
+            if not self._drafter.connection.poll(patience_s):
+                pid = self._drafter.pid
+                self._drafter.kill()  # an answer to this call must not be taken for one to the next
+                raise DrafterLost(f"the drafter's process {pid} has not answered {name} within {patience_s:.0f} s")
             answer, problem = self._drafter.connection.recv()
         except (EOFError, OSError):
             raise DrafterLost("the drafter's process has ended") from None

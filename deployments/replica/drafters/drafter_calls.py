@@ -92,6 +92,7 @@ def serve(connection: Connection) -> None:
     A drafter that cannot be loaded answers every call with the reason.
     """
     show_log()
+    # Here and below for ever: the actor closes its end when it is done, and this process ends with its fork server.
     config, core, convention = connection.recv()
     calls, problem = None, None
     try:

@@ -15,6 +15,8 @@ from wingbeat.deployments.replica.drafters.shared_drafter import Candidate, Shar
 
 BALANCE_S = 10.0
 """Between two looks at whether drafters have unequal numbers of verifiers, as after one of them has come back."""
+END_S = 5.0
+"""For tasks that were cancelled to end."""
 UNEQUAL = 2
 """Verifiers that one drafter has beyond another before it lets one go: that verifier's contexts are replayed."""
 
@@ -68,7 +70,7 @@ class DrafterPool:
         """Serve's hook at the end of the replica."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.wait(self._tasks, timeout=END_S)
 
 
 def by_load(members: list[PoolMember], node: str) -> list[PoolMember]:

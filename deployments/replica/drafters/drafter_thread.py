@@ -22,6 +22,7 @@ from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
 
 logger = logging.getLogger(__name__)
+LOADED_POLL_S = 1.0
 WAIT_S = 0.1
 """Longest wait for a round; within it the doorbell wakes the thread at once."""
 
@@ -65,8 +66,13 @@ class DrafterThread:
         self._busy_at = 0.0
         self._turned_at = time.monotonic()
         self._convention: HeadConvention | None = None
-        threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True).start()
-        self._loaded.wait()
+        thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
+        thread.start()
+        # Its actor knows how long that may take; a thread that has ended without a word will not say one.
+        while not self._loaded.wait(LOADED_POLL_S) and thread.is_alive():
+            pass
+        if self._worker is None and self._problem is None:
+            raise RuntimeError("the drafter's thread has ended while it was loading")
         if self._problem is not None:
             raise self._problem
 

@@ -16,6 +16,8 @@ from wingbeat.deployments.replica.drafters.supervisor import root_cause
 
 logger = logging.getLogger(__name__)
 RETRY_S = 0.5
+CANDIDATES_S = 30.0
+"""For the pool to say which drafters it has; then it is asked again."""
 TELL_AFTER_S = 2.0
 """Without a drafter; one line then says why."""
 
@@ -110,8 +112,9 @@ class PoolDrafter:
     async def _try_all(self, next_incarnation: Callable[[], int]) -> tuple[int | None, str]:
         """The process id of the first drafter that has room, or why there is none."""
         try:
-            candidates = await self._pool.candidates()
-        except (RayError, RayServeException) as error:
+            async with asyncio.timeout(CANDIDATES_S):
+                candidates = await self._pool.candidates()
+        except (RayError, RayServeException, TimeoutError) as error:
             self.lacks_room = False
             return None, f"the pool cannot be asked ({root_cause(error)})"
         why, num_refused = "none is running", 0

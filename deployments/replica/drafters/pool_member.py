@@ -11,6 +11,8 @@ from wingbeat.deployments.replica.drafters.shared_drafter import SharedDrafter
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 
 logger = logging.getLogger(__name__)
+APPEARS_S = 900.0
+"""For a drafter to be placed, to load and to answer; another one may then find room where this one did not."""
 ASK_S = 0.5
 """Between two looks at a drafter; one that has not answered the last one gets no further verifier."""
 PATIENCE_S = 60.0
@@ -89,7 +91,8 @@ class PoolMember:
             if self.drafter is None:
                 self.drafter = self._start()
             self.num_started += 1
-            status = await self.drafter.status()
+            async with asyncio.timeout(APPEARS_S):
+                status = await self.drafter.status()
             began = self._clock()
             logger.info("Drafter %d of the pool is there, process %d", self.number, status.process.pid)
             while True:
@@ -101,7 +104,7 @@ class PoolMember:
                 await self._sleep(ASK_S)
                 status = await self._ask(self.drafter)
         except TimeoutError:
-            return self._clock() - began, "is silent"
+            return (0.0, "does not start") if began is None else (self._clock() - began, "is silent")
         except Exception as error:  # whatever Ray or its constructor raises: there is no drafter
             return 0.0 if began is None else self._clock() - began, f"is gone ({root_cause(error)})"
 

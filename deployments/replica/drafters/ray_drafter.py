@@ -1,6 +1,9 @@
 """A replica's way to its drafter: an actor in the second bundle of its placement group, on whichever node that lies."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -11,7 +14,12 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, renewed
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
+from wingbeat.deployments.replica.engine.engine_messages import NEEDS_ATTEMPTS
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
+
+logger = logging.getLogger(__name__)
+LATE_S = 10.0
+"""For an actor to say that its process has not answered; the engine waits a little longer still."""
 
 
 class RayDrafter:
@@ -22,9 +30,9 @@ class RayDrafter:
     """
 
     def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
-        options = drafter_options(config.drafter_share())
+        self._config, self._core = config, core
         self._process: ActorProcess | None = None
-        self._actor = ray.remote(DrafterActor).options(max_restarts=0, **options).remote(config, core, convention)
+        self._actor = self._start(convention)
         self.convention = convention
         """How it was told to read its head; its successors are told the same."""
 
@@ -35,16 +43,22 @@ class RayDrafter:
             DrafterStartError: it cannot start; names the cause.
         """
         self.convention = convention
-        try:
-            return await self._actor.call.remote("needs", convention)
-        except RayError as error:
-            raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
+        for _ in range(NEEDS_ATTEMPTS):
+            try:
+                return await self._answer(self._actor.call.remote("needs", convention))
+            except RayError as error:
+                raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
+            except TimeoutError as error:
+                logger.warning("%s: starting another one", error)
+                self.kill()
+                self._process, self._actor = None, self._start(convention)
+        raise DrafterStartError(f"{NEEDS_ATTEMPTS} drafters have not said what they need of the verifier")
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
         if self._process is None:
-            self._process = (await self._actor.status.remote()).process
-        return await self._actor.call.remote("attach", channel_name, next_incarnation())
+            self._process = (await self._answer(self._actor.status.remote())).process
+        return await self._answer(self._actor.call.remote("attach", channel_name, next_incarnation()))
 
     async def renew(self) -> bool:
         """Begin another process in its actor; False where that is gone too."""
@@ -55,3 +69,21 @@ class RayDrafter:
         ray.kill(self._actor, no_restart=True)
         if self._process is not None:
             self._process.kill()
+
+    def _start(self, convention: bytes | None) -> ray.actor.ActorHandle:
+        options = drafter_options(self._config.drafter_share())
+        actor = ray.remote(DrafterActor).options(max_restarts=0, **options)
+        return actor.remote(self._config, self._core, convention)
+
+    async def _answer(self, asked: Awaitable[Any]) -> Any:
+        """Of its actor, which gives its process less time than this: what fails then is the actor, or Ray.
+
+        Raises:
+            TimeoutError: there is none.
+        """
+        patience_s = self._config.drafter_start_timeout_s + LATE_S
+        try:
+            async with asyncio.timeout(patience_s):
+                return await asked
+        except TimeoutError:
+            raise TimeoutError(f"the drafter's actor has not answered within {patience_s:.0f} s") from None

@@ -106,10 +106,10 @@ class DrafterSupervisor:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():
                     continue
-                successor = await self._renewed()
+                await self._renew()
                 await self._sleep(self._back_off.take())
                 try:
-                    await self._attach_new(successor)
+                    await self._attach_new(self._drafter)
                 except EngineFailed:
                     raise
                 except Exception as error:
@@ -139,18 +139,14 @@ class DrafterSupervisor:
             return False
         return True
 
-    async def _renewed(self) -> DrafterHandle | None:
-        """The lost drafter with a new process; None where that cannot be had.
+    async def _renew(self) -> None:
+        """Give the lost drafter a new process, or let go of it.
 
-        One that never attached is not asked: whatever ails it may be its host's.
+        One that never attached is not asked: whatever ails it may be its host's. It stays this object's all the time:
+        if the engine ends meanwhile, `stop` ends the drafter, whose place nobody else could have otherwise.
         """
-        lost, self._drafter = self._drafter, None
-        if lost is None:
-            return None
-        if self._attached_at is not None and await lost.renew():
-            return lost
-        lost.kill()
-        return None
+        if self._drafter is not None and not (self._attached_at is not None and await self._drafter.renew()):
+            self._kill()
 
     async def _attach_new(self, drafter: DrafterHandle | None) -> None:
         self._attached_at = None

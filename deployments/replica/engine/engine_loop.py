@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
+from wingbeat.cluster.channels.pulse import Work
 from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
-from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, portable
+from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, name_of, portable
 from wingbeat.deployments.replica.engine.engine_setup import ServedEngine
 from wingbeat.deployments.replica.engine.shared_images import attach_images
 from wingbeat.deployments.replica.router_stream import Outbox
@@ -57,6 +58,8 @@ class EngineLoop:
     ) -> None:
         self._engine = engine
         self._link = link
+        self._pulse = link.pulse
+        engine.tell_round = self._pulse.sized
         self._calls = calls
         self._stream_interval_s = stream_interval_s
         self._take_own = take_own
@@ -90,6 +93,7 @@ class EngineLoop:
         try:
             while not self._take_messages():
                 if self._engine.has_unfinished_requests():
+                    self._pulse.begin(Work.ROUND)
                     self._deliver(self._engine.step())
                 else:
                     self._wait_for_work()
@@ -140,9 +144,11 @@ class EngineLoop:
     def _take_messages(self) -> bool:
         """Do what the replica asks for; returns whether that was to stop."""
         for kind, *arguments in self._link.receive():
+            self._pulse.begin(Work.CALL if kind == ToEngine.CALL else Work.MESSAGE, ())
             self._handlers[kind](*arguments)
         with contextlib.suppress(queue.Empty):
             while not self._from_threads.empty():
+                self._pulse.begin(Work.MESSAGE, ())
                 self._from_threads.get_nowait()()
         return self._stopping
 
@@ -155,6 +161,8 @@ class EngineLoop:
         elif wait_s == 0.0:
             self._engine.check_integrity()
             self._check_at = wait_s = None
+        self._pulse.end()
+        # For ever, if nothing comes: this process ends with its replica (`die_with_parent`), whatever that dies of.
         self._link.wait(wait_s)
 
     def _flush(self, now: float, *, idle: bool = False) -> None:
@@ -205,11 +213,12 @@ class EngineLoop:
 
     def _add_one(self, client_id: str, number: int, packed: WireRequest, outbox: Outbox) -> None:
         """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
-        request_id = _request_id(client_id, number)
+        request_id = name_of(client_id, number)
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
             return
         with self._refusing(request_id, number, outbox):
+            self._pulse.begin(Work.MESSAGE, (request_id,))
             request = unpack_request(attach_images(packed), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
@@ -247,6 +256,7 @@ class EngineLoop:
             return
         try:
             with self._refusing(request.request_id, number, outbox):
+                self._pulse.begin(Work.MESSAGE, (request.request_id,))
                 self._engine.add_request(request, grammar.result())
         finally:
             self._flush(time.monotonic())
@@ -265,11 +275,11 @@ class EngineLoop:
             outbox.give_up(number, Verdict.FAILED, f"request {request_id}: {type(error).__name__}: {error}")
 
     def _abort_numbers(self, client_id: str, numbers: Iterable[int]) -> None:
-        self._abort([_request_id(client_id, number) for number in numbers])
+        self._abort([name_of(client_id, number) for number in numbers])
 
     def _withdraw(self, client_id: str, numbers: Iterable[int]) -> None:
         for number in numbers:
-            request_id = _request_id(client_id, number)
+            request_id = name_of(client_id, number)
             if request_id in self._owners and self._engine.is_waiting(request_id):
                 self._abort([request_id])
                 self._outboxes[client_id].give_up(number, Verdict.WITHDRAWN, "its router has asked for it back")
@@ -303,8 +313,3 @@ class EngineLoop:
         now = time.monotonic()
         self._check_at = now + IDLE_CHECK_S
         self._flush(now)
-
-
-def _request_id(client_id: str, number: int) -> str:
-    """Unique in the engine: two routers, or two connections of one router, count independently."""
-    return f"{client_id}:{number}"

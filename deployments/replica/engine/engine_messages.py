@@ -9,6 +9,9 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.runtime.config import RankGroup
 
+NEEDS_ATTEMPTS = 2
+"""Drafters that are asked what they need, one after the other, until an engine cannot start for want of an answer."""
+
 
 class ToEngine(StrEnum):
     """From the replica, with what follows the kind."""
@@ -72,6 +75,17 @@ class EngineStarted(NamedTuple):
     """Where its drafter is to attach; None where it takes none."""
     checks_drafter: bool
     """Whether the first drafter that is attached is to be tried."""
+
+
+def name_of(client_id: str, number: int) -> str:
+    """Unique in the engine: two routers, or two connections of one router, count independently."""
+    return f"{client_id}:{number}"
+
+
+def owner(name: str) -> tuple[str, int]:
+    """The inverse; of an engine's own requests too, which are nobody's."""
+    client_id, _, number = name.rpartition(":")
+    return client_id, int(number) if number.isdecimal() else -1
 
 
 def portable(error: BaseException) -> Exception:

@@ -9,12 +9,13 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
-from wingbeat.cluster.child_process import die_with_parent
+from wingbeat.cluster.child_process import die_with_parent, show_stacks
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.app_config import AppConfig
@@ -22,6 +23,7 @@ from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
 from wingbeat.deployments.replica.engine.engine_messages import (
+    NEEDS_ATTEMPTS,
     EngineStart,
     EngineStarted,
     ToEngine,
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from wingbeat.runtime.grammar.trial import GrammarTrial
     from wingbeat.runtime.heads.contract import HeadConvention
 
+START_S = 60.0
+"""For a replica, which has started this process, to say what it shall run."""
+LATE_S = 30.0
+"""For a replica to say that its drafter has not answered."""
 SWITCH_INTERVAL_S = 0.5e-3
 """How long another thread, such as one that compiles a grammar, may keep the interpreter from the engine's; Python's
 default of 5 ms is a third of a round."""
@@ -49,6 +55,7 @@ def main() -> None:
     # Of a terminal's Ctrl-C the replica decides, which gets it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_log()
+    show_stacks()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     link = Link(memory, own_bell, peer_bell, is_parent=False)
     stopped = False
@@ -70,7 +77,7 @@ def serve(link: Link) -> bool:
     Raises:
         Exception: it cannot be loaded; one line that says what to change.
     """
-    start: EngineStart = _expect(link, ToEngine.START)[0]
+    start: EngineStart = _expect(link, ToEngine.START, START_S)[0]
     config = start.config
     if start.gpus:
         claim_devices(start.gpus)
@@ -104,7 +111,7 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
 
     def ask_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
         link.send((ToReplica.ASK_NEEDS, pickle.dumps(convention)))
-        needs, problem = _expect(link, ToEngine.NEEDS)
+        needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
         if needs is None:  # of drafters that are shared, whether one runs or not
@@ -147,8 +154,13 @@ def _no_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
     return DrafterNeeds()
 
 
-def _expect(link: Link, kind: str) -> list[Any]:
-    """Wait for the replica's message of a kind while there is nothing else to do."""
+def _expect(link: Link, kind: str, patience_s: float) -> list[Any]:
+    """Wait for the replica's message of a kind while there is nothing else to do.
+
+    Raises:
+        RuntimeError: it has not come; the replica tries another engine.
+    """
+    deadline = time.monotonic() + patience_s
     while True:
         for got, *rest in link.receive():
             if got == ToEngine.STOP:
@@ -156,7 +168,9 @@ def _expect(link: Link, kind: str) -> list[Any]:
                 os._exit(0)
             if got == kind:
                 return rest
-        link.wait(None)
+        if (left_s := deadline - time.monotonic()) <= 0:
+            raise RuntimeError(f"the replica has not sent '{kind}' within {patience_s:.0f} s")
+        link.wait(left_s)
 
 
 if __name__ == "__main__":

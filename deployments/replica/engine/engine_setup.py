@@ -42,6 +42,8 @@ class ServedEngine(Protocol):
 
     drafter_state: str
     """`none`, `attached` or `lost`."""
+    tell_round: Callable[[int, list[str]], None]
+    """Set by the loop, called by the engine before each round: the round's tokens, and the ids of its requests."""
     grammars: "Grammars | None"
     """Compiles what requests give as their grammar, on any thread."""
 

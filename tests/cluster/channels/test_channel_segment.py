@@ -1,6 +1,7 @@
 """The segment that a channel between processes is found by: what it carries, and what is refused."""
 
 import dataclasses
+import fcntl
 import os
 import stat
 import threading
@@ -8,7 +9,7 @@ import threading
 import pytest
 
 from tests.cluster.peers import SPEC
-from wingbeat.cluster.channels import segment
+from wingbeat.cluster.channels import segment, segment_files
 from wingbeat.cluster.channels.doorbell import process_start
 from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.memory import buffer_bytes, check_fits
@@ -151,3 +152,17 @@ def test_a_link_is_not_followed_to_a_segment(name: str) -> None:
     finally:
         link.unlink()
         channel.verifier_end.close()
+
+
+def test_a_lock_that_somebody_keeps_holds_nobody_up_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segment_files, "LOCK_S", 0.1)
+    kept = os.open(segment_files.SHM_DIR, os.O_RDONLY)
+    try:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        with segment_files.directory_lock() as held:
+            assert not held
+        assert segment_files.remove_stale_segments() == 0
+    finally:
+        os.close(kept)
+    with segment_files.directory_lock() as held:
+        assert held

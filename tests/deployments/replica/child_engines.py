@@ -1,16 +1,23 @@
 """Engine factories for tests whose engine is a process of its own; quick to import."""
 
+import ctypes
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes import FakeEngine
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
+from wingbeat.runtime.scheduling.request import Request
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.engine.engine_setup import AskNeeds
 
 INFO = ModelInfo("fake", 200, 50)
+HANGS, HANGS_IN_C = 46, 47
+WRITTEN_BEFORE = 10
+"""Tokens of a request that makes its engine hang."""
 
 
 class PlainClock:
@@ -69,3 +76,35 @@ def build_unfit(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
 
 def _unfit(engine: FakeEngine) -> None:
     raise ValueError("unfit")
+
+
+class HangingEngine(FakeEngine):
+    """Hangs in a round with a prompt that begins by `HANGS` or `HANGS_IN_C`, once its answer has begun."""
+
+    def __init__(self) -> None:
+        super().__init__(round_s=0.005)
+        self._num_rounds: Counter[str] = Counter()
+
+    def compute(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._num_rounds[request.request_id] += 1
+            if self._num_rounds[request.request_id] + len(request.output_token_ids) > WRITTEN_BEFORE:
+                self._hang(request.prompt_token_ids[0])
+
+    def _hang(self, token: int) -> None:
+        if token == HANGS:
+            while True:
+                time.sleep(0.01)
+        if token == HANGS_IN_C:
+            ctypes.PyDLL(None).sleep(10_000)  # as nothing else, it keeps the interpreter to itself
+
+
+def build_hanging(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """An engine that some requests make hang."""
+    return EngineSetup(HangingEngine(), INFO, None)
+
+
+def build_slowly(config: AppConfig, ask_needs: "AskNeeds") -> EngineSetup:
+    """An engine whose loading hangs."""
+    time.sleep(10_000)
+    return build_clocked(config, ask_needs)

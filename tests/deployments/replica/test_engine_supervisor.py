@@ -8,7 +8,7 @@ import pytest
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_supervisor import PAUSES_S, EngineSupervisor
 
-CANNOT_START = None
+CANNOT_START, NO_PROCESS = None, -1.0
 
 
 class World:
@@ -19,7 +19,13 @@ class World:
         self.pauses: list[float] = []
         self.num_ended = 0
         self._lives = list(lives_s)
-        self.supervisor = EngineSupervisor(lambda: FakeLife(self), sleep=self._sleep, clock=lambda: self.now)
+        self.supervisor = EngineSupervisor(self._launch, sleep=self._sleep, clock=lambda: self.now)
+
+    def _launch(self) -> "FakeLife":
+        life = FakeLife(self)
+        if life.life_s is NO_PROCESS:
+            raise BlockingIOError("no process can be had")
+        return life
 
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -34,11 +40,11 @@ class FakeLife:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._life_s = world.next_life_s()
+        self.life_s = world.next_life_s()
         self.client = SimpleNamespace(failure=None, lost=self._lost)
 
     async def start(self) -> None:
-        if self._life_s is CANNOT_START:
+        if self.life_s is CANNOT_START:
             raise ValueError("cannot start")
 
     async def end(self) -> None:
@@ -46,8 +52,8 @@ class FakeLife:
         self.client.failure = self.client.failure or EngineFailed("ended")
 
     async def _lost(self) -> None:
-        if self._life_s is not CANNOT_START:
-            self._world.now += self._life_s
+        if self.life_s is not CANNOT_START:
+            self._world.now += self.life_s
         self.client.failure = self.client.failure or EngineFailed("died")
 
 
@@ -65,7 +71,7 @@ def ended(*lives_s: float | None) -> World:
     return world
 
 
-@pytest.mark.parametrize("life_s", [20.0, CANNOT_START])
+@pytest.mark.parametrize("life_s", [20.0, CANNOT_START, NO_PROCESS])
 def test_engines_that_die_young_or_never_start_are_tried_less_and_less_often_and_then_no_more(life_s: float | None):
     world = ended(20.0, *[life_s] * len(PAUSES_S))
     assert tuple(world.pauses) == PAUSES_S == tuple(sorted(PAUSES_S))
@@ -80,3 +86,19 @@ def test_an_engine_that_lived_for_a_minute_ends_the_series():
 def test_a_first_engine_that_cannot_start_is_the_start_error():
     with pytest.raises(ValueError, match="cannot start"):
         asyncio.run(World(CANNOT_START).supervisor.start())
+
+
+def test_what_nobody_thought_of_ends_the_replica_rather_than_leaving_it_without_an_engine():
+    world = World(20.0)
+
+    async def breaks(seconds: float) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    async def main() -> None:
+        world.supervisor._sleep = breaks
+        await world.supervisor.start()
+        await asyncio.wait_for(world.supervisor.run(), 10)
+        with pytest.raises(EngineFailed, match="a mistake"):
+            await world.supervisor.ready()
+
+    asyncio.run(main())

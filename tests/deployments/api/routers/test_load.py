@@ -19,7 +19,7 @@ async def load(pool: EnginePool) -> dict:
 
 def test_an_idle_server_has_no_load():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        idle = {"num_requests": 0, "outstanding_tokens": 0, "max_num_seqs": 16}
+        idle = {"num_requests": 0, "outstanding_tokens": 0, "max_num_seqs": 16, "stalled": False}
         assert await load(pool) == {"server_load": 0, "engines": [{"engine": name, **idle} for name in "ab"]}
 
     run(scenario, "a", "b")

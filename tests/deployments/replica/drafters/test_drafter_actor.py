@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.fakes import wait_until
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost
 from wingbeat.runtime.demo import demo_pair
@@ -57,3 +59,17 @@ def test_a_drafter_that_cannot_be_loaded_answers_with_the_reason_whatever_is_ask
 def test_what_drafters_are_forked_from_asks_no_device():
     done = subprocess.run([sys.executable, "-c", ASKING_NO_DEVICE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_drafter_that_does_not_answer_is_killed_and_its_late_answer_is_nobodys(actor: DrafterActor):
+    assert actor.status().channels == ()
+    actor._config = actor._config.model_copy(update={"drafter_start_timeout_s": 0.5})
+    stuck = PeerProcess(actor._drafter.pid, process_start(actor._drafter.pid))
+    os.kill(stuck.pid, signal.SIGSTOP)
+    with pytest.raises(DrafterLost, match="has not answered status within"):
+        actor.status()
+    wait_until(lambda: not stuck.alive())
+    actor._config = actor._config.model_copy(update={"drafter_start_timeout_s": 60.0})
+    actor.renew(None)
+    assert actor.status().channels == ()

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.drafters.supervisor import POLL_S, DrafterSupervisor
 from wingbeat.deployments.replica.engine_client import EngineFailed
@@ -168,3 +170,34 @@ def test_a_drafter_whose_connections_break_at_once_is_replaced():
     world = run_remote(0.5, connects_again=True, until_s=2.0)
     assert world.incarnations == [1, 2]
     assert (world.num_launched, world.num_killed) == (1, 1)
+
+
+@pytest.mark.parametrize("during", ["renew", "pause"])
+def test_where_the_engine_ends_while_its_drafter_is_being_replaced_none_is_left_behind(during: str):
+    """It would hold the place of the next engine's drafter for ever, as nobody would know of it."""
+    world = World()
+    world.renewals = [30.0]
+    reached = asyncio.Event()
+
+    async def stand_still(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        drafter = FakeDrafter(world, 0.0)
+        await world.supervisor.start(drafter)
+        if during == "renew":
+            drafter.renew = stand_still
+        else:
+            world.supervisor._back_off.take = lambda: 5.0
+            sleep = world.time.sleep
+            world.supervisor._sleep = lambda seconds: stand_still() if seconds == 5.0 else sleep(seconds)
+        running = asyncio.create_task(world.supervisor.run())
+        async with asyncio.timeout(10):
+            await reached.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        world.supervisor.stop()
+
+    asyncio.run(main())
+    assert world.num_killed == 1
