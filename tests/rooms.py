@@ -80,11 +80,13 @@ MAY_IMPORT = {
     "deployments.fleet": {
         "cluster.prefix_index",
         "cluster.routing",
+        "deployments.handle_calls",
         "runtime.kv",
         "runtime.lora",
         "runtime.prefixes",
         "runtime.scheduling",
     },
+    "deployments.handle_calls": set(),
     "deployments.launch": {
         "cluster.channels",
         "cluster.placement",
@@ -125,6 +127,7 @@ MAY_IMPORT = {
         "cluster.routing",
         "deployments.app_config",
         "deployments.fleet",
+        "deployments.handle_calls",
         "deployments.log",
         "deployments.metrics",
         "runtime.checks",
