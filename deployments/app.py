@@ -143,7 +143,9 @@ class Router:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
         self._reporting.cancel()
         if self._server is not None:
-            await self._server.close(self._config.shutdown_timeout_s)
+            # What outlasts its time ends by an error, and then with its connection.
+            timeout_s = self._config.shutdown_timeout_s
+            await asyncio.gather(self._pool.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await self._pool.close()
         if self._monitor.tracer is not None:
             await asyncio.to_thread(self._monitor.tracer.close)
