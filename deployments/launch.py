@@ -15,12 +15,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, VERIFIER, build_at
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door
+from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
@@ -40,6 +42,8 @@ RAY_ENV = {
 a proxy that is merely slow keeps its 10 s per check."""
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
 """Serve's own ways to do without its proxy. Told not to take the first one, a router does not listen itself either."""
+HEAD = ("gcs_server", "raylet")
+"""Ray's names of the processes of its head that nothing replaces."""
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
@@ -84,6 +88,7 @@ class ServedApplication:
         self._signals = signals
         self._owns_ray = False
         self._watchdog: Watchdog | None = None
+        self._head_watch: HeadWatch | None = None
         self._door: Door | None = None
         self._deployed = False
         self._serving = False
@@ -172,8 +177,9 @@ class ServedApplication:
 
     def close(self) -> None:
         """Take down what this process has started, in order: the application, and Ray if it is its own."""
-        if self._door is not None:
-            self._door.close()
+        for part in (self._head_watch, self._door):
+            if part is not None:
+                part.close()
         if self._owns_ray:
             own = None if self._watchdog is None else self._watchdog.pid
             processes = [process for process in descendants(os.getpid()) if process.pid != own]
@@ -189,6 +195,8 @@ class ServedApplication:
 
     def kill(self, code: int) -> NoReturn:
         """End this process now, and every process of its own Ray; in another Ray, Serve ends the replicas."""
+        if self._head_watch is not None:
+            self._head_watch.close()
         if self._owns_ray:
             end(descendants(os.getpid()), 0.0)
             end(descendants(os.getpid()), 0.0)  # what was being started meanwhile
@@ -199,6 +207,10 @@ class ServedApplication:
         sys.stderr.flush()
         # Ray's exit hooks would look for the processes that are gone.
         os._exit(code)
+
+    def _lose_head(self) -> None:
+        print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
+        self.kill(1)
 
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config
@@ -234,7 +246,10 @@ class ServedApplication:
                 self._signals.install()
         self._owns_ray = ray_worker._global_node.is_head()
         if self._owns_ray:
-            self._watchdog = Watchdog(Path(ray_worker._global_node.get_session_dir_path()))
+            node = ray_worker._global_node
+            self._watchdog = Watchdog(Path(node.get_session_dir_path()))
+            head = [info.process.pid for kind in HEAD for info in node.all_processes.get(kind, ())]
+            self._head_watch = HeadWatch([PeerProcess(pid, process_start(pid)) for pid in head], self._lose_head)
 
     def _check_gpus(self) -> None:
         config = self._config

@@ -91,6 +91,7 @@ MAY_IMPORT = {
         "runtime.scheduling",
     },
     "deployments.handle_calls": set(),
+    "deployments.head_watch": {"cluster.channels"},
     "deployments.http_server": set(),
     "deployments.launch": {
         "cluster.channels",
@@ -99,6 +100,7 @@ MAY_IMPORT = {
         "deployments.app",
         "deployments.app_config",
         "deployments.door",
+        "deployments.head_watch",
         "deployments.replica",
         "deployments.start_up",
         "deployments.stop_signals",

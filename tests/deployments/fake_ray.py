@@ -34,7 +34,11 @@ class FakeRay:
         self.drain_timeouts: list[float] = []
         self.dispatcher = WorkerStandardStreamDispatcher()
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
-        node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
+        self.head: dict[str, list[SimpleNamespace]] = {}
+        """Processes of Ray's own, by its names."""
+        node = SimpleNamespace(
+            is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
+        )
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
     def note(self, call: str) -> None:

@@ -4,6 +4,8 @@ import io
 import json
 import shlex
 import signal
+import subprocess
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from rich.console import Console
 
 from tests.deployments.fake_ray import FakeRay
 from tests.ports import free_port
-from wingbeat.deployments import launch
+from wingbeat.deployments import head_watch, launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door, DoorError, bind
@@ -220,6 +222,24 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
     assert fake.calls[-1] == call
     assert ended[0] == ([process], 0.0)
     assert ended[-1] == "segments"
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_the_end_of_rays_head_ends_the_process_though_ray_waits_for_it_for_ever(fake_ray, monkeypatch, capsys, name):
+    fake, left = fake_ray(), threading.Event()
+    monkeypatch.setattr(head_watch, "POLL_S", 0.01)
+    monkeypatch.setattr(ServedApplication, "kill", lambda application, code: codes.append(code) or left.set())
+    codes: list[int] = []
+    with subprocess.Popen(["sleep", "600"]) as head:
+        fake.head[name] = [SimpleNamespace(process=head)]
+        application = ServedApplication(AppConfig())
+        application.start()
+        assert not left.wait(0.1)
+        head.kill()
+        assert left.wait(30)
+        application.close()
+    assert codes == [1]
+    assert "Ray's head has ended" in capsys.readouterr().err
 
 
 def test_a_router_that_is_gone_does_not_keep_the_rest_from_being_taken_down(fake_ray):
