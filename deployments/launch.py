@@ -209,8 +209,11 @@ class ServedApplication:
         os._exit(code)
 
     def _lose_head(self) -> None:
+        # What was below the raylet is nobody's child any more: the watchdog finds it once this process is gone.
         print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
-        self.kill(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config

@@ -31,6 +31,7 @@ TOKENS, FEW_TOKENS = 240, 8
 PATIENCE_S = 120.0
 """Of a client, for all that it wants to know."""
 PROBE_S = 0.1
+SOON_S = 5.0
 
 
 class Cell(NamedTuple):
@@ -91,7 +92,8 @@ class Outcome:
     def __str__(self) -> str:
         back = sorted(self.back_s)
         return (
-            f"{self.times} times; a new request is answered after {median(back):.1f} s, {back[-1]:.1f} s at most; "
+            f"{self.times} times; a new request is answered after {median(back):.1f} s, {back[-1]:.1f} s at most, "
+            f"{sum(one <= SOON_S for one in back)} times within {SOON_S:g} s; "
             f"{self.refused} connections refused or broken before; {self.cut} of {self.num_streams} streams cut and "
             f"sent again; {len(self.wrong)} requests failed or wrote another text"
         )

@@ -228,7 +228,7 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
 def test_the_end_of_rays_head_ends_the_process_though_ray_waits_for_it_for_ever(fake_ray, monkeypatch, capsys, name):
     fake, left = fake_ray(), threading.Event()
     monkeypatch.setattr(head_watch, "POLL_S", 0.01)
-    monkeypatch.setattr(ServedApplication, "kill", lambda application, code: codes.append(code) or left.set())
+    monkeypatch.setattr(launch.os, "_exit", lambda code: codes.append(code) or left.set())
     codes: list[int] = []
     with subprocess.Popen(["sleep", "600"]) as head:
         fake.head[name] = [SimpleNamespace(process=head)]
