@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import serve
-from ray.serve.context import _get_global_client
 
-from wingbeat.deployments.app import build
+from wingbeat.deployments.app import build_at
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.launch import DIRECT_ENV, NICENESS
+from wingbeat.deployments.door import Door
+from wingbeat.deployments.launch import NICENESS
 
 STATS_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 600.0
@@ -51,23 +51,20 @@ def wingbeat_apps(configs: dict[str, AppConfig]) -> Iterator[dict[str, App]]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(NICENESS, "0")
-    os.environ |= DIRECT_ENV
     cpus = max(LOGICAL_CPUS, len(os.sched_getaffinity(0)))
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        for name, config in configs.items():
-            serve.run(build(config), name=name, route_prefix=f"/{name}")
-        yield {name: _app(name, port) for name in configs}
+        with contextlib.ExitStack() as doors:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            apps = {}
+            for name, config in configs.items():
+                door = doors.enter_context(Door("127.0.0.1", 0))
+                serve.run(build_at(config, door.key), name=name, route_prefix=f"/{name}")
+                apps[name] = App(name, f"http://127.0.0.1:{door.port}", f"http://127.0.0.1:{port}/{name}")
+            yield apps
     finally:
         serve.shutdown()
         ray.shutdown()
-
-
-def _app(name: str, proxy_port: int) -> App:
-    groups = ray.get(_get_global_client()._controller.get_target_groups.remote(app_name=name))
-    ((router,),) = [group.targets for group in groups if group.protocol == "HTTP"]
-    return App(name, *(f"http://127.0.0.1:{port}/{name}" for port in (router.port, proxy_port)))
 
 
 @contextlib.contextmanager

@@ -1,13 +1,16 @@
 """The processes below one: what a program that starts Ray must leave nothing of."""
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 
+RAYS_PROGRAMS = frozenset({"gcs_server", "raylet"})
 POLL_S = 0.05
 DEATH_S = 5.0
 """For the kernel to end what was killed: large memory takes a while."""
@@ -28,6 +31,35 @@ def descendants(root: int) -> list[PeerProcess]:
         parents += pids
         found += [PeerProcess(pid, process_start(pid)) for pid in pids]
     return found
+
+
+def writers(folder: Path) -> list[PeerProcess]:
+    """Every Python process of this environment, and every one of Ray's own programs, that writes a file below `folder`.
+
+    Nobody else's: a person's pager or editor of a log is none of them.
+    """
+    ours = Path(sys.executable).resolve()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            program = (path / "exe").readlink()
+            if (program == ours or program.name in RAYS_PROGRAMS) and _writes_below(path, folder):
+                found.append(PeerProcess(int(path.name), process_start(int(path.name))))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or is another user's
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def _writes_below(process: Path, folder: Path) -> bool:
+    for fd in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if not fd.readlink().is_relative_to(folder):
+                continue
+            lines = (process / "fdinfo" / fd.name).read_text().splitlines()
+            flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                return True
+    return False
 
 
 def end(processes: list[PeerProcess], grace_s: float) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,10 @@ from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.image_prompts import image_reader
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
+from wingbeat.deployments.http_server import HttpServer
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.metrics.fleet_figures import FleetFigures
@@ -58,6 +61,10 @@ END_S = 5.0
 """What a replica has to end itself, beyond the time of its requests."""
 HEALTH_CHECK_PERIOD_S = 1.0
 """How long Serve may take to see that a replica's process is gone, and to start another one."""
+CONNECT_S, CONNECT_POLL_S = 2.0, 0.01
+"""How long a router that listens itself may wait for a connection to an engine before it answers that it has none."""
+HEAD_NODE, HEAD_SHARE = "node:__internal_head__", 0.001
+"""Ray's own resource of that node, and so little of it that it never runs out."""
 START_ATTEMPTS = 2
 """One more than none covers a process lost by chance; a checkpoint that does not load never will."""
 
@@ -65,15 +72,19 @@ START_ATTEMPTS = 2
 class Router:
     """The HTTP surface: one engine pool and the FastAPI application over it."""
 
-    async def __init__(self, config: AppConfig, engines: DeploymentHandle) -> None:
+    async def __init__(self, config: AppConfig, engines: DeploymentHandle, door: DoorKey | None = None) -> None:
+        """`door`: where it is to listen itself, beside whatever Serve's proxy passes on."""
         show_log()
         self._config = config
-        self._bound_host = await bound_host()
+        self._bound_host = await bound_host() if door is None else door.host
         warn_if_open(config, self._bound_host)
         folder = config.model_dir(with_weights=False)
         if not ConfigFile.read(folder).has_vision:
             keep_torch_out()
         self._tokenizer = Tokenizer.load(folder)
+        self._parsers = config.parsers(self._tokenizer.chat_template)
+        described = self._parsers.describe()
+        logger.info("%s.", described[:1].upper() + described[1:])
         source = ServeEngines(engines, config.text_identity())
         self._pool = EnginePool(
             source,
@@ -86,6 +97,7 @@ class Router:
         await self._pool.start()
         self._monitor = self._new_monitor(source)
         self._reporting = asyncio.get_running_loop().create_task(self._monitor.fleet.run())
+        self._server = None if door is None else await self._listen(door)
         # What is there now stays: a full collection while a large body is read would look at all of it again.
         gc.collect()
         gc.freeze()
@@ -104,23 +116,33 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's hook, called once after the constructor."""
+        # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
+        return self._application(adds_request_id=False)
+
+    async def _listen(self, door: DoorKey) -> HttpServer:
+        bound = await asyncio.to_thread(door.take)
+        # Those who wait at the door would be told that there is no engine.
+        deadline = time.monotonic() + CONNECT_S
+        while not self._pool.healthy() and time.monotonic() < deadline:
+            await asyncio.sleep(CONNECT_POLL_S)
+        server = HttpServer(self._application(adds_request_id=True), bound, self._config.max_ongoing_requests)
+        await server.start()
+        return server
+
+    def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config
         images = image_reader(
             self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
         )
-        parsers = config.parsers(self._tokenizer.chat_template)
-        described = parsers.describe()
-        logger.info("%s.", described[:1].upper() + described[1:])
-        service = CompletionService(self._pool, self._tokenizer, parsers, self._monitor.own, images)
+        service = CompletionService(self._pool, self._tokenizer, self._parsers, self._monitor.own, images)
         limits = HttpLimits(
             max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"
         )
-        # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(
             service,
             config.access(self._bound_host),
             limits,
-            adds_request_id=False,
+            adds_request_id=adds_request_id,
             monitor=self._monitor,
             updates_adapters=config.lora_update_dir is not None,
         )
@@ -128,6 +150,10 @@ class Router:
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
         self._reporting.cancel()
+        if self._server is not None:
+            # What outlasts its time ends by an error, and then with its connection.
+            timeout_s = self._config.shutdown_timeout_s
+            await asyncio.gather(self._pool.drain(timeout_s), self._server.close(timeout_s + END_S / 2))
         await self._pool.close()
         if self._monitor.tracer is not None:
             await asyncio.to_thread(self._monitor.tracer.close)
@@ -154,9 +180,13 @@ def build(args: AppConfig | Mapping[str, Any]) -> Application:
     Raises:
         SettingsError: a setting is unknown or wrong; one line that names it.
     """
-    args = args if isinstance(args, AppConfig) else _settings(args)
-    pool = _drafter_pool().bind(args) if args.has_drafter() and not args.has_own_drafter() else None
-    return _router(args).bind(args, _verifier(args).bind(args, pool))
+    return build_at(args if isinstance(args, AppConfig) else _settings(args), None)
+
+
+def build_at(config: AppConfig, door: DoorKey | None) -> Application:
+    """The application whose only router listens at a door on the node of Ray's head; None: wherever Serve does."""
+    pool = _drafter_pool().bind(config) if config.has_drafter() and not config.has_own_drafter() else None
+    return _router(config, door is not None).bind(config, _verifier(config).bind(config, pool), door)
 
 
 def _settings(given: Mapping[str, Any]) -> AppConfig:
@@ -210,12 +240,13 @@ def _drafter_pool() -> serve.Deployment:
     )
 
 
-def _router(config: AppConfig) -> serve.Deployment:
+def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
     return serve.deployment(
         serve.ingress()(Router),
         name=ROUTER,
         ray_actor_options={
             "num_cpus": config.num_cpus_per_router,
+            "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV},
         },
         max_ongoing_requests=config.max_ongoing_requests,

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import ray
@@ -15,14 +16,18 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
 from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
-from wingbeat.deployments.app import ROUTER, VERIFIER, build
+from wingbeat.deployments.app import ROUTER, VERIFIER, build_at
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.door import Door
+from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
 from wingbeat.deployments.stop_signals import StopSignals
+from wingbeat.deployments.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 APP_NAME = "wingbeat"
@@ -37,15 +42,9 @@ RAY_ENV = {
 """For a Ray started here. Serve replaces a proxy after three failed checks, which takes 30 s at its own period of 10 s;
 a proxy that is merely slow keeps its 10 s per check."""
 DIRECT, HAPROXY = "RAY_SERVE_ENABLE_DIRECT_INGRESS", "RAY_SERVE_ENABLE_HA_PROXY"
-DIRECT_ENV = {
-    DIRECT: "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-    "RAY_SERVE_PORT_QUARANTINE_S": "0",
-}
-"""For a Ray started here for one router, which then listens itself. Serve's proxy costs each message two hops between
-processes, so that a first token takes up to half as long again. No load balancer has to hear of a router's end, and the
-next router needs its port."""
-ANY_PORT = 0
+"""Serve's own ways to do without its proxy. Told not to take the first one, a router does not listen itself either."""
+HEAD = ("gcs_server", "raylet")
+"""Ray's names of the processes of its head that nothing replaces."""
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 60.0
 DRAIN_MARGIN_S = 5.0
@@ -89,11 +88,14 @@ class ServedApplication:
         self._host, self._port = host, port
         self._signals = signals
         self._owns_ray = False
+        self._watchdog: Watchdog | None = None
+        self._head_watch: HeadWatch | None = None
+        self._door: Door | None = None
         self._deployed = False
         self._serving = False
 
     def start(self) -> None:
-        """Start Ray Serve's proxy and the application; returns when it answers requests.
+        """Start Ray, Serve and the application; returns when it answers requests.
 
         A Ray that is started for it runs its workers at normal priority: serving is what they are for.
 
@@ -101,12 +103,11 @@ class ServedApplication:
             StartError: the cluster has this application already, no node has the GPUs of a pair, or a replica could
                 not start, such as for a checkpoint that cannot be read.
         """
-        for name, value in (RAY_ENV | (DIRECT_ENV if self._has_one_router() else {})).items():
+        wants_door = self._has_one_router()
+        for name, value in RAY_ENV.items():
             os.environ.setdefault(name, value)
-        if self._has_one_router():
-            # A range without its end; what else the environment says of it would be another port than was asked for.
-            for bound, port in (("MIN", self._port), ("MAX", self._port + 1)):
-                os.environ[f"RAY_SERVE_DIRECT_INGRESS_{bound}_HTTP_PORT"] = str(port)
+        if wants_door:
+            os.environ[DIRECT] = "0"
         if not ray.is_initialized():
             self._connect()
         if self._detach and self._owns_ray:
@@ -116,7 +117,11 @@ class ServedApplication:
             )
         if self._start_up is not None:
             _speak_for_ray(self._start_up)
-        serve.start(http_options={"host": self._host, "port": ANY_PORT if self._listens_itself() else self._port})
+        if wants_door and self._owns_ray:
+            self._door = self._opened_door()
+            serve.start(proxy_location="Disabled")
+        else:
+            serve.start(http_options={"host": self._host, "port": self._port})
         if APP_NAME in serve.status().applications:
             raise StartError(
                 f"this Ray cluster has an application named {APP_NAME} already: end it with `serve shutdown`, or unset "
@@ -128,7 +133,8 @@ class ServedApplication:
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
         try:
-            serve.run(build(self._config), name=APP_NAME)
+            door = None if self._door is None else self._door.key
+            serve.run(build_at(self._config, door), name=APP_NAME)
         except (RuntimeError, RayServeException) as error:
             raise StartError(_cause() or root_cause(error)) from None
         self._serving = True
@@ -137,7 +143,7 @@ class ServedApplication:
 
     def url(self) -> str:
         """Where the router listens, or Serve's proxies: in a cluster that had them before, where those do."""
-        if self._listens_itself():
+        if self._door is not None:
             return f"http://{self._host}:{self._port}"
         http = _get_global_client().http_config
         return f"http://{http.host}:{http.port}"
@@ -160,6 +166,8 @@ class ServedApplication:
         """Let the routers refuse what comes, and wait for what runs: at most `shutdown_timeout_s`."""
         if not self._serving:
             return
+        if self._door is not None:
+            self._door.close()
         timeout_s = self._config.shutdown_timeout_s
         print(f"Stopping: running requests have {timeout_s:g} s; a second signal ends them now.", flush=True)
         drained = serve.get_deployment_handle(ROUTER, APP_NAME).broadcast("drain", timeout_s)
@@ -170,18 +178,26 @@ class ServedApplication:
 
     def close(self) -> None:
         """Take down what this process has started, in order: the application, and Ray if it is its own."""
+        for part in (self._head_watch, self._door):
+            if part is not None:
+                part.close()
         if self._owns_ray:
-            processes = descendants(os.getpid())
+            own = None if self._watchdog is None else self._watchdog.pid
+            processes = [process for process in descendants(os.getpid()) if process.pid != own]
             if ray.is_initialized():  # else Serve would start another Ray to look for itself
                 serve.shutdown()
             ray.shutdown()
             end(processes, PROCESS_GRACE_S)
             remove_stale_segments()
+            if self._watchdog is not None:
+                self._watchdog.close()
         elif self._deployed:
             serve.delete(APP_NAME)
 
     def kill(self, code: int) -> NoReturn:
         """End this process now, and every process of its own Ray; in another Ray, Serve ends the replicas."""
+        if self._head_watch is not None:
+            self._head_watch.close()
         if self._owns_ray:
             end(descendants(os.getpid()), 0.0)
             end(descendants(os.getpid()), 0.0)  # what was being started meanwhile
@@ -193,6 +209,13 @@ class ServedApplication:
         # Ray's exit hooks would look for the processes that are gone.
         os._exit(code)
 
+    def _lose_head(self) -> None:
+        # What was below the raylet is nobody's child any more: the watchdog finds it once this process is gone.
+        print("Error: a process of Ray's head has ended, and the application with it: start it again", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
     def _say_ready(self, start_up: StartUp) -> None:
         config = self._config
         report = serve.get_deployment_handle(VERIFIER, APP_NAME).report.remote().result(timeout_s=REPORT_TIMEOUT_S)
@@ -201,14 +224,17 @@ class ServedApplication:
         start_up.ready(f"{self.url()}/v1", ready_facts(report, logs), command, DETACHED if self._detach else CTRL_C)
 
     def _has_one_router(self) -> bool:
-        """Several share Serve's proxy, or a HAProxy that the environment asks for."""
+        """Which then listens itself. Several share Serve's proxy; so does one where the environment asks for that."""
         config = self._config
         several = config.num_router_replicas > 1 or config.router_autoscaling_config is not None
-        return not several and os.environ.get(HAPROXY) != "1"
+        return not several and os.environ.get(DIRECT) != "0" and os.environ.get(HAPROXY) != "1"
 
-    def _listens_itself(self) -> bool:
-        """Whether the router listens, without Serve's proxy; the environment may say that it must not."""
-        return self._owns_ray and self._has_one_router() and os.environ.get(DIRECT) == "1"
+    def _opened_door(self) -> Door:
+        try:
+            return Door(self._host, self._port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StartError(f"port {self._port} on {self._host} cannot be listened at: {reason}") from error
 
     def _connect(self) -> None:
         self._owns_ray = True  # so that a signal meanwhile leaves nothing of it either
@@ -223,6 +249,11 @@ class ServedApplication:
             if self._signals is not None:
                 self._signals.install()
         self._owns_ray = ray_worker._global_node.is_head()
+        if self._owns_ray:
+            node = ray_worker._global_node
+            self._watchdog = Watchdog(Path(node.get_session_dir_path()))
+            head = [info.process.pid for kind in HEAD for info in node.all_processes.get(kind, ())]
+            self._head_watch = HeadWatch([PeerProcess(pid, process_start(pid)) for pid in head], self._lose_head)
 
     def _check_gpus(self) -> None:
         config = self._config

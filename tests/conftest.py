@@ -65,12 +65,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class App:
     """A running application: its clients, its engines' figures."""
 
-    def __init__(self, name: str, url: str, api_key: str = "none") -> None:
+    def __init__(self, name: str, url: str, api_key: str = "none", own_url: str | None = None) -> None:
         # Each run of any test would wait seconds for these.
         import httpx
         import openai
 
         self.name = name
+        self.own_url = own_url
+        """Where its router listens itself, as that of `wingbeat serve` does; its clients go through Serve's proxy."""
         self.client = openai.OpenAI(base_url=f"{url}/{name}/v1", api_key=api_key, max_retries=0, timeout=300)
         self.http = httpx.Client(base_url=f"{url}/{name}", headers={"Authorization": f"Bearer {api_key}"}, timeout=60)
 
@@ -114,26 +116,18 @@ class App:
         self.client.close()
         self.http.close()
 
-    def own_url(self) -> str:
-        """Where its router listens itself, as that of `wingbeat serve` does; its clients go through Serve's proxy."""
-        import ray
-        from ray.serve.context import _get_global_client
-
-        groups = ray.get(_get_global_client()._controller.get_target_groups.remote(app_name=self.name))
-        ((target,),) = [group.targets for group in groups if group.protocol == "HTTP"]
-        return f"http://127.0.0.1:{target.port}"
-
 
 @contextmanager
-def running(name: str, url: str, **args: Any) -> Iterator[App]:
-    """The application of these arguments, for as long as the block lasts."""
+def running(name: str, url: str, door: Any = None, **args: Any) -> Iterator[App]:
+    """The application of these arguments, for as long as the block lasts; its router listens at the door as well."""
     from ray import serve
 
-    from wingbeat.deployments.app import build
+    from wingbeat.deployments.app import build_at
     from wingbeat.deployments.app_config import AppConfig
 
-    serve.run(build(AppConfig(**args)), name=name, route_prefix=f"/{name}")
-    app = App(name, url, args.get("api_key", "none"))
+    key, own_url = (None, None) if door is None else (door.key, f"http://{door.key.host}:{door.port}")
+    serve.run(build_at(AppConfig(**args), key), name=name, route_prefix=f"/{name}")
+    app = App(name, url, args.get("api_key", "none"), own_url)
     try:
         yield app
     finally:
@@ -163,13 +157,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes; routers listen too."""
+    """The base URL of Serve's proxy on a local Ray, whose workers can import the fakes."""
     import ray
     from ray import serve
 
-    from wingbeat.deployments.launch import DIRECT_ENV
-
-    os.environ |= DIRECT_ENV
     port = free_port()
     ray.init(
         num_cpus=8,
@@ -199,7 +190,10 @@ def demo_app(ray_cluster: str) -> Iterator[App]:
 
     Trees are fixed: on a machine busy with tests the measured costs may well say that speculation does not pay.
     """
-    with running("demo", ray_cluster, api_key=KEY, drafter_timeout_s=2.0, adaptive=False) as app:
+    from wingbeat.deployments.door import Door
+
+    settings = {"api_key": KEY, "drafter_timeout_s": 2.0, "adaptive": False}
+    with Door("127.0.0.1", free_port()) as door, running("demo", ray_cluster, door, **settings) as app:
         yield app
 
 

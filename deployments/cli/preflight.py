@@ -11,6 +11,7 @@ from pathlib import Path
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_memory
+from wingbeat.deployments.door import bind
 from wingbeat.runtime.drafters.choice import USER, DrafterChoice, holds_mtp
 from wingbeat.runtime.tokenizer_file import check_tokenizer_file
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files
@@ -51,23 +52,15 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
 def check_address(host: str, port: int) -> None:
     """Refuse an address that another server listens at, or that this process may not have.
 
-    Serve's proxy listens with SO_REUSEPORT: a second one on the port would start, and get half of the requests.
-
     Raises:
         PreflightError: one line that says why.
     """
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+        bind(host, port).close()
+    except socket.gaierror as error:
         raise PreflightError(f"host {host} cannot be resolved: {error.strerror or error}") from error
-    family, kind, protocol, _, address = addresses[0]
-    with socket.socket(family, kind, protocol) as probe:
-        # Lets connections that a server before left in TIME_WAIT pass; one that listens is in the way all the same.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise PreflightError(_why_unbound(error, host, port)) from error
+    except OSError as error:
+        raise PreflightError(_why_unbound(error, host, port)) from error
 
 
 def _why_unbound(error: OSError, host: str, port: int) -> str:

@@ -10,6 +10,7 @@ from ray.serve.handle import DeploymentHandle
 from wingbeat.deployments.fleet.directory import DIRECTORY
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.handle_calls import call_apart
 
 logger = logging.getLogger(__name__)
 ASK_AGAIN_S = 0.5
@@ -34,7 +35,7 @@ class ServeEngines:
     async def describe(self) -> ModelInfo:
         """The model, from any engine that serves the router's; waits until one is there."""
         told = False
-        while (info := await self._handle.describe.remote()).text_identity != self._text_identity:
+        while (info := await call_apart(self._handle.describe)).text_identity != self._text_identity:
             if not told:
                 logger.warning("Waiting for an engine of %s: one has %s", self._text_identity, info.text_identity)
             told = True
@@ -48,7 +49,7 @@ class ServeEngines:
     async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
         """Messages for this client; closing the generator ends the stream in the engine too."""
         identity = self._text_identity
-        messages = self._streaming.remote(engine_id=engine_id, client_id=client_id, text_identity=identity)
+        messages = call_apart(self._streaming, engine_id=engine_id, client_id=client_id, text_identity=identity)
         try:
             async for message in messages:
                 yield message
@@ -57,56 +58,56 @@ class ServeEngines:
 
     async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
         """Hand over requests."""
-        await self._handle.submit.remote(engine_id=engine_id, client_id=client_id, requests=requests)
+        await call_apart(self._handle.submit, engine_id=engine_id, client_id=client_id, requests=requests)
 
     async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         """Stop requests; with none, a sign of life."""
-        await self._handle.abort.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
+        await call_apart(self._handle.abort, engine_id=engine_id, client_id=client_id, numbers=numbers)
 
     async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
         """Ask for requests back that have not begun to run."""
-        await self._handle.withdraw.remote(engine_id=engine_id, client_id=client_id, numbers=numbers)
+        await call_apart(self._handle.withdraw, engine_id=engine_id, client_id=client_id, numbers=numbers)
 
     async def stats(self, engine_id: str, report: dict[str, Any]) -> dict[str, Any]:
         """An engine's figures; it is told this router's on the same occasion."""
-        return await self._handle.stats.remote(engine_id=engine_id, report=report)
+        return await call_apart(self._handle.stats, engine_id=engine_id, report=report)
 
     async def trace(self, engine_id: str, seconds: float) -> list[tuple]:
         """A recording of an engine's next rounds."""
-        return await self._handle.trace.remote(engine_id=engine_id, seconds=seconds)
+        return await call_apart(self._handle.trace, engine_id=engine_id, seconds=seconds)
 
     async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
         """Have an adapter read and checked: its fields, or None and why it is not served."""
-        return await self._handle.load_adapter.remote(engine_id=engine_id, name=name, path=path)
+        return await call_apart(self._handle.load_adapter, engine_id=engine_id, name=name, path=path)
 
     async def unload_adapter(self, engine_id: str, digest: str) -> None:
         """Free an adapter's place."""
-        await self._handle.unload_adapter.remote(engine_id=engine_id, digest=digest)
+        await call_apart(self._handle.unload_adapter, engine_id=engine_id, digest=digest)
 
     async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
         """Tell a replica which adapters there are."""
-        await self._handle.tell_adapters.remote(engine_id=engine_id, entries=entries)
+        await call_apart(self._handle.tell_adapters, engine_id=engine_id, entries=entries)
 
     async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
         """Pin a prefix: None, or code and reason where it cannot be."""
-        return await self._handle.save_prefix.remote(engine_id=engine_id, fields=fields)
+        return await call_apart(self._handle.save_prefix, engine_id=engine_id, fields=fields)
 
     async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
         """Let go of one that is not to be kept."""
-        await self._handle.drop_prefix.remote(engine_id=engine_id, name=name, version=version)
+        await call_apart(self._handle.drop_prefix, engine_id=engine_id, name=name, version=version)
 
     async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
         """Fields of the prefix that has this name on disk."""
-        return await self._handle.stored_prefix.remote(engine_id=engine_id, name=name)
+        return await call_apart(self._handle.stored_prefix, engine_id=engine_id, name=name)
 
     async def describe_prefixes(self, engine_id: str) -> dict[str, Any]:
         """The prefixes that an engine has."""
-        return await self._handle.describe_prefixes.remote(engine_id=engine_id)
+        return await call_apart(self._handle.describe_prefixes, engine_id=engine_id)
 
     async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
         """Tell a replica which prefixes there are."""
-        await self._handle.tell_prefixes.remote(engine_id=engine_id, entries=entries)
+        await call_apart(self._handle.tell_prefixes, engine_id=engine_id, entries=entries)
 
     async def reset_prefix_cache(self, engine_id: str) -> None:
         """Forget cached prefixes."""
-        await self._handle.reset_prefix_cache.remote(engine_id=engine_id)
+        await call_apart(self._handle.reset_prefix_cache, engine_id=engine_id)

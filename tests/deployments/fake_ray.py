@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 from ray._private.ray_logging import WorkerStandardStreamDispatcher
@@ -28,10 +29,16 @@ class FakeRay:
         self.applications = {name: SimpleNamespace(status=None, deployments={}) for name in applications}
         self.signals: dict[tuple[str, int], int] = {}
         """By the call in which they come, and how many of its name there have been with it."""
+        self.watchdogs = 0
+        """Processes that watch for the launcher's end."""
         self.drain_timeouts: list[float] = []
         self.dispatcher = WorkerStandardStreamDispatcher()
         self.listens = SimpleNamespace(host="127.0.0.1", port=8000)
-        node = SimpleNamespace(is_head=lambda: not attached, get_session_dir_path=lambda: "/session")
+        self.head: dict[str, list[SimpleNamespace]] = {}
+        """Processes of Ray's own, by its names."""
+        node = SimpleNamespace(
+            is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
+        )
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
     def note(self, call: str) -> None:
@@ -39,6 +46,14 @@ class FakeRay:
         number = self.signals.get((call, self.calls.count(call)))
         if number is not None:
             os.kill(os.getpid(), number)
+
+    def watchdog(self, folder: Path) -> SimpleNamespace:
+        self.watchdogs += 1
+
+        def close() -> None:
+            self.watchdogs -= 1
+
+        return SimpleNamespace(pid=0, close=close)
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -50,7 +65,7 @@ class FakeRay:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(99))
 
     def start(self, **options: object) -> None:
-        self.http_options = options["http_options"]
+        self.options = options
         self.note("start")
 
     def status(self) -> SimpleNamespace:
@@ -58,6 +73,7 @@ class FakeRay:
         return SimpleNamespace(applications=self.applications)
 
     def run(self, app: object, name: str) -> None:
+        self.application = app
         self.applications[name] = SimpleNamespace(status=None, deployments={})
         self.note("run")
 

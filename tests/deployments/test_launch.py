@@ -4,6 +4,8 @@ import io
 import json
 import shlex
 import signal
+import subprocess
+import threading
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ import pytest
 from rich.console import Console
 
 from tests.deployments.fake_ray import FakeRay
-from wingbeat.deployments import launch
+from tests.ports import free_port
+from wingbeat.deployments import head_watch, launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.door import Door, DoorError, bind
 from wingbeat.deployments.launch import ServedApplication, StartError, serve_until_stopped
 from wingbeat.deployments.start_up import StartUp
 
@@ -33,7 +37,10 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(launch, "ray_worker", fake.worker)
         monkeypatch.setattr(launch, "serve", fake)
         monkeypatch.setattr(launch, "_get_global_client", lambda: SimpleNamespace(http_config=fake.listens))
-        monkeypatch.setattr(launch, "build", lambda config: None)
+        monkeypatch.setattr(launch, "build_at", lambda config, door: door)
+        monkeypatch.setattr(launch, "Watchdog", fake.watchdog)
+        # At a port that is free, unless a test asks for one.
+        monkeypatch.setattr(launch, "Door", lambda host, port: Door(host, 0 if port == 8000 else port))
         monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
@@ -96,15 +103,31 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return variables
 
 
-def test_the_only_router_of_a_ray_of_its_own_listens_itself_and_serves_proxy_anywhere_else(fake_ray, environ):
-    fake = fake_ray()
-    environ["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = "30000"
-    application = ServedApplication(AppConfig(), port=9000)
+@pytest.mark.parametrize("told", [None, "1"])
+def test_the_only_router_of_a_ray_of_its_own_gets_the_launchers_socket(fake_ray, environ, told: str | None):
+    fake, port = fake_ray(), free_port()
+    environ |= {} if told is None else {launch.DIRECT: told}
+    application = ServedApplication(AppConfig(), port=port)
     application.start()
-    assert environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "1"
-    ports = [int(environ[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"]) for end in ("MIN", "MAX")]
-    assert range(*ports) == range(9000, 9001), "Serve's allocator takes a range"
-    assert (application.url(), fake.http_options["port"]) == ("http://127.0.0.1:9000", 0)
+    assert (fake.options, fake.application.host) == ({"proxy_location": "Disabled"}, "127.0.0.1")
+    assert application.url() == f"http://127.0.0.1:{port}"
+    with fake.application.take() as lent:
+        assert lent.getsockname() == ("127.0.0.1", port)
+    assert environ[launch.DIRECT] == "0", "Serve would drain such a router for 30 s"
+    application.close()
+    with pytest.raises(DoorError):
+        fake.application.take()
+
+
+def test_a_port_that_is_taken_after_it_was_looked_at_ends_the_start_in_one_line(fake_ray, environ):
+    fake = fake_ray()
+    with bind("127.0.0.1", 0) as other:
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 cannot be listened at: Address already in use"):
+            serve_until_stopped(AppConfig(), port=port)
+    assert "run" not in fake.calls
+    assert fake.watchdogs == 0
 
 
 @pytest.mark.parametrize("why", ["several routers", "autoscaled routers", "told so", "HAProxy", "in a cluster"])
@@ -121,7 +144,7 @@ def test_else_serves_proxy_listens(fake_ray, environ, why: str):
     }
     application = ServedApplication(AppConfig(**settings.get(why, {})), port=9000)
     application.start()
-    assert fake.http_options["port"] == 9000
+    assert fake.options == {"http_options": {"host": "127.0.0.1", "port": 9000}}
     assert application.url() == "http://127.0.0.1:9000"
 
 
@@ -188,8 +211,8 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
         raise Exited(code)
 
     fake = fake_ray()
-    ended = []
-    monkeypatch.setattr(launch, "descendants", lambda pid: ["a process"])
+    ended, process = [], SimpleNamespace(pid=1)
+    monkeypatch.setattr(launch, "descendants", lambda pid: [process])
     monkeypatch.setattr(launch, "end", lambda processes, grace_s: ended.append((processes, grace_s)))
     monkeypatch.setattr(launch, "remove_stale_segments", lambda: ended.append("segments"))
     monkeypatch.setattr(launch.os, "_exit", leave)
@@ -198,8 +221,26 @@ def test_a_second_signal_ends_the_process_at_once_by_the_signals_exit_code(fake_
         serve_until_stopped(AppConfig())
     assert exited.value.args == (128 + number,)
     assert fake.calls[-1] == call
-    assert ended[0] == (["a process"], 0.0)
+    assert ended[0] == ([process], 0.0)
     assert ended[-1] == "segments"
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_the_end_of_rays_head_ends_the_process_though_ray_waits_for_it_for_ever(fake_ray, monkeypatch, capsys, name):
+    fake, left = fake_ray(), threading.Event()
+    monkeypatch.setattr(head_watch, "POLL_S", 0.01)
+    monkeypatch.setattr(launch.os, "_exit", lambda code: codes.append(code) or left.set())
+    codes: list[int] = []
+    with subprocess.Popen(["sleep", "600"]) as head:
+        fake.head[name] = [SimpleNamespace(process=head)]
+        application = ServedApplication(AppConfig())
+        application.start()
+        assert not left.wait(0.1)
+        head.kill()
+        assert left.wait(30)
+        application.close()
+    assert codes == [1]
+    assert "Ray's head has ended" in capsys.readouterr().err
 
 
 def test_a_router_that_is_gone_does_not_keep_the_rest_from_being_taken_down(fake_ray):

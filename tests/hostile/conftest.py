@@ -15,8 +15,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def address(demo_app: Any) -> Address:
     """Where the demo pair's router listens."""
-    url = urlsplit(demo_app.own_url())
-    return Address(url.hostname, url.port, f"/{demo_app.name}")
+    url = urlsplit(demo_app.own_url)
+    return Address(url.hostname, url.port, "")
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ MAX_GROWTH_BYTES = 300 * 10**6
 @pytest.fixture(params=["own", pytest.param("proxy", marks=pytest.mark.slow)])
 def address(request, demo_app, ray_cluster) -> Address:
     """Where the demo pair's router listens, or the proxy before it."""
-    url = urlsplit(demo_app.own_url() if request.param == "own" else ray_cluster)
-    return Address(url.hostname, url.port, f"/{demo_app.name}")
+    url = urlsplit(demo_app.own_url if request.param == "own" else f"{ray_cluster}/{demo_app.name}")
+    return Address(url.hostname, url.port, url.path)
 
 
 async def is_healthy(address: Address) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -147,3 +148,29 @@ def test_a_second_signal_does_not_wait_for_streams_and_leaves_nothing_behind(ser
     assert "***" not in server.errors.read_text()
     assert not any(process.alive() for process in processes)
     assert not any(path.exists() for path in channels)
+
+
+def test_a_killed_router_refuses_nobody_and_a_killed_launcher_leaves_nothing(server: Server, until: Callable):
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(3)]
+    for connection in idle:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b" 200 " in connection.recv(4096)
+    for _ in range(2):
+        (router,) = [one for one in descendants(server.process.pid) if "wingbeat:Router" in command(one.pid)]
+        os.kill(router.pid, signal.SIGKILL)
+        until(lambda router=router: not router.alive())
+        with httpx.Client(base_url=server.http.base_url, timeout=120) as client:
+            assert client.post("/v1/completions", json=server.body(SHORT)).status_code == 200
+    processes, channels = descendants(server.process.pid), server.channels()
+    assert channels
+    server.process.kill()
+    until(lambda: not any(process.alive() for process in processes))
+    until(lambda: not any(path.exists() for path in channels))
+
+
+def command(pid: int) -> str:
+    """What a process calls itself; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

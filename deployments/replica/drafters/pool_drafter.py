@@ -11,6 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from wingbeat.cluster.placement import node_id
+from wingbeat.deployments.handle_calls import call_apart
 from wingbeat.deployments.replica.drafters.shared_drafter import Candidate
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 
@@ -44,11 +45,11 @@ class ServedPool:
 
     async def candidates(self) -> list[Candidate]:
         """See `Pool`."""
-        return await self._handle.candidates.remote(self._node)
+        return await call_apart(self._handle.candidates, self._node)
 
     def left(self, number: int) -> None:
         """See `Pool`."""
-        self._handle.left.remote(number)
+        call_apart(self._handle.left, number)
 
 
 class PoolDrafter:

@@ -1,0 +1,31 @@
+"""What is between clients and engines dies or stands still: who is answered, and after which time.
+
+How often each act is done is `WINGBEAT_CHAOS_TIMES`; `python -m tests.chaos.front` prints the figures.
+"""
+
+import os
+
+import pytest
+
+from tests.chaos.front import CELLS, LAST_CELLS, play, play_last
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3000)]
+TIMES = int(os.environ.get("WINGBEAT_CHAOS_TIMES", "2"))
+SLOW_MACHINE = 4.0
+"""Bounds are those of a machine with processors to spare."""
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_requests_go_on_or_are_answered_again_within_a_bound(name: str):
+    cell, outcome = CELLS[name], play(name, TIMES)
+    print(f"{name}: {outcome}")
+    assert outcome.times == TIMES
+    assert outcome.wrong == []
+    assert outcome.cut == 0 or cell.breaks
+    assert outcome.refused == 0 or cell.refuses
+    assert max(outcome.back_s) < SLOW_MACHINE * cell.bound_s
+
+
+@pytest.mark.parametrize("victim", LAST_CELLS)
+def test_the_death_of_what_holds_all_together_leaves_nothing(victim: str):
+    print(f"kill {victim}: nothing is left after {play_last(victim):.1f} s")
