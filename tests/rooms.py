@@ -164,6 +164,7 @@ MAY_IMPORT = {
     },
     "runtime.config": set(),
     "runtime.demo": set(),
+    "runtime.detokenizer": {"runtime.tokenizer"},
     "runtime.disk_cache": set(),
     "runtime.drafters": {
         "kernels.attention",
@@ -275,7 +276,7 @@ MAY_IMPORT = {
         "runtime.tokenizer",
         "runtime.verifier",
     },
-    "runtime.text_stream": {"runtime.scheduling", "runtime.tokenizer"},
+    "runtime.text_stream": {"runtime.detokenizer", "runtime.scheduling", "runtime.tokenizer"},
     "runtime.token_length": set(),
     "runtime.tokenizer": {"runtime.token_length"},
     "runtime.tokenizer_file": {"runtime.tensor_files"},
