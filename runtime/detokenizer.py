@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from wingbeat.runtime.tokenizer import Tokenizer
-
-REPLACEMENT = "�"
+from wingbeat.runtime.tokenizer import REPLACEMENT, Tokenizer
 
 _MAX_OPEN = 3
 """Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""

@@ -194,8 +194,9 @@ class CompletionService:
             skip_special_tokens=choice.skip_special_tokens,
             include_stop=choice.include_stop,
             min_tokens=params.min_tokens,
+            echoes=bool(choice.echo) and not choice.is_echo_alone,
         )
-        prefix, metrics, finish = choice.echo, None, None
+        prefix, metrics, finish = choice.echo.removesuffix(stream.context_rest), None, None
         async with aclosing(self.pool.generate(choice.request, session_id())) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
