@@ -1,6 +1,5 @@
 """The text of tokens that arrive one by one: text that never has to be taken back."""
 
-import os.path
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -51,7 +50,9 @@ class IncrementalDetokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """Text that became final with these tokens; all of it is the same however they are divided among calls."""
         if len(token_ids) > _CONTEXT:
-            return "".join(self.push(token_ids[start : start + _CONTEXT]) for start in range(0, len(token_ids), _CONTEXT))
+            return "".join(
+                self.push(token_ids[start : start + _CONTEXT]) for start in range(0, len(token_ids), _CONTEXT)
+            )
         if len(token_ids) > 1:
             text = self._decode([*self._window, *token_ids])
             new = text[len(self._shown) :]
@@ -79,8 +80,8 @@ class IncrementalDetokenizer:
             self._window.pop()
             return ""
         if not text.startswith(self._shown):
-            same = os.path.commonprefix([text, self._shown])
-            if text[len(same) :].startswith(REPLACEMENT):
+            pairs = zip(text, self._shown, strict=False)
+            if next((got for got, shown in pairs if got != shown), "") == REPLACEMENT:
                 # A run of bytes has become invalid, and with it characters that were final.
                 self._begin_at(len(self._window) - 1 - self._num_open)
                 text = self._decode(self._window)
@@ -96,8 +97,8 @@ class IncrementalDetokenizer:
         if len(self._window) > _MAX_WINDOW:
             self._cut()
         if new and self._foreign:
-            same = os.path.commonprefix([new, self._foreign])
-            new, self._foreign = new[len(same) :], self._foreign[len(same) :] if same == new else ""
+            num_same = min(len(self._foreign), len(new) - len(new.lstrip(REPLACEMENT)))
+            new, self._foreign = new[num_same:], self._foreign[num_same:] if num_same == len(new) else ""
         return new
 
     def _slide(self) -> None:

@@ -181,7 +181,7 @@ def _processors_template(directory: Path) -> str | None:
 
 @lru_cache(1)
 def _byte_of_letter() -> dict[str, int]:
-    """How byte-level vocabularies spell bytes: printable ones of Latin-1 as themselves, the others by letters after it."""
+    """How byte-level vocabularies spell bytes: printable ones of Latin-1 by themselves, others by later letters."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}

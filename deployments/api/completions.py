@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.answers.merging import first_choices_first, merged
 from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
@@ -48,6 +49,8 @@ class CompletionService:
         images: "ImageReader | image_prompts.ImagesRefused | None" = None,
     ) -> None:
         self.pool = pool
+        self.turn = asyncio.Lock()
+        """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, images)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
@@ -94,6 +97,11 @@ class CompletionService:
             with image_prompts.held(self.prompts.images, generation.choices[0].request.images):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
+                if (
+                    generation.choices_per_prompt > 1
+                    and generation.choices[0].request.params.prompt_logprobs is not None
+                ):
+                    deltas = first_choices_first(deltas, generation.choices_per_prompt)
                 async with aclosing(deltas):
                     async for delta in deltas:
                         yield delta
@@ -129,6 +137,9 @@ class CompletionService:
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
+                if sample:
+                    # A prompt's first choice alone reports on it.
+                    params = replace(params, prompt_logprobs=None)
                 request = Request(
                     f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, images=prompt.images
                 )
@@ -254,34 +265,3 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
-
-
-async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """Run the streams side by side; the first error ends all, and so does closing this generator."""
-    arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    arrivals.put_nowait(delta)
-        except Exception as error:
-            arrivals.put_nowait(error)
-        else:
-            arrivals.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    num_running = len(tasks)
-    try:
-        while num_running:
-            arrival = await arrivals.get()
-            if isinstance(arrival, Exception):
-                raise arrival
-            if arrival is None:
-                num_running -= 1
-            else:
-                yield arrival
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

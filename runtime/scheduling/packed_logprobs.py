@@ -1,4 +1,4 @@
-"""Log-probabilities of many tokens as an array: an object for each would take ten times the memory and a thread's time."""
+"""Log-probabilities of many tokens as an array: an object for each would take ten times the memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +20,10 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     @classmethod
     def of_round(cls, packed: np.ndarray, num_top: int) -> "PackedLogprobs":
-        """A copy of what `wingbeat.runtime.verifier.choices.logprobs.token_logprobs` packed: int64 [num_tokens, 1 + 2 * most].
+        """A copy of what `wingbeat.runtime.verifier.choices.logprobs.token_logprobs` packed.
 
         Args:
+            packed: int64 [num_tokens, 1 + 2 * most].
             num_top: most likely tokens to keep of each row, at most `most`.
         """
         most = packed.shape[1] // 2

@@ -1,6 +1,5 @@
 """An answer's text is what its tokens add to the prompt's, wherever the prompt is cut and however the tokens arrive."""
 
-import os.path
 import random
 from collections.abc import Sequence
 
@@ -13,7 +12,14 @@ from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.text_stream import TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
 
-ALPHABETS = ["漢字漢語日本", "😀🦋👩‍👩‍👧‍👦🇩🇪", "e\u0301a\u0308n\u0303é", "שלום عليكم \u200f\u202eאב", "abc wor ld", "  \n\t"]
+ALPHABETS = [
+    "漢字漢語日本",
+    "😀🦋👩‍👩‍👧‍👦🇩🇪",
+    "e\u0301a\u0308n\u0303é",
+    "שלום عليكم \u200f\u202eאב",
+    "abc wor ld",
+    "  \n\t",
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,8 @@ def streamed(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int],
 def added(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
     """decode(prompt + output) minus decode(prompt): a character that both share belongs to who completes it."""
     before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *output])
-    return whole[len(os.path.commonprefix([before, whole])) :]
+    shared = next((i for i in range(len(before)) if whole[i : i + 1] != before[i]), len(before))
+    return whole[shared:]
 
 
 def test_a_text_is_cut_between_prompt_and_answer_at_a_character(tokenizer):

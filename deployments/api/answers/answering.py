@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces, paced
 from wingbeat.deployments.api.errors import ClientGone
 
 LONG_BODY_BYTES = 2**16
@@ -25,22 +26,31 @@ class Parsed(Protocol):
 Body = TypeVar("Body", bound=Parsed)
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events; the generator is closed at once when the client leaves, not when it is collected."""
+class PieceStream(StreamingResponse):
+    """A body in pieces; the generator is closed at once when the client leaves, not when it is collected."""
 
-    media_type = "text/event-stream"
+    media_type = "application/json"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(_prepend(first, rest), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
+        super().__init__(_prepend(first, rest), headers=headers)
         self._rest = rest
 
     async def __call__(self, scope, receive, send) -> None:
-        """Send the events; see `StreamingResponse`."""
+        """Send the pieces; see `StreamingResponse`."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             await self.body_iterator.aclose()
             await self._rest.aclose()
+
+
+class EventStream(PieceStream):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(first, rest, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
@@ -54,6 +64,16 @@ async def read_body(kind: type[Body], request: Request) -> Body:
 async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
     """What `work` brings as JSON; it is cancelled when the client leaves."""
     return JSONResponse(await _unless_gone(request, work))
+
+
+async def long_answer(request: Request, work: Coroutine[Any, Any, Any], turn: asyncio.Lock) -> Response:
+    """`whole_answer` of a body with `LongList`s: written in pieces, as fast as its client takes them."""
+    pieces = paced(json_pieces(fragments(await _unless_gone(request, work))), turn)
+    first = await anext(pieces)
+    second = await anext(pieces, None)
+    if second is None:
+        return Response(first, media_type="application/json")
+    return PieceStream(first, _prepend(second, pieces))
 
 
 async def streamed_answer(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
