@@ -105,7 +105,9 @@ class Router:
         images = image_reader(
             self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
         )
-        service = CompletionService(self._pool, self._tokenizer, config.parsers(), self._monitor.own, images)
+        service = CompletionService(
+            self._pool, self._tokenizer, config.parsers(), self._monitor.own, images, config.max_answer_bytes
+        )
         limits = HttpLimits(max_body_bytes=config.max_body_bytes)
         # Serve's proxy writes X-Request-Id on every answer, and gives every request one that has none.
         return create_app(

@@ -135,6 +135,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids without a piece of text are left out, and by default special tokens."""
+        if len(token_ids) > LONG_TEXT_CHARS and self._tokenizer.is_fast:
+            backend = self._tokenizer.backend_tokenizer
+            # Only the calls for batches release the interpreter lock.
+            return backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )

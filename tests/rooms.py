@@ -20,6 +20,7 @@ MAY_IMPORT = {
         "deployments.parsing",
         "deployments.metrics",
         "deployments.request_context",
+        "runtime.detokenizer",
         "runtime.lora",
         "runtime.prefixes",
         "runtime.scheduling",

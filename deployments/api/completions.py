@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
+from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES, AnswerSizes
 from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.answers.merging import first_choices_first, merged
 from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
@@ -47,8 +48,10 @@ class CompletionService:
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
         images: "ImageReader | image_prompts.ImagesRefused | None" = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self.pool = pool
+        self.sizes = AnswerSizes(max_answer_bytes)
         self.turn = asyncio.Lock()
         """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, images)
@@ -97,10 +100,7 @@ class CompletionService:
             with image_prompts.held(self.prompts.images, generation.choices[0].request.images):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
-                if (
-                    generation.choices_per_prompt > 1
-                    and generation.choices[0].request.params.prompt_logprobs is not None
-                ):
+                if generation.shares_prompt:
                     deltas = first_choices_first(deltas, generation.choices_per_prompt)
                 async with aclosing(deltas):
                     async for delta in deltas:
@@ -131,9 +131,12 @@ class CompletionService:
             speculation=body.speculation is None or body.speculation.enabled,
             trace=body.speculation is not None and body.speculation.trace,
         )
-        choices = []
-        for prompt in prompts:
-            max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
+        choices, lengths = [], [len(prompt.token_ids) for prompt in prompts]
+        limits = [self._max_tokens(length, body, default_max_tokens) for length in lengths]
+        if body.asked_max_tokens is None:
+            limits = [self.sizes.most_tokens(body, lengths, limit) for limit in limits]
+        answer_bytes = self.sizes.check(body, lengths, max(*limits, body.min_tokens or 0))
+        for prompt, max_tokens in zip(prompts, limits, strict=True):
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
@@ -161,7 +164,8 @@ class CompletionService:
             seed=seed,
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
-            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            num_prompt_tokens=sum(lengths),
+            answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             details=Details(

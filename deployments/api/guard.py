@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
+from wingbeat.deployments.api.incoming import Incoming, answer_early
 from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499
@@ -40,6 +41,11 @@ class HttpLimits:
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+    max_dropped_bytes: int = 64 * 2**20
+    """Of a body that is not looked at, because its request is refused already: as many are taken before the connection
+    ends, so that the client comes to read why."""
+    drop_timeout_s: float = 10.0
+    """How long they may take."""
 
 
 class RequestWatcher:
@@ -86,7 +92,7 @@ class HttpGuard:
         for watcher in self._watchers:
             watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
-        started = False
+        incoming, started = Incoming(receive), False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
@@ -96,10 +102,10 @@ class HttpGuard:
             await send(message)
 
         try:
-            await self._pass_on(scope, headers, problem, receive, send_marked)
+            await self._pass_on(scope, headers, problem, incoming, send_marked)
         except ClientGone:
             if not started:
-                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send_marked)
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, incoming, send_marked)
         except Exception as error:
             answer = as_api_error(error)
             log_failure(error, request_id)
@@ -107,7 +113,8 @@ class HttpGuard:
                 raise
             body = error_body(scope["path"], answer)
             response = JSONResponse(body, status_code=answer.status, headers=answer.headers)
-            await response(scope, receive, send_marked)
+            limits = self._limits
+            await answer_early(response, scope, incoming, send_marked, limits.max_dropped_bytes, limits.drop_timeout_s)
         finally:
             for watcher in self._watchers:
                 watcher.ended(scope, context)
@@ -158,7 +165,7 @@ class HttpGuard:
                 body = await _body(receive, limit)
         except TimeoutError:
             message = f"The request body was not there after {self._limits.body_timeout_s:g} s."
-            raise ApiError(message, status=408, code="body_timeout", headers={"Connection": "close"}) from None
+            raise ApiError(message, status=408, code="body_timeout") from None
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_again() -> Message:
@@ -229,7 +236,4 @@ def _not_allowed(method: str, route: BaseRoute) -> ApiError:
 
 
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is still on its way: only a new connection begins at a request.
-    headers = {"Connection": "close"}
-    message = f"The request body is longer than {limit} bytes."
-    return ApiError(message, status=413, code="body_too_large", headers=headers)
+    return ApiError(f"The request body is longer than {limit} bytes.", status=413, code="body_too_large")

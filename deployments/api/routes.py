@@ -88,10 +88,11 @@ async def _answer(
     request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
 ) -> Response:
     deltas = service.run(generation)
+    room = service.sizes.held(generation.answer_bytes)
     if stream:
         events = event_stream(generation, deltas, shape, request.state.request_id, service.turn)
-        return await streamed_answer(request, events)
+        return await streamed_answer(request, events, room)
     whole = whole_response(generation, deltas, shape)
     if generation.has_lists:
-        return await long_answer(request, whole, service.turn)
+        return await long_answer(request, whole, service.turn, room)
     return await whole_answer(request, whole)

@@ -83,11 +83,16 @@ class Generation:
     details: Details
     """What is said of tokens beside their text."""
     answer_bytes: int = 0
-    """What the details of a whole answer may come to; see `answer_size.py`."""
+    """The most that it is held with beside its text; see `AnswerSizes`."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
     new_parser: Callable[[], Parser] = PlainText
     """Makes what reads a choice's text; `/v1/completions` has no use for it."""
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether a prompt's first choice reports on it for the others, too."""
+        return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
 
     @property
     def has_lists(self) -> bool:

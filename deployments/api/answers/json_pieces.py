@@ -13,16 +13,19 @@ _PIECE_CHARS = 2**15
 class LongPart:
     """Some items of a long list, each made when it is written."""
 
-    def __init__(self, items: Sequence[Any], as_value: Callable[[Any], Any] = lambda item: item) -> None:
-        self._items, self._as_value = items, as_value
+    def __init__(
+        self, items: Sequence[Any], as_value: Callable[[Any], Any] = lambda item: item, batch: int = MOST_ITEMS
+    ) -> None:
+        """`batch`: how many of them are written at a time."""
+        self._items, self._as_value, self._batch = items, as_value, batch
 
     def __len__(self) -> int:
         return len(self._items)
 
     def batches(self) -> Iterator[str]:
         """Their JSON, a few at a time, without brackets."""
-        for start in range(0, len(self._items), MOST_ITEMS):
-            yield _dumps([self._as_value(item) for item in self._items[start : start + MOST_ITEMS]])[1:-1]
+        for start in range(0, len(self._items), self._batch):
+            yield _dumps([self._as_value(item) for item in self._items[start : start + self._batch]])[1:-1]
 
 
 class SharedPart(LongPart):

@@ -1,0 +1,58 @@
+"""What a client is still sending while it is answered already."""
+
+import asyncio
+from contextlib import suppress
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+_AT_ONCE_S = 0.05
+"""What the rest of a body may take to be there, so that its connection can go on to the next request."""
+
+
+class Incoming:
+    """A request's messages; knows whether its body is complete."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.complete = False
+
+    async def __call__(self) -> Message:
+        """The next one."""
+        message = await self._receive()
+        self.complete |= message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def drain(self, max_bytes: int, timeout_s: float) -> None:
+        """Read and drop what comes of the body within these bounds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.complete and max_bytes > 0:
+                    max_bytes -= len((await self()).get("body", b""))
+
+
+async def answer_early(
+    response: Response, scope: Scope, incoming: Incoming, send: Send, max_bytes: int, timeout_s: float
+) -> None:
+    """Send an answer that does not wait for the request's body.
+
+    A connection that is closed while its client sends is reset, and the answer is lost to a client that reads only once
+    it has sent all. So the answer is sent, the rest of the body is dropped as far as `max_bytes` and `timeout_s` allow,
+    and then the connection ends.
+    """
+    # Whoever waits for `100 Continue` is not to be asked for a body, which the first look at one does.
+    if (b"expect", b"100-continue") not in scope["headers"]:
+        await incoming.drain(max_bytes, _AT_ONCE_S)
+    if incoming.complete:
+        await response(scope, incoming, send)
+        return
+    response.headers["connection"] = "close"
+
+    async def send_unended(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "more_body": True}
+        await send(message)
+
+    await response(scope, incoming, send_unended)
+    await incoming.drain(max_bytes, timeout_s)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
