@@ -92,7 +92,7 @@ class HttpGuard:
         for watcher in self._watchers:
             watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
-        incoming, started = Incoming(receive), False
+        incoming, started = Incoming(receive, self._limits.max_dropped_bytes), False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
@@ -113,8 +113,7 @@ class HttpGuard:
                 raise
             body = error_body(scope["path"], answer)
             response = JSONResponse(body, status_code=answer.status, headers=answer.headers)
-            limits = self._limits
-            await answer_early(response, scope, incoming, send_marked, limits.max_dropped_bytes, limits.drop_timeout_s)
+            await answer_early(response, scope, incoming, send_marked, self._limits.drop_timeout_s)
         finally:
             for watcher in self._watchers:
                 watcher.ended(scope, context)

@@ -11,10 +11,14 @@ _AT_ONCE_S = 0.05
 
 
 class Incoming:
-    """A request's messages; knows whether its body is complete."""
+    """A request's messages; knows whether its body is complete.
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    Args:
+        max_dropped_bytes: of the body that may be read for nothing.
+    """
+
+    def __init__(self, receive: Receive, max_dropped_bytes: int) -> None:
+        self._receive, self._num_left = receive, max_dropped_bytes
         self.complete = False
 
     async def __call__(self) -> Message:
@@ -23,26 +27,24 @@ class Incoming:
         self.complete |= message["type"] == "http.disconnect" or not message.get("more_body", False)
         return message
 
-    async def drain(self, max_bytes: int, timeout_s: float) -> None:
-        """Read and drop what comes of the body within these bounds."""
+    async def drain(self, timeout_s: float) -> None:
+        """Read and drop what comes of the body."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self.complete and max_bytes > 0:
-                    max_bytes -= len((await self()).get("body", b""))
+                while not self.complete and self._num_left > 0:
+                    self._num_left -= len((await self()).get("body", b""))
 
 
-async def answer_early(
-    response: Response, scope: Scope, incoming: Incoming, send: Send, max_bytes: int, timeout_s: float
-) -> None:
+async def answer_early(response: Response, scope: Scope, incoming: Incoming, send: Send, timeout_s: float) -> None:
     """Send an answer that does not wait for the request's body.
 
     A connection that is closed while its client sends is reset, and the answer is lost to a client that reads only once
-    it has sent all. So the answer is sent, the rest of the body is dropped as far as `max_bytes` and `timeout_s` allow,
-    and then the connection ends.
+    it has sent all. So the answer is sent, the rest of the body is dropped for at most `timeout_s`, and then the connection
+    ends.
     """
     # Whoever waits for `100 Continue` is not to be asked for a body, which the first look at one does.
     if (b"expect", b"100-continue") not in scope["headers"]:
-        await incoming.drain(max_bytes, _AT_ONCE_S)
+        await incoming.drain(_AT_ONCE_S)
     if incoming.complete:
         await response(scope, incoming, send)
         return
@@ -54,5 +56,5 @@ async def answer_early(
         await send(message)
 
     await response(scope, incoming, send_unended)
-    await incoming.drain(max_bytes, timeout_s)
+    await incoming.drain(timeout_s)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
