@@ -39,8 +39,8 @@ async def answer_early(response: Response, scope: Scope, incoming: Incoming, sen
     """Send an answer that does not wait for the request's body.
 
     A connection that is closed while its client sends is reset, and the answer is lost to a client that reads only once
-    it has sent all. So the answer is sent, the rest of the body is dropped for at most `timeout_s`, and then the connection
-    ends.
+    it has sent all. So the answer is sent, the rest of the body is dropped for at most `timeout_s`, and then the
+    connection ends.
     """
     # Whoever waits for `100 Continue` is not to be asked for a body, which the first look at one does.
     if (b"expect", b"100-continue") not in scope["headers"]:

@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -108,7 +109,7 @@ def test_whoever_sends_for_ever_is_cut_off(port):
     head = b"POST /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
     num_sent = 0
-    with socket.create_connection(("127.0.0.1", port), 30) as connection, pytest.raises(OSError, match="."):
+    with socket.create_connection(("127.0.0.1", port), 30) as connection, suppress(OSError):
         connection.sendall(head)
         while num_sent < 20 * LIMITS.max_dropped_bytes:
             connection.sendall(chunk)
