@@ -50,7 +50,7 @@ class AnswerSizes:
         return max(1, min(most, rest // by_token))
 
     def check(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], max_tokens: int) -> int:
-        """The most bytes of details that an answer is held with.
+        """The most bytes of details that an answer is held with until it is sent.
 
         Args:
             num_prompt_tokens: by prompt.
@@ -59,9 +59,11 @@ class AnswerSizes:
         Raises:
             ApiError: 400, it could be more than the limit; names the field that asks for most of it.
         """
-        num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens)
-        costs = {cost.field: cost.prompt * num_prompt + cost.answer * num_answer for cost in _costs(body)}
-        total = sum(costs.values()) * body.num_choices
+        num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens) * body.num_choices
+        of_prompts = {cost.field: cost.prompt * num_prompt for cost in _costs(body)}
+        of_answers = {cost.field: cost.answer * num_answer for cost in _costs(body)}
+        costs = {field: of_prompts[field] * body.num_choices + of_answers[field] for field in of_prompts}
+        total = sum(costs.values())
         if total > self._max_bytes:
             param = max(costs, key=costs.__getitem__)
             prompts = f"{len(num_prompt_tokens)} prompts of {num_prompt}" if len(num_prompt_tokens) > 1 else num_prompt
@@ -71,7 +73,8 @@ class AnswerSizes:
                 f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
             )
             raise ApiError(message, param=param, code="answer_too_long")
-        return total
+        # What the choices say alike is made once.
+        return sum(of_prompts.values()) + sum(of_answers.values())
 
     @contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
