@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
-from wingbeat.deployments.api.incoming import Incoming, answer_early
+from wingbeat.deployments.api.incoming import Bodies, BodyRoom, Incoming, answer_early
 from wingbeat.deployments.request_context import RequestContext, enter
 
 CLIENT_CLOSED_REQUEST = 499
@@ -41,6 +41,8 @@ class HttpLimits:
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_s: float = 60.0
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
+    max_held_bodies: int = 16
+    """Longest bodies that there is room for at once, short ones not counted; further ones get 503."""
     max_dropped_bytes: int = 64 * 2**20
     """Of a body that is not looked at, because its request is refused already: as many are taken before the connection
     ends, so that the client comes to read why."""
@@ -78,6 +80,7 @@ class HttpGuard:
         self._limits = limits
         self._adds_request_id = adds_request_id
         self._watchers = watchers
+        self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an exception leaves only after an answer was begun."""
@@ -139,9 +142,11 @@ class HttpGuard:
             self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if problem is not None:
             raise problem
-        if scope["method"] == "POST" and route.path not in _WITHOUT_BODY:
-            receive = await self._read_body(headers, receive)
-        await self._app(scope, receive, send)
+        if scope["method"] != "POST" or route.path in _WITHOUT_BODY:
+            await self._app(scope, receive, send)
+            return
+        with self._bodies.room() as room:
+            await self._app(scope, await self._read_body(headers, receive, room), send)
 
     def _route(self, scope: Scope) -> BaseRoute:
         for route in self._routes:
@@ -150,7 +155,7 @@ class HttpGuard:
         message = f"There is nothing at {shown(scope['path'])!r}."
         raise ApiError(message, status=404, code="unknown_url")
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> Receive:
+    async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:
         """A `receive` that hands out the whole body as one message, then what comes after it."""
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
@@ -161,7 +166,7 @@ class HttpGuard:
             raise _too_large(limit)
         try:
             async with asyncio.timeout(self._limits.body_timeout_s):
-                body = await _body(receive, limit)
+                body = await _body(receive, limit, room)
         except TimeoutError:
             message = f"The request body was not there after {self._limits.body_timeout_s:g} s."
             raise ApiError(message, status=408, code="body_timeout") from None
@@ -181,11 +186,12 @@ class HttpGuard:
         return [(name.encode(), value.encode("latin-1")) for name, value in added.items()]
 
 
-async def _body(receive: Receive, limit: int) -> bytes:
+async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
     """The whole body.
 
     Raises:
         ApiError: 413, it has more than `limit` bytes; what is beyond is not kept.
+        EngineOverloaded: there is no room for it.
         ClientGone: the connection was closed first.
     """
     body = bytearray()
@@ -197,6 +203,7 @@ async def _body(receive: Receive, limit: int) -> bytes:
         if len(body) + len(part) > limit:
             raise _too_large(limit)
         body += part
+        room.take(len(body))
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -1,13 +1,55 @@
 """What a client is still sending while it is answered already."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from wingbeat.deployments.fleet.interface import EngineOverloaded
+
+SHORT_BODY_BYTES = 2**16
+
 _AT_ONCE_S = 0.05
 """What the rest of a body may take to be there, so that its connection can go on to the next request."""
+
+
+class BodyRoom:
+    """What one request's body takes."""
+
+    def __init__(self, bodies: "Bodies") -> None:
+        self._bodies = bodies
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """The body has become so long.
+
+        Raises:
+            EngineOverloaded: there is no room for it now.
+        """
+        if num_bytes <= SHORT_BODY_BYTES:
+            return
+        self._bodies.num_bytes += num_bytes - self.num_bytes
+        self.num_bytes = num_bytes
+        if self._bodies.num_bytes > self._bodies.max_bytes:
+            raise EngineOverloaded("There is no room for more long request bodies now. Retry shortly.")
+
+
+class Bodies:
+    """Bodies of all requests that are not answered yet; short ones are always taken."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+
+    @contextmanager
+    def room(self) -> Iterator[BodyRoom]:
+        """While it is entered, a request's body counts."""
+        room = BodyRoom(self)
+        try:
+            yield room
+        finally:
+            self.num_bytes -= room.num_bytes
 
 
 class Incoming:

@@ -46,6 +46,7 @@ def create_app(
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
+    app.state.off_loop = service.prompts.off_loop
     app.add_middleware(
         HttpGuard,
         routes=app.routes,

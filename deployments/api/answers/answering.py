@@ -65,9 +65,7 @@ class EventStream(PieceStream):
 async def read_body(kind: type[Body], request: Request) -> Body:
     """The request's body, checked; raises ApiError where it is wrong."""
     body = await request.body()
-    if len(body) > LONG_BODY_BYTES:
-        return await asyncio.to_thread(kind.parse, body)
-    return kind.parse(body)
+    return await request.app.state.off_loop.run(len(body), kind.parse, body, long=LONG_BODY_BYTES)
 
 
 async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:

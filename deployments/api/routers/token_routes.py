@@ -1,6 +1,7 @@
 """`/tokenize`, `/detokenize`, `/tokenizer_info`: vLLM's, for clients that count or compare tokens."""
 
-import asyncio
+from array import array
+from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple, Self
 
 from fastapi import FastAPI, Request
@@ -76,7 +77,7 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
         if body.prompt is None:
             raise invalid("prompt", "is missing: give a text, or 'messages'")
         adds = body.add_special_tokens is not False
-        token_ids = await _off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
+        token_ids = await service.prompts.off_loop.run(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
         return await _answer(service, token_ids, bool(body.return_token_strs))
 
     @app.post("/detokenize")
@@ -84,7 +85,9 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
         body = await read_body(DetokenizeBody, request)
         service.check_model(body.model)
         _check_ids(body.tokens, service.pool.info.vocab_size)
-        return {"prompt": await _off_loop(len(body.tokens), service.tokenizer.decode, body.tokens, False)}
+        return {
+            "prompt": await service.prompts.off_loop.run(len(body.tokens), service.tokenizer.decode, body.tokens, False)
+        }
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -99,8 +102,10 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
     service.check_model(body.model)
     if body.images:
         raise invalid(body.images[0].path, "is not counted here; only text is")
-    text = await _off_loop(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
-    token_ids = await _off_loop(len(text), service.tokenizer.encode, text, bool(own.add_special_tokens))
+    text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
+    token_ids = await service.prompts.off_loop.run(
+        len(text), service.tokenizer.encode, text, bool(own.add_special_tokens)
+    )
     return await _answer(service, token_ids, bool(own.return_token_strs))
 
 
@@ -110,13 +115,17 @@ async def _answer(service: CompletionService, token_ids: list[int], with_strings
     def spelled(token_id: int) -> str:
         return service.tokenizer.pieces((token_id,))[0]
 
+    # A slow reader keeps them for long.
+    kept = array("i", token_ids)
     body = {
-        "count": len(token_ids),
+        "count": len(kept),
         "max_model_len": service.pool.info.max_model_len,
-        "tokens": LongList(LongPart(token_ids, batch=IDS_AT_ONCE)),
-        "token_strs": LongList(LongPart(token_ids, spelled, batch=IDS_AT_ONCE)) if with_strings else None,
+        "tokens": LongList(LongPart(kept, batch=IDS_AT_ONCE)),
+        "token_strs": LongList(LongPart(kept, spelled, batch=IDS_AT_ONCE)) if with_strings else None,
     }
-    return await written_answer(body, service.turn)
+    with ExitStack() as held:
+        held.enter_context(service.sizes.held(kept.itemsize * len(kept)))
+        return await written_answer(body, service.turn, held)
 
 
 def _check_ids(token_ids: list[int], vocab_size: int) -> None:
@@ -125,10 +134,3 @@ def _check_ids(token_ids: list[int], vocab_size: int) -> None:
     if outside is not None:
         problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
         raise invalid("tokens", problem)
-
-
-async def _off_loop(size: int, function: Any, *arguments: Any) -> Any:
-    """The function's result, from a thread where it takes long."""
-    if size > LONG_TEXT_CHARS:
-        return await asyncio.to_thread(function, *arguments)
-    return function(*arguments)
