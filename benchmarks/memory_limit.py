@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from typing import Any
 
 import httpx
 from memory_group import MemoryGroup, memory_by_process
-from nasty_requests import KINDS, Nasty, grammars
+from nasty_requests import GRAMMARS, KINDS, Nasty
 from report import RESULTS, Report, Table, machine_facts
 from servers import free_port
 
@@ -43,7 +44,7 @@ class Figures:
     """What is counted while the requests come."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+        self.answers: dict[str, Counter[str]] = {}
         self.bystanders: Counter[str] = Counter()
         self.health_s: list[float] = []
         self.peak_bytes = 0
@@ -51,7 +52,7 @@ class Figures:
         """By process, its most bytes at any time."""
 
 
-async def attack(url: str, kind: str, supply: Iterator[Nasty], figures: Figures) -> None:
+async def attack(url: str, supply: Iterator[Nasty], answers: Counter[str]) -> None:
     """Send one after the other; whatever is answered counts."""
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
         for nasty in supply:
@@ -59,10 +60,10 @@ async def attack(url: str, kind: str, supply: Iterator[Nasty], figures: Figures)
             try:
                 headers = {"Content-Type": "application/json"}
                 async with client.stream("POST", nasty.path, content=content, headers=headers) as response:
-                    figures.answers[kind][str(response.status_code)] += 1
+                    answers[str(response.status_code)] += 1
                     await _read(response, nasty.read_s)
             except (httpx.HTTPError, OSError) as error:
-                figures.answers[kind][type(error).__name__] += 1
+                answers[type(error).__name__] += 1
             await asyncio.sleep(0.05)
 
 
@@ -111,27 +112,44 @@ async def watch(root: int, figures: Figures) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-async def besiege(url: str, root: int, kinds: dict[str, Any], seconds: float, expected: str) -> Figures:
+async def besiege(url: str, root: int, kinds: list[str], seconds: float, expected: str) -> Figures:
     """All of it at once, for so long."""
-    figures, draw = Figures(), random.Random(0)
-    for kind in kinds:
-        figures.answers.setdefault(kind, Counter())
-    work = [stand_by(url, expected, figures) for _ in range(2)]
-    work += [ask_health(url, figures), watch(root, figures)]
-    for kind, (supply, count) in kinds.items():
-        for number in range(count):
-            each = supply(random.Random(draw.random()))
-            # They do not all begin by the same.
-            work.append(attack(url, kind, itertools.islice(each, number, None), figures))
+    figures, results = Figures(), multiprocessing.get_context("spawn").SimpleQueue()
+    # In a process of its own: what it takes to make a request is no time of the server's.
+    sender = multiprocessing.get_context("spawn").Process(target=send_all, args=(url, kinds, seconds, results))
+    sender.start()
+    work = [*(stand_by(url, expected, figures) for _ in range(2)), ask_health(url, figures), watch(root, figures)]
     tasks = [asyncio.create_task(one) for one in work]
-    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-    broken = [task.exception() for task in tasks if task.done()]
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    if broken:
-        raise RuntimeError("a client of this script broke") from broken[0]
+    for task in done:
+        raise RuntimeError("a client of this script broke") from task.exception()
+    figures.answers = await asyncio.to_thread(results.get)
+    sender.join()
     return figures
+
+
+def send_all(url: str, kinds: list[str], seconds: float, results: Any) -> None:
+    """Attack for so long; puts the answers' counts by kind."""
+    results.put(asyncio.run(_send_all(url, kinds, seconds)))
+
+
+async def _send_all(url: str, kinds: list[str], seconds: float) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    draw, tasks = random.Random(0), []
+    for kind in kinds:
+        supply, num_at_once = (KINDS | GRAMMARS)[kind]
+        for number in range(num_at_once):
+            each = supply(random.Random(draw.random()))
+            # They do not all begin by the same.
+            tasks.append(asyncio.create_task(attack(url, itertools.islice(each, number, None), counts[kind])))
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return counts
 
 
 @contextlib.contextmanager
@@ -223,9 +241,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=RESULTS / "memory_limit.json")
     parser.add_argument("options", nargs="*", help="of wingbeat serve, behind --")
     args = parser.parse_args()
-    kinds = dict(KINDS) | ({"grammars": (grammars, 2)} if args.grammars else {})
-    if args.kinds:
-        kinds = {kind: kinds[kind] for kind in args.kinds.split(",")}
+    kinds = args.kinds.split(",") if args.kinds else [*KINDS, *(GRAMMARS if args.grammars else ())]
     with MemoryGroup.made(f"wingbeat_{os.getpid()}") as group, served(group, args.options) as (url, root):
         expected = warm_up(url)
         time.sleep(SETTLE_S)

@@ -32,7 +32,8 @@ def _json(path: str, read_s: float = 0.0, **fields) -> Nasty:
 
 
 def _words(draw: random.Random, count: int) -> str:
-    return " ".join("".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 9))) for _ in range(count))
+    words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(1, 9))) for _ in range(min(count, 200))]
+    return " ".join(draw.choices(words, k=count))
 
 
 def answers(draw: random.Random) -> Iterator[Nasty]:
@@ -127,3 +128,5 @@ KINDS: dict[str, tuple[Callable[[random.Random], Iterator[Nasty]], int]] = {
     "bodies": (bodies, 24),
 }
 """By name: their supply, and how many are under way at once."""
+GRAMMARS = {"grammars": (grammars, 2)}
+"""Likewise, only where they are asked for."""
