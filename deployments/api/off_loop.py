@@ -1,7 +1,10 @@
 """Work on long texts and bodies outside the event loop, so that other streams keep moving."""
 
 import asyncio
+import contextvars
+import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
@@ -13,28 +16,34 @@ Made = TypeVar("Made")
 
 
 class OffLoop:
-    """Runs functions in threads; of those with a huge input one at a time."""
+    """Runs functions in threads; of those with a huge input one at a time, which leaves no memory behind."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
+        # One thread has one of the allocator's arenas, each of which would keep the most that it ever held.
+        self._huge = ThreadPoolExecutor(1, "huge")
 
     async def run(self, size: int, function: Callable[..., Made], *arguments, long: int = LONG_TEXT_CHARS) -> Made:
-        """The function's result; with an input of up to `long` it is called here."""
+        """The function's result; with an input of up to `long` it is called here.
+
+        A huge input whose turn has not come is dropped with whoever waits for it.
+        """
         if size <= long:
             return function(*arguments)
         if size <= HUGE:
             return await asyncio.to_thread(function, *arguments)
-        await self._turn.acquire()
-        try:
-            work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-        except BaseException:
-            self._turn.release()
-            raise
-        # A thread goes on when nobody waits for it any more, and so its turn does.
-        work.add_done_callback(self._ended)
-        return await asyncio.shield(work)
+        context = contextvars.copy_context()
+        return await asyncio.wrap_future(self._huge.submit(context.run, _trimmed, function, *arguments))
 
-    def _ended(self, work: "asyncio.Future") -> None:
-        self._turn.release()
-        if not work.cancelled():
-            work.exception()
+
+def _trimmed(function: Callable[..., Made], *arguments) -> Made:
+    try:
+        return function(*arguments)
+    finally:
+        _give_back()
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, where the C library is one that keeps it: glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
