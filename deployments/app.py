@@ -134,7 +134,9 @@ class Router:
         images = image_reader(
             self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
         )
-        service = CompletionService(self._pool, self._tokenizer, self._parsers, self._monitor.own, images)
+        service = CompletionService(
+            self._pool, self._tokenizer, self._parsers, self._monitor.own, images, config.max_answer_bytes
+        )
         limits = HttpLimits(
             max_body_bytes=config.max_body_bytes, refuses_unknown_fields=config.unknown_fields == "refuse"
         )

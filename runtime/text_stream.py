@@ -1,85 +1,12 @@
-"""The text of tokens that arrive one by one: text that never has to be taken back, and where a stop string ends it."""
+"""The text of one growing sequence, and where a stop string ends it."""
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from wingbeat.runtime.detokenizer import IncrementalDetokenizer
 from wingbeat.runtime.scheduling.request import FinishReason
 from wingbeat.runtime.tokenizer import Tokenizer
-
-REPLACEMENT = "�"
-
-_MAX_UNFINISHED = 3
-"""Bytes, and so tokens, that can still wait for the rest of their character: UTF-8 takes at most 4."""
-_CONTEXT = 8
-"""Tokens a window keeps before the new ones."""
-_MAX_WINDOW = 3 * _CONTEXT
-"""Tokens after which text that is still unfinished counts as invalid."""
-
-
-class IncrementalDetokenizer:
-    """Turns tokens that arrive one by one into text that never has to be taken back.
-
-    Only a window of the latest tokens is decoded, so a token costs the same at any length. The window starts where a
-    character ended, some tokens back: a decoder's output depends on what stands before (sentencepiece drops a leading
-    space at the start of a text, and spells a run of bytes as text only when the whole run is valid UTF-8).
-    """
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
-        """`context` holds the tokens before the first pushed one; their text is not part of the output."""
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
-        self._window, self._num_sent = self._last_characters(context)
-        self._boundary = 0
-        """A place in the window, past its first few tokens, where all text was final: the next window starts there."""
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """Text that became final with these tokens."""
-        self._window.extend(token_ids)
-        text = self._decode(self._window)
-        if text.endswith(REPLACEMENT):
-            return self._push_unfinished(text)
-        new = text[self._num_sent :]
-        self._num_sent = max(self._num_sent, len(text))
-        if new:
-            self._slide()
-        return new
-
-    def flush(self) -> str:
-        """The rest at the end of the sequence, unfinished characters as U+FFFD."""
-        text = self._decode(self._window)
-        new, self._num_sent = text[self._num_sent :], max(len(text), self._num_sent)
-        return new
-
-    def _push_unfinished(self, text: str) -> str:
-        if len(self._window) <= _MAX_WINDOW:
-            return ""
-        # Too long for one character: bytes that are no text. All but the last few are final.
-        num_open = min(len(text) - len(text.rstrip(REPLACEMENT)), _MAX_UNFINISHED)
-        new = text[self._num_sent : len(text) - num_open]
-        # Each of those replacement characters stands for up to three bytes, so for up to three tokens.
-        self._window = self._window[-_MAX_UNFINISHED * _MAX_UNFINISHED :]
-        self._num_sent = len(self._decode(self._window)) - num_open
-        self._boundary = 0
-        return new
-
-    def _slide(self) -> None:
-        if self._boundary and len(self._window) > 2 * _CONTEXT:
-            self._window = self._window[self._boundary :]
-            self._num_sent = len(self._decode(self._window))
-            self._boundary = 0
-        if self._boundary < _CONTEXT:
-            self._boundary = len(self._window)
-
-    def _last_characters(self, context: Sequence[int]) -> tuple[list[int], int]:
-        """The last tokens of the context from where a character begins, and the length of their finished text."""
-        for num_open in range(_MAX_UNFINISHED + 1):
-            for length in range(_CONTEXT, _CONTEXT + _MAX_UNFINISHED + 1):
-                tail = list(context[-length:])
-                text = self._decode(tail[: len(tail) - num_open])
-                if not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
-                    return tail, len(text)
-        tail = list(context[-_CONTEXT:])
-        return tail, len(self._decode(tail))
 
 
 class StopMatcher:
@@ -171,6 +98,7 @@ class TextStream:
         skip_special_tokens: leave special tokens out of the text.
         include_stop: the text holds what ended it, a stop string or a token.
         min_tokens: as many tokens are text, whatever they spell.
+        echoes: the context's text is shown before this one, and both are to be the text of all tokens.
     """
 
     def __init__(
@@ -182,8 +110,11 @@ class TextStream:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
+        echoes: bool = False,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, context, skip_special_tokens=skip_special_tokens)
+        self.context_rest = self._detokenizer.take_foreign() if echoes else ""
+        """What an echo ends with that is part of this text: a character that the context has only begun."""
         self._matcher = StopMatcher(stops)
         self._one_by_one = bool(stops)
         self._include_stop = include_stop

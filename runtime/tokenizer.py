@@ -1,7 +1,9 @@
 """Text to token ids and back: encoding, the chat template, decoding."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 LONG_TEXT_CHARS = 4096
 """Texts above this are tokenized without the interpreter lock, so that another thread can go on meanwhile."""
+
+REPLACEMENT = "�"
+"""What a decoder writes for bytes that are no text, such as some of a character's."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_KEPT_TOKENS = 2**15
+"""Tokens whose texts a tokenizer remembers: the reports on an answer name the same ones again and again."""
 
 _MAX_REASON = 200
 """Characters of what transformers says about a tokenizer that it cannot read."""
@@ -40,6 +48,8 @@ class Tokenizer:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         self._longest_token = longest_token(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
+        self.token_text = lru_cache(_KEPT_TOKENS)(self._token_text)
+        """The text of a token alone, special ones included."""
 
     @property
     def hugging_face(self) -> "PreTrainedTokenizerBase":
@@ -133,9 +143,28 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of tokens; ids without a piece of text are left out, and by default special tokens."""
+        if len(token_ids) > LONG_TEXT_CHARS and self._tokenizer.is_fast:
+            backend = self._tokenizer.backend_tokenizer
+            # Only the calls for batches release the interpreter lock.
+            return backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's text in UTF-8; of one that is some bytes of a character, those bytes."""
+        text = self.token_text(token_id)
+        if REPLACEMENT in text:
+            (piece,) = self.pieces((token_id,))
+            found, letters = _BYTE_PIECE.fullmatch(piece), _byte_of_letter()
+            if found:
+                return bytes.fromhex(found[1])
+            if all(letter in letters for letter in piece):
+                return bytes(letters[letter] for letter in piece)
+        return text.encode("utf-8", "replace")
+
+    def _token_text(self, token_id: int) -> str:
+        return self.decode((token_id,), False)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
@@ -160,6 +189,14 @@ def _processors_template(directory: Path) -> str | None:
     """The chat template where a model with images keeps it in its processor's file alone."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
+
+
+@lru_cache(1)
+def _byte_of_letter() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes: printable ones of Latin-1 by themselves, others by later letters."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}
 
 
 def _at_most(max_tokens: int | None, tokens):

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
+from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES, AnswerSizes
 from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
+from wingbeat.deployments.api.answers.merging import first_choices_first, merged
 from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
 from wingbeat.deployments.api.bodies.chat_parsing import Reading, reading_of
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
@@ -47,8 +49,12 @@ class CompletionService:
         parsers: Parsers | None = None,
         figures: RouterFigures | None = None,
         images: "ImageReader | image_prompts.ImagesRefused | None" = None,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self.pool = pool
+        self.sizes = AnswerSizes(max_answer_bytes)
+        self.turn = asyncio.Lock()
+        """Held while a piece of a long answer is written: see `wingbeat.deployments.api.answers.json_pieces.paced`."""
         self.prompts = Prompts(pool, tokenizer, images)
         self._tokenizer = tokenizer
         self._parsers = parsers or Parsers()
@@ -95,6 +101,8 @@ class CompletionService:
             with image_prompts.held(self.prompts.images, generation.choices[0].request.images):
                 streams = [self._measured(choice, self._run_choice(choice, admission)) for choice in generation.choices]
                 deltas = streams[0] if len(streams) == 1 else merged(streams)
+                if generation.shares_prompt:
+                    deltas = first_choices_first(deltas, generation.choices_per_prompt)
                 async with aclosing(deltas):
                     async for delta in deltas:
                         yield delta
@@ -126,12 +134,18 @@ class CompletionService:
             trace=asked.trace,
             force_drafts=asked.force,
         )
-        choices = []
-        for prompt in prompts:
-            max_tokens = self._max_tokens(len(prompt.token_ids), body, default_max_tokens)
+        choices, lengths = [], [len(prompt.token_ids) for prompt in prompts]
+        limits = [self._max_tokens(length, body, default_max_tokens) for length in lengths]
+        if body.asked_max_tokens is None:
+            limits = [self.sizes.most_tokens(body, lengths, limit) for limit in limits]
+        answer_bytes = self.sizes.check(body, lengths, max(*limits, body.min_tokens or 0))
+        for prompt, max_tokens in zip(prompts, limits, strict=True):
             for sample in range(body.num_choices):
                 # An engine writes one token at least.
                 params = replace(shared, max_tokens=max(1, max_tokens), seed=_wrap_int64(seed + sample))
+                if sample:
+                    # A prompt's first choice alone reports on it.
+                    params = replace(params, prompt_logprobs=None)
                 request = Request(
                     f"{response_id}-{len(choices)}", prompt.token_ids, params, adapter=adapter, images=prompt.images
                 )
@@ -153,7 +167,8 @@ class CompletionService:
             seed=seed,
             choices=tuple(choices),
             choices_per_prompt=body.num_choices,
-            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            num_prompt_tokens=sum(lengths),
+            answer_bytes=answer_bytes,
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
             details=Details(
@@ -197,8 +212,9 @@ class CompletionService:
             skip_special_tokens=choice.skip_special_tokens,
             include_stop=choice.include_stop,
             min_tokens=params.min_tokens,
+            echoes=bool(choice.echo) and not choice.is_echo_alone,
         )
-        prefix, metrics, finish = choice.echo, None, None
+        prefix, metrics, finish = choice.echo.removesuffix(stream.context_rest), None, None
         async with aclosing(self.pool.generate(choice.request, session_id())) as outputs:
             async for output in outputs:
                 metrics = output.metrics or metrics
@@ -256,34 +272,3 @@ def _read_so(choice: Choice, reading: Reading, shows_marks: bool) -> Choice:
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
-
-
-async def merged(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
-    """Run the streams side by side; the first error ends all, and so does closing this generator."""
-    arrivals: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    arrivals.put_nowait(delta)
-        except Exception as error:
-            arrivals.put_nowait(error)
-        else:
-            arrivals.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    num_running = len(tasks)
-    try:
-        while num_running:
-            arrival = await arrivals.get()
-            if isinstance(arrival, Exception):
-                raise arrival
-            if arrival is None:
-                num_running -= 1
-            else:
-                yield arrival
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

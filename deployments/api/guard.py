@@ -19,6 +19,7 @@ from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.bodies.ignored_fields import HEADER, IgnoredFields, gather
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.api.errors import ApiError, ClientGone, as_api_error, error_body, log_failure, shown
+from wingbeat.deployments.api.incoming import Bodies, BodyRoom, Incoming, answer_early
 from wingbeat.deployments.request_context import RequestContext, enter
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,13 @@ class HttpLimits:
     """From a request's headers to the end of its body; a client that is slower holds a place that others wait for."""
     refuses_unknown_fields: bool = False
     """Whether a field that nothing reads is a 400, and not named as ignored."""
+    max_held_bodies: int = 16
+    """Longest bodies that there is room for at once, short ones not counted; further ones get 503."""
+    max_dropped_bytes: int = 64 * 2**20
+    """Of a body that is not looked at, because its request is refused already: as many are taken before the connection
+    ends, so that the client comes to read why."""
+    drop_timeout_s: float = 10.0
+    """How long they may take."""
 
 
 class RequestWatcher:
@@ -80,6 +88,7 @@ class HttpGuard:
         self._adds_request_id = adds_request_id
         self._watchers = watchers
         self._told: set[tuple[str, str]] = set()
+        self._bodies = Bodies(limits.max_held_bodies * limits.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; an exception leaves only after an answer was begun."""
@@ -95,7 +104,7 @@ class HttpGuard:
         for watcher in self._watchers:
             watcher.began(scope, context)
         added = self._added_headers(headers, request_id)
-        started = False
+        incoming, started = Incoming(receive, self._limits.max_dropped_bytes), False
 
         async def send_marked(message: Message) -> None:
             nonlocal started
@@ -105,10 +114,10 @@ class HttpGuard:
             await send(message)
 
         try:
-            await self._pass_on(scope, headers, problem, receive, send_marked)
+            await self._pass_on(scope, headers, problem, incoming, send_marked)
         except ClientGone:
             if not started:
-                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send_marked)
+                await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, incoming, send_marked)
         except Exception as error:
             answer = as_api_error(error)
             log_failure(error, request_id)
@@ -116,7 +125,7 @@ class HttpGuard:
                 raise
             body = error_body(scope["path"], answer)
             response = JSONResponse(body, status_code=answer.status, headers=answer.headers)
-            await response(scope, receive, send_marked)
+            await answer_early(response, scope, incoming, send_marked, self._limits.drop_timeout_s)
         finally:
             for watcher in self._watchers:
                 watcher.ended(scope, context)
@@ -142,9 +151,11 @@ class HttpGuard:
             self._access.check_key(headers.getlist("authorization"), headers.getlist("x-api-key"))
         if problem is not None:
             raise problem
-        if scope["method"] == "POST" and route.path not in _WITHOUT_BODY:
-            receive = await self._read_body(headers, receive)
-        await self._app(scope, receive, send)
+        if scope["method"] != "POST" or route.path in _WITHOUT_BODY:
+            await self._app(scope, receive, send)
+            return
+        with self._bodies.room() as room:
+            await self._app(scope, await self._read_body(headers, receive, room), send)
 
     def _route(self, scope: Scope) -> BaseRoute:
         for route in self._routes:
@@ -153,7 +164,7 @@ class HttpGuard:
         message = f"There is nothing at {shown(scope['path'])!r}."
         raise ApiError(message, status=404, code="unknown_url")
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> Receive:
+    async def _read_body(self, headers: Headers, receive: Receive, room: BodyRoom) -> Receive:
         """A `receive` that hands out the whole body as one message, then what comes after it."""
         kind = headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
@@ -164,10 +175,10 @@ class HttpGuard:
             raise _too_large(limit)
         try:
             async with asyncio.timeout(self._limits.body_timeout_s):
-                body = await _body(receive, limit)
+                body = await _body(receive, limit, room)
         except TimeoutError:
             message = f"The request body was not there after {self._limits.body_timeout_s:g} s."
-            raise ApiError(message, status=408, code="body_timeout", headers={"Connection": "close"}) from None
+            raise ApiError(message, status=408, code="body_timeout") from None
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_again() -> Message:
@@ -197,11 +208,12 @@ class HttpGuard:
         return [(name.encode(), value.encode("latin-1")) for name, value in added.items()]
 
 
-async def _body(receive: Receive, limit: int) -> bytes:
+async def _body(receive: Receive, limit: int, room: BodyRoom) -> bytes:
     """The whole body.
 
     Raises:
         ApiError: 413, it has more than `limit` bytes; what is beyond is not kept.
+        EngineOverloaded: there is no room for it.
         ClientGone: the connection was closed first.
     """
     body = bytearray()
@@ -213,6 +225,7 @@ async def _body(receive: Receive, limit: int) -> bytes:
         if len(body) + len(part) > limit:
             raise _too_large(limit)
         body += part
+        room.take(len(body))
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -251,7 +264,4 @@ def _not_allowed(method: str, route: BaseRoute) -> ApiError:
 
 
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is still on its way: only a new connection begins at a request.
-    headers = {"Connection": "close"}
-    message = f"The request body is longer than {limit} bytes."
-    return ApiError(message, status=413, code="body_too_large", headers=headers)
+    return ApiError(f"The request body is longer than {limit} bytes.", status=413, code="body_too_large")

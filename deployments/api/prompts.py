@@ -1,8 +1,8 @@
 """Prompts of requests: templates, tokens, adapters, saved prefixes and images, each checked against the model."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
 from wingbeat.deployments.api.answers.generation import Prompt
@@ -10,6 +10,7 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody, GenerationBody
 from wingbeat.deployments.api.errors import invalid, prompt_too_long, shown, unknown_model
 from wingbeat.deployments.api.named_prefix import behind, prefix_of
+from wingbeat.deployments.api.off_loop import OffLoop
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
@@ -18,9 +19,6 @@ from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS, TextTooLong, Tokenizer
 if TYPE_CHECKING:
     from wingbeat.deployments.media.reader import ImageReader
     from wingbeat.runtime.vision.processor import ReadImage
-
-Body = TypeVar("Body", bound=GenerationBody)
-Made = TypeVar("Made")
 
 PROMPT_END_CHARS = 64
 """More than what a chat template writes to open or close thoughts."""
@@ -40,6 +38,8 @@ class Prompts:
         images: "ImageReader | image_prompts.ImagesRefused | None" = None,
     ) -> None:
         self.images = images
+        self.off_loop = OffLoop()
+        """Where long texts are worked on."""
         self._pool = pool
         self._tokenizer = tokenizer
 
@@ -50,7 +50,7 @@ class Prompts:
 
     async def of_completion(self, body: CompletionBody) -> list[Prompt]:
         """In the request's order; raises ApiError where one does not fit the model."""
-        return await _off_loop_if_long(sum(map(len, body.prompt)), self._completion_prompts, body)
+        return await self.off_loop.run(sum(map(len, body.prompt)), self._completion_prompts, body)
 
     async def of_chat(self, body: ChatBody) -> Prompt:
         """The conversation; raises ApiError where the template refuses it, or it is too long."""
@@ -61,7 +61,7 @@ class Prompts:
             return await asyncio.to_thread(self._chat_prompt, body, images)
         # Tools are many short texts, and a template goes through all of them.
         size = LONG_TEXT_CHARS + 1 if body.tools else sum(len(message.content) for message in body.messages)
-        return await _off_loop_if_long(size, self._chat_prompt, body)
+        return await self.off_loop.run(size, self._chat_prompt, body)
 
     def with_prefix(self, body: ChatBody) -> ChatBody:
         """As if its client had sent the messages of the prefix that it names; raises ApiError for the name of none."""
@@ -133,10 +133,3 @@ class Prompts:
                 raise prompt_too_long(param, limit, len(prompt))
             return tuple(prompt), False
         return tuple(prompt[max(0, len(prompt) - kept) :]), kept < len(prompt)
-
-
-async def _off_loop_if_long(size: int, function: Callable[[Body], Made], body: Body) -> Made:
-    """The function's result; for a `size` of many characters or tokens it runs in a thread, for other streams' sake."""
-    if size > LONG_TEXT_CHARS:
-        return await asyncio.to_thread(function, body)
-    return function(body)

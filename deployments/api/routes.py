@@ -4,7 +4,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.answers.answering import read_body, streamed_answer, whole_answer
+from wingbeat.deployments.api.answers.answering import long_answer, read_body, streamed_answer, whole_answer
 from wingbeat.deployments.api.answers.generation import Generation
 from wingbeat.deployments.api.answers.parsed_chat import ParsedChatShape
 from wingbeat.deployments.api.answers.responses import (
@@ -46,6 +46,7 @@ def create_app(
     """
     # No generated API description: bodies are read by hand, so FastAPI would describe them wrongly.
     app = FastAPI(title="Wingbeat", openapi_url=None, redirect_slashes=False)
+    app.state.off_loop = service.prompts.off_loop
     app.add_middleware(
         HttpGuard,
         routes=app.routes,
@@ -88,6 +89,11 @@ async def _answer(
     request: Request, service: CompletionService, generation: Generation, shape: ResponseShape, stream: bool
 ) -> Response:
     deltas = service.run(generation)
-    if not stream:
-        return await whole_answer(request, whole_response(generation, deltas, shape))
-    return await streamed_answer(request, event_stream(generation, deltas, shape, request.state.request_id))
+    room = service.sizes.held(generation.answer_bytes)
+    if stream:
+        events = event_stream(generation, deltas, shape, request.state.request_id, service.turn)
+        return await streamed_answer(request, events, room)
+    whole = whole_response(generation, deltas, shape)
+    if generation.has_lists:
+        return await long_answer(request, whole, service.turn, room)
+    return await whole_answer(request, whole)

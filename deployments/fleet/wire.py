@@ -9,6 +9,7 @@ from typing import NamedTuple
 from wingbeat.runtime.kv.cache_log import CacheChanges
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.images import ImageInput
+from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
 from wingbeat.runtime.scheduling.request import (
     FinishReason,
     GrammarSpec,
@@ -24,10 +25,10 @@ WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | 
 """(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether
 it is on trial, fields of its AdapterName, fields of ImageInput by image)"""
 WireOutput = tuple[
-    int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple, tuple, float
+    int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple | None, tuple, float
 ]
 """(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
-TokenLogprob by token, and by prompt token, fields of VerifiedRound by round, seconds of waiting)"""
+TokenLogprob by token, `PackedLogprobs.as_bytes` of the prompt, fields of VerifiedRound by round, seconds of waiting)"""
 
 ON_TRIAL, IMAGES = 4, 6
 """Places in a WireRequest."""
@@ -119,14 +120,14 @@ def pack_output(number: int, output: RequestOutput) -> WireOutput:
     finish = None if output.finish_reason is None else str(output.finish_reason)
     verdict = Verdict.REFUSED if output.is_refusal else Verdict.FAILED
     given_up = None if output.failure is None else (str(verdict), output.failure)
-    logprobs, prompt_logprobs = (tuple(map(tuple, given)) for given in (output.logprobs, output.prompt_logprobs))
-    extras = (logprobs, prompt_logprobs, tuple(map(tuple, output.rounds)), output.queue_s)
+    of_prompt = output.prompt_logprobs.as_bytes() if output.prompt_logprobs else None
+    extras = (tuple(map(tuple, output.logprobs)), of_prompt, tuple(map(tuple, output.rounds)), output.queue_s)
     return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, *extras
 
 
 def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
     """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), (), (), 0.0
+    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), None, (), 0.0
 
 
 def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
@@ -139,7 +140,7 @@ def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
         None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
         num_cached_tokens,
         logprobs=tuple(TokenLogprob(*entry) for entry in logprobs),
-        prompt_logprobs=tuple(TokenLogprob(*entry) for entry in prompt_logprobs),
+        prompt_logprobs=PackedLogprobs.of_bytes(*prompt_logprobs) if prompt_logprobs else (),
         rounds=tuple(VerifiedRound(*packed_round) for packed_round in rounds),
         queue_s=queue_s,
     )

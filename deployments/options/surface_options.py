@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from wingbeat.deployments.api.access import Access, host_name, origin_name
+from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES
 from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
 from wingbeat.deployments.metrics.tracing import check_packages
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
@@ -22,6 +23,11 @@ class SurfaceOptions(ModelOptions):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1, description="Longest request body.")
+    max_answer_bytes: int = Field(
+        MAX_ANSWER_BYTES,
+        ge=1,
+        description="Longest that log-probabilities, token ids and traces may make an answer; a router holds four.",
+    )
     api_key: tuple[SecretStr, ...] | None = Field(
         default_factory=lambda: os.environ.get(API_KEY_VARIABLE) or None,
         validate_default=True,

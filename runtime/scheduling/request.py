@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -269,7 +270,7 @@ class RequestOutput(NamedTuple):
     """Whether `failure` is about the request itself, and begins with the name of its field."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """By new token, where the request asks for them."""
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
     """By prompt token from the second one on, on the first output, where the request asks for them."""
     rounds: tuple[VerifiedRound, ...] = ()
     """Where the request has `trace`: one for each round that these tokens came from."""

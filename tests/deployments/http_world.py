@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
@@ -199,8 +200,9 @@ def app_for(
     parsers: Parsers | None = None,
     monitor: Monitor | None = None,
     updates_adapters: bool = False,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ):
-    service = CompletionService(pool, tokenizer, parsers)
+    service = CompletionService(pool, tokenizer, parsers, max_answer_bytes=max_answer_bytes)
     return create_app(service, access, limits, monitor=monitor, updates_adapters=updates_adapters)
 
 

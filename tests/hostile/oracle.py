@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from .answer_sizes import check_size
 from .case import Case
 from .contract import (
     CHAT,
@@ -183,6 +184,8 @@ def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict
     found = judge_fields(path, reading.value)
     if not found.must_fail:
         verdict.num_prompt_tokens = _fit(path, reading.value, found, counter)
+    if not found.must_fail:
+        check_size(path, reading.value, verdict.num_prompt_tokens, found)
     verdict.outcomes |= found.outcomes
     if found.must_fail:
         return verdict.fail()
@@ -197,12 +200,13 @@ def _body(path: str, body: bytes, verdict: Verdict, counter: Counter) -> Verdict
 def _echo(prompt: str | list[int], body: dict[str, Any], counter: Counter) -> str:
     """A prompt as an answer repeats it: what is left of it, given back by its tokens where something was cut off."""
     kept = num_kept(body)
-    if kept is None:
-        return prompt if isinstance(prompt, str) else counter.decode(prompt)
-    token_ids = counter.encode(prompt) if isinstance(prompt, str) else prompt
-    if len(token_ids) <= kept and isinstance(prompt, str):
+    if kept is None and isinstance(prompt, str):
         return prompt
-    return counter.decode(token_ids[max(0, len(token_ids) - kept) :])
+    token_ids = counter.encode(prompt) if isinstance(prompt, str) else prompt
+    if kept is not None and len(token_ids) <= kept and isinstance(prompt, str):
+        return prompt
+    # The answer may complete a character that is cut.
+    return counter.decode(token_ids[max(0, len(token_ids) - kept) if kept else 0 :]).rstrip("\ufffd")
 
 
 def num_kept(body: dict[str, Any]) -> int | None:

@@ -70,6 +70,8 @@ def test_every_code_the_oracle_knows_is_in_the_document():
         (b'{"prompt": "x", "stop": ["1", ""]}', 400, "invalid_value"),
         (b'{"prompt": [1, 4096]}', 400, "invalid_value"),
         (b'{"prompt": "x", "max_tokens": 2048}', 400, "context_length_exceeded"),
+        (b'{"prompt": "x", "n": 16, "max_tokens": 1300, "logprobs": 20}', 400, "answer_too_long"),
+        (b'{"prompt": "x", "n": 16, "max_tokens": 1300, "logprobs": 20, "stream": true}', 200, None),
         (b'{"prompt": "x", "model": "gpt-4o"}', 404, "model_not_found"),
         (b'{"max_tokens": 1}', 400, "missing_required_parameter"),
     ],

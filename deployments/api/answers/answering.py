@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol, Self, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces, paced
 from wingbeat.deployments.api.errors import ClientGone
 
 LONG_BODY_BYTES = 2**16
@@ -25,30 +27,45 @@ class Parsed(Protocol):
 Body = TypeVar("Body", bound=Parsed)
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events; the generator is closed at once when the client leaves, not when it is collected."""
+class PieceStream(StreamingResponse):
+    """A body in pieces; the generator is closed at once when the client leaves, not when it is collected."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        headers: dict[str, str] | None = None,
+        held: ExitStack | None = None,
+    ) -> None:
+        """`held` is left when all is sent, or the client has left."""
+        super().__init__(_prepend(first, rest), headers=headers)
+        self._rest, self._held = rest, held or ExitStack()
+
+    async def __call__(self, scope, receive, send) -> None:
+        """Send the pieces; see `StreamingResponse`."""
+        with self._held:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                await self.body_iterator.aclose()
+                await self._rest.aclose()
+
+
+class EventStream(PieceStream):
+    """Server-sent events."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(_prepend(first, rest), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._rest = rest
-
-    async def __call__(self, scope, receive, send) -> None:
-        """Send the events; see `StreamingResponse`."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self.body_iterator.aclose()
-            await self._rest.aclose()
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], held: ExitStack | None = None) -> None:
+        super().__init__(first, rest, {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, held)
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
     """The request's body, checked; raises ApiError where it is wrong."""
     body = await request.body()
-    if len(body) > LONG_BODY_BYTES:
-        return await asyncio.to_thread(kind.parse, body)
-    return kind.parse(body)
+    return await request.app.state.off_loop.run(len(body), kind.parse, body, long=LONG_BODY_BYTES)
 
 
 async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
@@ -56,15 +73,45 @@ async def whole_answer(request: Request, work: Coroutine[Any, Any, Any]) -> Resp
     return JSONResponse(await _unless_gone(request, work))
 
 
-async def streamed_answer(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
-    """The events as they come; raises what is raised before the first one."""
+async def long_answer(
+    request: Request, work: Coroutine[Any, Any, Any], turn: asyncio.Lock, room: AbstractContextManager[None]
+) -> Response:
+    """`whole_answer` of a body with `LongList`s: written in pieces, as fast as its client takes them.
+
+    `room` is what it takes until it is sent.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(room)
+        except BaseException:
+            work.close()
+            raise
+        return await written_answer(await _unless_gone(request, work), turn, held)
+
+
+async def written_answer(body: Any, turn: asyncio.Lock, held: ExitStack | None = None) -> Response:
+    """A body with `LongList`s, written in pieces; `held` is left when they are sent."""
+    pieces = paced(json_pieces(fragments(body)), turn)
+    first = await anext(pieces)
+    second = await anext(pieces, None)
+    if second is None:
+        return Response(first, media_type="application/json")
+    return PieceStream(first, _prepend(second, pieces), held=(held or ExitStack()).pop_all())
+
+
+async def streamed_answer(
+    request: Request, events: AsyncGenerator[bytes, None], room: AbstractContextManager[None] | None = None
+) -> Response:
+    """The events as they come; raises what is raised before the first one. `room`: see `long_answer`."""
     # It is awaited here, so that an overloaded server can still answer with a status.
-    try:
-        first = await _unless_gone(request, anext(events))
-    except BaseException:
-        await events.aclose()
-        raise
-    return EventStream(first, events)
+    with ExitStack() as held:
+        try:
+            held.enter_context(room or nullcontext())
+            first = await _unless_gone(request, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(first, events, held.pop_all())
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

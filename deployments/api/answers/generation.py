@@ -31,7 +31,7 @@ class Details(NamedTuple):
 
     def text(self, token_id: int) -> str:
         """The text of a token alone, special ones included."""
-        return self.tokenizer.decode((token_id,), False)
+        return self.tokenizer.token_text(token_id)
 
     def name(self, token_id: int) -> str:
         """How log-probabilities name a token."""
@@ -82,10 +82,24 @@ class Generation:
     """Whether every chunk of a stream carries the usage so far."""
     details: Details
     """What is said of tokens beside their text."""
+    answer_bytes: int = 0
+    """The most that it is held with beside its text; see `AnswerSizes`."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
     new_parser: Callable[[], Parser] = PlainText
     """Makes what reads a choice's text; `/v1/completions` has no use for it."""
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Whether a prompt's first choice reports on it for the others, too."""
+        return self.choices_per_prompt > 1 and self.choices[0].request.params.prompt_logprobs is not None
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether the answer says something of each of its tokens."""
+        details = self.details
+        of_tokens = details.logprobs or details.prompt_logprobs or details.token_ids
+        return of_tokens or self.choices[0].request.params.trace
 
 
 class ChoiceDelta(NamedTuple):

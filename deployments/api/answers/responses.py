@@ -1,11 +1,13 @@
 """Response bodies of the OpenAI API, whole and as server-sent events, with the extensions `seed` and `metrics`."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from wingbeat.deployments.api.answers.generation import ChoiceDelta, Generation
+from wingbeat.deployments.api.answers.json_pieces import fragments, json_pieces, paced
 from wingbeat.deployments.api.answers.round_trace import HeldRounds
 from wingbeat.deployments.api.answers.token_details import HeldDetails, LogprobsBody, chat_logprobs, completion_logprobs
 from wingbeat.deployments.api.errors import as_api_error, log_failure
@@ -156,11 +158,15 @@ async def whole_response(
 
 
 async def event_stream(
-    generation: Generation, deltas: AsyncGenerator[ChoiceDelta, None], shape: ResponseShape, request_id: str
+    generation: Generation,
+    deltas: AsyncGenerator[ChoiceDelta, None],
+    shape: ResponseShape,
+    request_id: str,
+    turn: asyncio.Lock,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events, one message per delta, flushed as it comes; `metrics` is on the last chunk.
+    """Server-sent events, one message per delta unless it is long, flushed as it comes; `metrics` is on the last chunk.
 
-    `request_id` is the `X-Request-Id` of the answer, for the log.
+    `request_id` is the `X-Request-Id` of the answer, for the log; `turn` is for long messages, see `paced`.
 
     Raises:
         Exception: whatever `deltas` raises before the first event, so that it can still become an HTTP status.
@@ -191,8 +197,11 @@ async def event_stream(
                     if generation.include_usage:
                         chunks.append({**header, "choices": [], "usage": totals.usage()})
                     chunks[-1]["metrics"] = totals.metrics()
-                if chunks:
-                    sent = True
+                sent = sent or bool(chunks)
+                if generation.has_lists:
+                    async for piece in paced(json_pieces(_events(chunks)), turn):
+                        yield piece
+                elif chunks:
                     yield b"".join(map(sse_event, chunks))
     except Exception as error:
         if not sent:
@@ -207,9 +216,16 @@ def sse_event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 
+def _events(bodies: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for body in bodies:
+        yield "data: "
+        yield from fragments(body)
+        yield "\n\n"
+
+
 def _details(generation: Generation, shape: ResponseShape) -> HeldDetails:
     prompts = [choice.request.prompt_token_ids for choice in generation.choices]
-    return HeldDetails(generation.details, prompts, shape.logprobs_body)
+    return HeldDetails(generation.details, prompts, shape.logprobs_body, generation.choices_per_prompt)
 
 
 def _carrier(choices: list[dict[str, Any]]) -> dict[str, Any]:

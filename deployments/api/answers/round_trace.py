@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput, VerifiedRound
 from wingbeat.runtime.text_stream import StreamedText, TextStream
 from wingbeat.runtime.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ class HeldRounds:
         """Give a choice's body the rounds held for it, if there are any."""
         rounds = self._by_choice.pop(choice["index"], None)
         if rounds:
-            choice["rounds"] = rounds
+            choice["rounds"] = LongList(LongPart(rounds))
 
 
 def _round_body(tokenizer: Tokenizer, verified: VerifiedRound, texts: list[str], hides_rejected: bool) -> RoundBody:
@@ -79,7 +80,7 @@ def _tree_body(tokenizer: Tokenizer, verified: VerifiedRound, hides_rejected: bo
         token_ids = [token_id if node in own else None for node, token_id in enumerate(token_ids)]
     return {
         "token_ids": token_ids,
-        "texts": ["" if token_id is None else tokenizer.decode((token_id,)) for token_id in token_ids],
+        "texts": ["" if token_id is None else tokenizer.token_text(token_id) for token_id in token_ids],
         "parents": list(verified.tree_parents),
         "accepted": list(verified.accepted_nodes),
     }

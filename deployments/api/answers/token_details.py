@@ -1,28 +1,83 @@
 """What an answer says of its tokens beside their text: ids, log-probabilities, and those of the prompt."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from wingbeat.deployments.api.answers.generation import ChoiceDelta, Details
+from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart, SharedPart
+from wingbeat.runtime.detokenizer import IncrementalDetokenizer
 from wingbeat.runtime.scheduling.request import TokenLogprob
+from wingbeat.runtime.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity; vLLM writes this too."""
 
 
-class Entry(NamedTuple):
-    """One token; the first one of a prompt has no log-probability."""
+class TextPlaces:
+    """Where tokens begin in the text that they are spelled in, one after the other."""
 
-    token_id: int
-    logprob: TokenLogprob | None
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), *, counts: bool = False) -> None:
+        """`counts`: the text of the tokens `before` counts too."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, before, skip_special_tokens=False)
+        self._num_chars = 0
+        if counts:
+            self._num_chars = len(tokenizer.decode(before, False)) - len(self._detokenizer.take_foreign())
 
-    def with_top(self, count: int) -> "Entry":
-        """With so many of the most likely tokens, at most."""
-        return (
-            self if self.logprob is None else Entry(self.token_id, self.logprob._replace(top=self.logprob.top[:count]))
-        )
+    def of(self, token_id: int) -> int:
+        """Characters that are complete before the next token."""
+        place = self._num_chars
+        self._num_chars += len(self._detokenizer.push((token_id,)))
+        return place
+
+
+class Reported(NamedTuple):
+    """Tokens and what is said of them."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob | None]
+    """None of a prompt's first token."""
+    num_top: int
+    """Most likely ones to show beside each."""
+    places: TextPlaces
+    parts: dict[str, LongPart] | None = None
+    """What several choices say alike, by its name."""
+
+    def part(self, name: str, as_value: "AsValue") -> LongPart:
+        """A list with a value for each token."""
+        tokens = range(len(self.token_ids))
+        made = LongPart if self.parts is None else SharedPart
+
+        def value_at(place: int) -> Any:
+            logprob = self.logprobs[place]
+            if logprob is not None and len(logprob.top) > self.num_top:
+                logprob = logprob._replace(top=logprob.top[: self.num_top])
+            return as_value(self, self.token_ids[place], logprob)
+
+        if self.parts is None:
+            return made(tokens, value_at)
+        return self.parts.setdefault(name, made(tokens, value_at))
+
+
+class OneLater(Sequence[TokenLogprob | None]):
+    """The log-probabilities of a prompt's tokens: the first token has none."""
+
+    def __init__(self, of_others: Sequence[TokenLogprob]) -> None:
+        self._of_others = of_others
+
+    def __len__(self) -> int:
+        return 1 + len(self._of_others)
+
+    def __getitem__(self, place: int) -> TokenLogprob | None:
+        return self._of_others[place - 1] if place else None
+
+
+class AsValue(Protocol):
+    """How one token is written."""
+
+    def __call__(self, reported: Reported, token_id: int, logprob: TokenLogprob | None) -> Any:
+        """The value in a list."""
+        ...
 
 
 def finite(logprob: float) -> float:
@@ -33,105 +88,112 @@ def finite(logprob: float) -> float:
 class LogprobsBody(Protocol):
     """How an endpoint writes log-probabilities."""
 
-    def __call__(self, details: Details, entries: list[Entry], offset: int) -> dict[str, Any]:
-        """The field `logprobs` of a choice.
-
-        Args:
-            offset: characters of the tokens before these.
-        """
+    def __call__(self, details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
+        """The field `logprobs` of a choice."""
         ...
 
 
-def completion_logprobs(details: Details, entries: list[Entry], offset: int) -> dict[str, Any]:
+def completion_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
     """OpenAI's four lists of `/v1/completions`; the chosen token is among the top ones, as in vLLM."""
-    names = [details.name(entry.token_id) for entry in entries]
-    lengths = [len(details.text(entry.token_id)) for entry in entries]
-    offsets = accumulate(lengths[:-1], initial=offset)
-    return {
-        "tokens": names,
-        "token_logprobs": [entry.logprob and finite(entry.logprob.logprob) for entry in entries],
-        "top_logprobs": [
-            entry.logprob
-            and {
-                **{details.name(token_id): finite(value) for token_id, value in reversed(entry.logprob.top)},
-                name: finite(entry.logprob.logprob),
-            }
-            for name, entry in zip(names, entries, strict=True)
-        ],
-        "text_offset": list(offsets),
+
+    def top(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, float] | None:
+        return logprob and {
+            **{details.name(other): finite(value) for other, value in reversed(logprob.top)},
+            details.name(token_id): finite(logprob.logprob),
+        }
+
+    columns: dict[str, AsValue] = {
+        "tokens": lambda _, token_id, logprob: details.name(token_id),
+        "token_logprobs": lambda _, token_id, logprob: logprob and finite(logprob.logprob),
+        "top_logprobs": top,
+        "text_offset": lambda some, token_id, logprob: some.places.of(token_id),
     }
+    return {name: _column(reported, name, as_value) for name, as_value in columns.items()}
 
 
-def chat_logprobs(details: Details, entries: list[Entry], offset: int) -> dict[str, Any]:
+def chat_logprobs(details: Details, reported: Sequence[Reported]) -> dict[str, Any]:
     """OpenAI's list of `/v1/chat/completions`."""
 
     def body(token_id: int, logprob: float) -> dict[str, Any]:
-        text = details.text(token_id).encode("utf-8", "replace")
-        return {"token": details.name(token_id), "logprob": finite(logprob), "bytes": list(text)}
+        spelled = details.tokenizer.token_bytes(token_id)
+        return {"token": details.name(token_id), "logprob": finite(logprob), "bytes": list(spelled)}
 
-    content = [
-        {
-            **body(entry.token_id, entry.logprob.logprob),
-            "top_logprobs": [body(token_id, value) for token_id, value in entry.logprob.top],
-        }
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    def entry(_: Reported, token_id: int, logprob: TokenLogprob) -> dict[str, Any]:
+        return {**body(token_id, logprob.logprob), "top_logprobs": [body(*other) for other in logprob.top]}
+
+    return {"content": _column(reported, "content", entry), "refusal": None}
 
 
-def prompt_logprobs(details: Details, entries: Sequence[Entry]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(details: Details, reported: Reported) -> LongList:
     """vLLM's field: by token, {token id: {logprob, decoded_token}} of itself and of the most likely ones."""
-    return [
-        entry.logprob
-        and {
-            str(token_id): {"logprob": finite(value), "decoded_token": details.text(token_id)}
-            for token_id, value in ((entry.token_id, entry.logprob.logprob), *entry.logprob.top)
+
+    def entry(_: Reported, token_id: int, logprob: TokenLogprob | None) -> dict[str, Any] | None:
+        return logprob and {
+            str(other): {"logprob": finite(value), "decoded_token": details.text(other)}
+            for other, value in ((token_id, logprob.logprob), *logprob.top)
         }
-        for entry in entries
-    ]
+
+    return LongList(reported.part("prompt_logprobs", entry))
+
+
+def _column(reported: Iterable[Reported], name: str, as_value: AsValue) -> LongList:
+    return LongList(*(some.part(name, as_value) for some in reported))
 
 
 class HeldDetails:
     """Details of a request's choices until a body is written that they can go into."""
 
-    def __init__(self, details: Details, prompts: Sequence[Sequence[int]], as_body: LogprobsBody) -> None:
+    def __init__(
+        self, details: Details, prompts: Sequence[Sequence[int]], as_body: LogprobsBody, choices_per_prompt: int
+    ) -> None:
         """`prompts` holds each choice's."""
         self._details, self._prompts, self._as_body = details, prompts, as_body
-        self._entries: dict[int, list[Entry]] = defaultdict(list)
+        self._per_prompt = choices_per_prompt
         self._token_ids: dict[int, list[int]] = defaultdict(list)
-        self._of_prompt: dict[int, list[Entry]] = {}
-        self._offsets: dict[int, int] = defaultdict(int)
+        self._logprobs: dict[int, list[TokenLogprob]] = defaultdict(list)
+        self._of_prompt: dict[int, Sequence[TokenLogprob | None]] = {}
+        self._parts: dict[int, dict[str, LongPart]] = defaultdict(dict)
+        """Of a prompt, as each of its choices writes it."""
+        self._places: dict[int, TextPlaces] = {}
         self._told: set[int] = set()
 
     def hold(self, delta: ChoiceDelta) -> None:
-        """Keep what a delta says of its tokens."""
+        """Keep what a delta says of its tokens. A prompt's first choice alone tells of it, and before the others."""
         index, details = delta.index, self._details
-        if details.token_ids:
+        if details.token_ids or details.logprobs:
             self._token_ids[index] += delta.token_ids
         if delta.prompt_logprobs:
-            own = (None, *delta.prompt_logprobs)
-            self._of_prompt[index] = [Entry(*pair) for pair in zip(self._prompts[index], own, strict=True)]
-        elif details.prompt_logprobs or details.echo:
-            # A prompt of one token has nothing before it.
-            self._of_prompt.setdefault(index, [Entry(token_id, None) for token_id in self._prompts[index][:1]])
+            self._of_prompt[index // self._per_prompt] = OneLater(delta.prompt_logprobs)
         if details.logprobs:
-            if details.echo and index not in self._told and not self._entries[index]:
-                self._entries[index] += [entry.with_top(details.num_top) for entry in self._of_prompt[index]]
-            self._entries[index] += [Entry(*pair) for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
+            self._logprobs[index] += delta.logprobs
 
     def hand_over(self, choice: dict[str, Any]) -> None:
         """Write what is held for a choice into its body."""
         index, details = choice["index"], self._details
-        entries = self._entries.pop(index, [])
-        if entries:
-            choice["logprobs"] = self._as_body(details, entries, self._offsets[index])
-            self._offsets[index] += sum(len(details.text(entry.token_id)) for entry in entries)
+        token_ids = self._token_ids.pop(index, [])
         is_first = index not in self._told
         self._told.add(index)
+        echoes = details.echo and details.logprobs and is_first
+        if (details.logprobs and token_ids) or echoes:
+            own = Reported(token_ids, self._logprobs.pop(index, []), details.num_top, self._places_of(index))
+            prompt = [self._prompt(index, details.num_top)] if echoes else []
+            choice["logprobs"] = self._as_body(details, [*prompt, own])
         if details.token_ids:
-            choice["token_ids"] = self._token_ids.pop(index, [])
+            choice["token_ids"] = LongList(LongPart(token_ids))
             if is_first:
-                choice["prompt_token_ids"] = list(self._prompts[index])
+                choice["prompt_token_ids"] = LongList(LongPart(self._prompts[index]))
         if details.prompt_logprobs and is_first:
-            entries = [entry.with_top(details.num_prompt_top) for entry in self._of_prompt[index]]
-            choice["prompt_logprobs"] = prompt_logprobs(details, entries)
+            choice["prompt_logprobs"] = prompt_logprobs(details, self._prompt(index, details.num_prompt_top))
+
+    def _places_of(self, index: int) -> TextPlaces:
+        if index not in self._places:
+            details = self._details
+            self._places[index] = TextPlaces(details.tokenizer, self._prompts[index], counts=details.echo)
+        return self._places[index]
+
+    def _prompt(self, index: int, num_top: int) -> Reported:
+        number, token_ids = index // self._per_prompt, self._prompts[index]
+        # A prompt of one token has nothing before it.
+        logprobs = self._of_prompt.get(number, OneLater(()))
+        parts = self._parts[number] if self._per_prompt > 1 else None
+        return Reported(token_ids, logprobs, num_top, TextPlaces(self._details.tokenizer), parts)

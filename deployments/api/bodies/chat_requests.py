@@ -37,6 +37,7 @@ class ChatBody(GenerationBody):
 
     unserved: ClassVar[Mapping[str, Unserved]] = CHAT
     prompt_field: ClassVar[str] = "messages"
+    logprobs_field: ClassVar[str] = "top_logprobs"
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32_MAX)

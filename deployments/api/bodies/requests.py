@@ -58,6 +58,8 @@ class GenerationBody(SamplingFields, RequestBody):
 
     prompt_field: ClassVar[str] = "prompt"
     """Where the prompt is, for errors about its length."""
+    logprobs_field: ClassVar[str] = "logprobs"
+    """How many log-probabilities a token has, for errors about the answer's length."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32_MAX)

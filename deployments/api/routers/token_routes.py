@@ -1,12 +1,15 @@
 """`/tokenize`, `/detokenize`, `/tokenizer_info`: vLLM's, for clients that count or compare tokens."""
 
-import asyncio
-from typing import Any, ClassVar
+from array import array
+from contextlib import ExitStack
+from typing import Any, ClassVar, NamedTuple, Self
 
 from fastapi import FastAPI, Request
+from fastapi.responses import Response
 from pydantic import Field
 
-from wingbeat.deployments.api.answers.answering import read_body
+from wingbeat.deployments.api.answers.answering import read_body, written_answer
+from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart
 from wingbeat.deployments.api.bodies.chat_messages import ChatMessage
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.json_body import read_object
@@ -18,9 +21,22 @@ from wingbeat.deployments.api.errors import invalid, shown
 from wingbeat.runtime.tokenizer import LONG_TEXT_CHARS
 
 MAX_TOKENS = 2**20
+IDS_AT_ONCE = 2**10
+"""In one piece of an answer."""
 CHAT_FIELDS = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "model")
 )
+
+
+class Fields(NamedTuple):
+    """A body of one of two kinds, read and not checked."""
+
+    fields: dict[str, Any]
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Raises ApiError where it is no JSON object."""
+        return cls(read_object(body))
 
 
 class TokenizeBody(RequestBody):
@@ -55,8 +71,8 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
     """Add the three endpoints."""
 
     @app.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        fields = read_object(await request.body())
+    async def tokenize(request: Request) -> Response:
+        fields = (await read_body(Fields, request)).fields
         if "messages" in fields:
             return await _tokenize_chat(service, fields)
         body = TokenizeBody.of_fields(fields)
@@ -64,23 +80,24 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
         if body.prompt is None:
             raise invalid("prompt", "is missing: give a text, or 'messages'")
         adds = body.add_special_tokens is not False
-        token_ids = await _off_loop(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
-        return _tokens(service, token_ids, bool(body.return_token_strs))
+        token_ids = await service.prompts.off_loop.run(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
+        return await _answer(service, token_ids, bool(body.return_token_strs))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, Any]:
         body = await read_body(DetokenizeBody, request)
         service.check_model(body.model)
         _check_ids(body.tokens, service.pool.info.vocab_size)
-        decode = service.tokenizer.decode
-        return {"prompt": await _off_loop(len(body.tokens), decode, body.tokens, False)}
+        return {
+            "prompt": await service.prompts.off_loop.run(len(body.tokens), service.tokenizer.decode, body.tokens, False)
+        }
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         return service.tokenizer.describe()
 
 
-async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> dict[str, Any]:
+async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> Response:
     own = TokenizeBody.of_fields({name: value for name, value in fields.items() if name not in CHAT_FIELDS})
     if own.prompt is not None:
         raise invalid("prompt", "is given beside 'messages'; give one of them")
@@ -88,29 +105,35 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
     service.check_model(body.model)
     if body.images:
         raise invalid(body.images[0].path, "is not counted here; only text is")
-    text = await _off_loop(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
-    token_ids = await _off_loop(len(text), service.tokenizer.encode, text, bool(own.add_special_tokens))
-    return _tokens(service, token_ids, bool(own.return_token_strs))
+    text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
+    token_ids = await service.prompts.off_loop.run(
+        len(text), service.tokenizer.encode, text, bool(own.add_special_tokens)
+    )
+    return await _answer(service, token_ids, bool(own.return_token_strs))
 
 
-def _tokens(service: CompletionService, token_ids: list[int], with_strings: bool) -> dict[str, Any]:
-    return {
-        "count": len(token_ids),
+async def _answer(service: CompletionService, token_ids: list[int], with_strings: bool) -> Response:
+    """In pieces: a text of a body's length can have as many tokens as characters."""
+
+    def spelled(token_id: int) -> str:
+        return service.tokenizer.pieces((token_id,))[0]
+
+    # A slow reader keeps them for long.
+    kept = array("i", token_ids)
+    body = {
+        "count": len(kept),
         "max_model_len": service.pool.info.max_model_len,
-        "tokens": token_ids,
-        "token_strs": service.tokenizer.pieces(token_ids) if with_strings else None,
+        "tokens": LongList(LongPart(kept, batch=IDS_AT_ONCE)),
+        "token_strs": LongList(LongPart(kept, spelled, batch=IDS_AT_ONCE)) if with_strings else None,
     }
+    with ExitStack() as held:
+        held.enter_context(service.sizes.held(kept.itemsize * len(kept)))
+        return await written_answer(body, service.turn, held)
 
 
 def _check_ids(token_ids: list[int], vocab_size: int) -> None:
-    outside = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    ends = (min(token_ids, default=0), max(token_ids, default=0))
+    outside = next((token_id for token_id in ends if not 0 <= token_id < vocab_size), None)
     if outside is not None:
         problem = f"holds token id {shown(str(outside))}; the vocabulary has ids 0 to {vocab_size - 1}"
         raise invalid("tokens", problem)
-
-
-async def _off_loop(size: int, function: Any, *arguments: Any) -> Any:
-    """The function's result, from a thread where it takes long."""
-    if size > LONG_TEXT_CHARS:
-        return await asyncio.to_thread(function, *arguments)
-    return function(*arguments)

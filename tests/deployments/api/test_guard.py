@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from tests.deployments.http_world import Connection, FakePool, app_for, call, chat, chunks, complete
 from wingbeat.deployments.api.access import Access
 from wingbeat.deployments.api.guard import HttpLimits
+from wingbeat.deployments.api.incoming import SHORT_BODY_BYTES
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
 
 LOCAL = Access.of_server("127.0.0.1")
@@ -194,20 +195,48 @@ class TestBodies:
     def test_a_type_may_have_parameters(self, kind):
         assert call(FakePool(), COMPLETIONS, BODY, headers={"Content-Type": kind}).status_code == 200
 
-    def test_an_announced_body_that_is_too_long_is_not_read(self):
+    def test_an_announced_body_that_is_too_long_is_not_waited_for(self):
         exchange = Exchange(["1000"], limit=100)
         assert exchange.run() == (413, "body_too_large")
-        assert exchange.num_received == 0
         assert exchange.headers["connection"] == "close"
+        assert len(exchange.sent) == 3, "the answer was there before the end of the connection"
 
     @pytest.mark.parametrize("announced", ["9" * 4000, "9" * 19])
     def test_absurd_lengths_are_too_long(self, announced):
         assert Exchange([announced], limit=100).run() == (413, "body_too_large")
 
-    def test_a_chunked_body_is_read_up_to_the_limit(self):
+    def test_a_chunked_body_is_read_up_to_the_limit_and_dropped_up_to_another(self):
         exchange = Exchange([], limit=100, parts=[b"x" * 40] * 1000)
         assert exchange.run() == (413, "body_too_large")
-        assert exchange.num_received == 3
+        assert exchange.num_received == 3 + 200 // 40
+
+    def test_long_bodies_have_room_for_a_few_and_short_ones_always(self):
+        async def scene() -> None:
+            limits = HttpLimits(2 * SHORT_BODY_BYTES, 10, max_held_bodies=1, max_dropped_bytes=0, drop_timeout_s=0.0)
+            pool = FakePool()
+            pool.hang_after = 0
+            app = app_for(pool, limits=limits)
+            connections = []
+            for length in (SHORT_BODY_BYTES * 2, SHORT_BODY_BYTES * 2, SHORT_BODY_BYTES):
+                connection = Connection(pool, {})
+                connection._body = json.dumps(BODY).encode().ljust(length)
+                connection._app = app
+                connections.append(connection)
+            tasks = []
+            for connection in connections:
+                tasks.append(asyncio.create_task(connection.run()))
+                await asyncio.sleep(0.2)
+            assert len(pool.running) == 2, "the second one waits for nobody"
+            assert connections[1].sent[0]["status"] == 503
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            again = Connection(pool, {})
+            pool.hang_after, again._app, again._body = None, app, connections[1]._body
+            await again.run()
+            assert again.sent[0]["status"] == 200
+
+        asyncio.run(scene())
 
     def test_a_body_of_just_the_limit_is_read(self):
         content = json.dumps(BODY).encode()
@@ -284,7 +313,7 @@ class Exchange(Connection):
         leaves: bool = False,
     ) -> None:
         super().__init__(pool or FakePool(), {})
-        limits = HttpLimits(max_body_bytes=limit, body_timeout_s=0.01 if hangs else 10)
+        limits = HttpLimits(limit, 0.01 if hangs else 10, max_dropped_bytes=200, drop_timeout_s=0.05)
         self._app = app_for(pool or FakePool(), limits=limits)
         self.extra_headers = [(b"content-length", length.encode()) for length in lengths]
         self._parts, self._hangs, self._leaves = parts, hangs, leaves

@@ -1,0 +1,108 @@
+"""How long an answer may become by what it says of tokens, told before anything is generated, and the room for all."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from wingbeat.deployments.api.errors import ApiError
+from wingbeat.deployments.fleet.interface import EngineOverloaded
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.api.bodies.requests import GenerationBody
+
+MAX_ANSWER_BYTES = 32 * 2**20
+"""Where an operator sets no other limit."""
+ANSWERS_AT_ONCE = 4
+"""Longest answers that a router has room for."""
+
+_LOGPROB, _TOKEN_ID, _TEXT, _ROUND = 96, 8, 8, 2048
+"""Bytes of JSON: a log-probability with its token, an id, a token's text, a round with its tree."""
+
+
+class _Cost(NamedTuple):
+    """Bytes that a field asks for."""
+
+    field: str
+    prompt: int
+    """By token of a prompt, for each choice."""
+    answer: int
+    """By token of a choice."""
+
+
+class AnswerSizes:
+    """Bounds what requests ask to be told of tokens, each of them and all of one router.
+
+    Args:
+        max_bytes: of one answer's details.
+    """
+
+    def __init__(self, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self.num_held_bytes = 0
+        """Of answers that are not sent yet."""
+
+    def most_tokens(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], most: int) -> int:
+        """Of `most` tokens per choice those that the details leave room for, at least 1."""
+        by_token = sum(cost.answer for cost in _costs(body)) * body.num_choices * len(num_prompt_tokens)
+        if not by_token:
+            return most
+        rest = self._max_bytes - sum(cost.prompt for cost in _costs(body)) * body.num_choices * sum(num_prompt_tokens)
+        return max(1, min(most, rest // by_token))
+
+    def check(self, body: "GenerationBody", num_prompt_tokens: Sequence[int], max_tokens: int) -> int:
+        """The most bytes of details that an answer is held with until it is sent.
+
+        Args:
+            num_prompt_tokens: by prompt.
+            max_tokens: per choice.
+
+        Raises:
+            ApiError: 400, it could be more than the limit; names the field that asks for most of it.
+        """
+        num_prompt, num_answer = sum(num_prompt_tokens), max_tokens * len(num_prompt_tokens) * body.num_choices
+        of_prompts = {cost.field: cost.prompt * num_prompt for cost in _costs(body)}
+        of_answers = {cost.field: cost.answer * num_answer for cost in _costs(body)}
+        costs = {field: of_prompts[field] * body.num_choices + of_answers[field] for field in of_prompts}
+        total = sum(costs.values())
+        if total > self._max_bytes:
+            param = max(costs, key=costs.__getitem__)
+            prompts = f"{len(num_prompt_tokens)} prompts of {num_prompt}" if len(num_prompt_tokens) > 1 else num_prompt
+            message = (
+                f"'{param}' asks for too long an answer: n {body.num_choices} x ({prompts} prompt tokens and "
+                f"{max_tokens} of {body.limit_field}) could make {total} bytes of {', '.join(costs)}, and this server "
+                f"answers by {self._max_bytes} at most (max_answer_bytes). Lower one of them, or send several requests."
+            )
+            raise ApiError(message, param=param, code="answer_too_long")
+        # What the choices say alike is made once.
+        return sum(of_prompts.values()) + sum(of_answers.values())
+
+    @contextmanager
+    def held(self, num_bytes: int) -> Iterator[None]:
+        """While it is entered, an answer counts among those that are not sent yet.
+
+        Raises:
+            EngineOverloaded: there is no room for it now.
+        """
+        if self.num_held_bytes + num_bytes > ANSWERS_AT_ONCE * self._max_bytes:
+            raise EngineOverloaded("There is no room for more answers as long as this one now. Retry shortly.")
+        self.num_held_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_held_bytes -= num_bytes
+
+
+def _costs(body: "GenerationBody") -> Iterator[_Cost]:
+    # A stream's tokens are gone as soon as they are told.
+    holds = not body.stream
+    if body.asked_logprobs is not None:
+        by_token = _LOGPROB * (1 + body.asked_logprobs)
+        yield _Cost(body.logprobs_field, by_token * body.echoes, by_token * holds)
+    if body.prompt_logprobs is not None:
+        yield _Cost("prompt_logprobs", _LOGPROB * (1 + body.prompt_logprobs), 0)
+    if body.return_token_ids:
+        yield _Cost("return_token_ids", _TOKEN_ID, _TOKEN_ID * holds)
+    if body.echoes:
+        yield _Cost("echo", _TEXT, 0)
+    if body.speculation is not None and body.speculation.trace:
+        yield _Cost("speculation.trace", 0, _ROUND * holds)
