@@ -78,7 +78,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights, in the order of preference of transformers: safetensors, then pickles.
 
     Raises:
-        ModelCheckpointError: there are none, or an index names a shard that is absent.
+        ModelCheckpointError: there are none, or an index names a shard that is absent, or a tensor that is not there.
     """
     for name in (SAFETENSORS, TORCH_FILE):
         if (folder / name).is_file():
@@ -133,7 +133,21 @@ def _shards(index: Path) -> list[Path]:
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ModelCheckpointError(f"{index} names {absent[0]}{more}, which is not there")
+    _check_places(index, shards)
     return [index.parent / name for name in names]
+
+
+def _check_places(index: Path, shards: dict[str, str]) -> None:
+    """Hold an index against the headers of its shards; pickles have none, and tensors beside the index are no harm."""
+    held: dict[str, set[str]] = {}
+    for name, shard in shards.items():
+        if not shard.endswith(".safetensors"):
+            continue
+        if shard not in held:
+            with _opened(index.parent / shard) as tensors:
+                held[shard] = set(tensors.keys())
+        if name not in held[shard]:
+            raise ModelCheckpointError(f"{index} has tensor {name} in {shard}, which does not hold it")
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:

@@ -163,6 +163,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "runtime.config": set(),
+    "runtime.config_numbers": set(),
     "runtime.demo": set(),
     "runtime.disk_cache": set(),
     "runtime.drafters": {
@@ -201,6 +202,7 @@ MAY_IMPORT = {
     "runtime.heads": {
         "kernels.cpu",
         "kernels.layer",
+        "runtime.config_numbers",
         "runtime.hub",
         "runtime.kv",
         "runtime.tensor_files",
@@ -299,6 +301,7 @@ MAY_IMPORT = {
         "kernels.sampling",
         "kernels.tree",
         "runtime.config",
+        "runtime.config_numbers",
         "runtime.disk_cache",
         "runtime.graphs",
         "runtime.kv",

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
 
@@ -50,15 +51,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The fields of config.json.
 
     Raises:
-        CheckpointError: there is none, or it is no JSON object.
+        CheckpointError: there is none, it is no JSON object, or a number in it cannot be right.
     """
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} has no config.json")
     try:
-        return read_json(file)
+        fields = read_json(file)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
+    if (problem := config_numbers.problem(fields)) is not None:
+        raise CheckpointError(f"{file}: {problem}")
+    return fields
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

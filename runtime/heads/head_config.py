@@ -102,18 +102,33 @@ def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
     """The ids of the tapped layers, and whether they name the layers' outputs; None where the config has none.
 
     Tools that nest them in `eagle_config` count outputs, those that write them at the top count inputs.
+
+    Raises:
+        CheckpointError: they are no whole numbers.
     """
-    nested = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if nested is not None:
-        return nested, True
-    return raw.get("eagle_aux_hidden_state_layer_ids"), False
+    nested = _object(raw, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    ids = raw.get("eagle_aux_hidden_state_layer_ids") if nested is None else nested
+    if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is no list of whole numbers")
+    return ids, nested is not None
 
 
 def is_text_rope(raw: Mapping[str, Any]) -> bool:
     """Whether positions of three axes are read as those of text, whose three are one."""
-    body = raw.get("transformer_layer_config") or raw
-    rope = body.get("rope_parameters") or body.get("rope_scaling") or {}
+    rope = _rope(_object(raw, "transformer_layer_config") or raw)
     return any(field in rope for field in _MROPE_FIELDS)
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that is an object; empty where there is none."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {name}={value!r} is no object")
+    return value or {}
+
+
+def _rope(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object(body, "rope_parameters") or _object(body, "rope_scaling")
 
 
 def _norm_output(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
@@ -152,7 +167,7 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
     """The fields of the decoder layer."""
     if not layout.nested_config:
         return raw
-    nested = dict(raw.get("transformer_layer_config") or {})
+    nested = dict(_object(raw, "transformer_layer_config"))
     default = "qwen3" if f"{layout.layer}self_attn.q_norm.weight" in shapes else "llama"
     kind = nested.setdefault("model_type", default)
     if kind not in _BODIES:
@@ -164,7 +179,7 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
 
 
 def _check_body(body: Mapping[str, Any]) -> None:
-    rope = body.get("rope_parameters") or {}
+    rope = _object(body, "rope_parameters")
     partial = body.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
     sliding = [kind for kind in (body.get("layer_types") or [])[:1] if kind != "full_attention"]
     for field, value, supported in (
@@ -189,7 +204,7 @@ def _decoder_fields(
         "intermediate_size": _size(body, "intermediate_size"),
         "num_attention_heads": heads,
         "num_key_value_heads": body.get("num_key_value_heads") or heads,
-        "head_dim": body.get("head_dim") or hidden // heads,
+        "head_dim": hidden // heads if body.get("head_dim") is None else body["head_dim"],
         "target_hidden_size": target_hidden_size,
         "vocab_size": _size(body, "vocab_size"),
         "draft_vocab_size": raw.get("draft_vocab_size") or _size(body, "vocab_size"),
@@ -218,7 +233,7 @@ def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Three position axes that are equal, as those of text are, turn every frequency by the same position.
     """
-    rope = dict(body.get("rope_parameters") or body.get("rope_scaling") or {})
+    rope = dict(_rope(body))
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"
     rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}
