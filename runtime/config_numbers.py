@@ -18,15 +18,22 @@ MOST_MODULES = 2**16
 
 
 class _Rule(NamedTuple):
-    """Numbers that are allowed; null and what is not there leave a field to its class, and lists hold one by one."""
+    """Numbers that are allowed; null and what is not there leave a field to its class."""
 
     least: float
     most: float
     words: str
     whole: bool = False
     above_least: bool = False
+    listed: bool = False
+    """There may be a list of them, by layer or by frequency."""
 
     def allows(self, value: object) -> bool:
+        if isinstance(value, list) and (self.whole or self.listed):
+            return all(map(self._allows_one, value))
+        return self._allows_one(value)
+
+    def _allows_one(self, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
             return False
         return self.least <= value <= self.most and not (self.above_least and value == self.least)
@@ -39,8 +46,8 @@ _TOKEN = _Rule(-_INT64_MAX, _INT64_MAX, "a token id, or a list of them", whole=T
 _POSITIVE = _Rule(0, 1e12, "a number above 0", above_least=True)
 _EPSILON = _Rule(0, 1, "a number above 0, at most 1", above_least=True)
 _SHARE = _Rule(0, 1, "a number above 0, at most 1", above_least=True)
-_NOT_NEGATIVE = _Rule(0, 1e12, "a number of at least 0")
-_FINITE = _Rule(-1e12, 1e12, "a finite number")
+_NOT_NEGATIVE = _Rule(0, 1e12, "a number of at least 0", listed=True)
+_FINITE = _Rule(-1e12, 1e12, "a finite number", listed=True)
 
 _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     (re.compile(pattern), rule)
@@ -50,14 +57,15 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
         (r"(draft_|target_)?(vocab|hidden|intermediate)_size|moe_intermediate_size|n_embd|d_model|ffn_dim", _SIZE),
         (r"(num|n)_(attention_|key_value_|global_key_value_|kv_)?heads?|kv_lora_rank", _SIZE),
         # Of latent attention, some configs say 0 where they have one size by part.
-        (r"(\w+_)?head_dim", _Rule(0, _INT32_MAX, "a whole number of at least 0", whole=True)),
+        (r"(\w+_)?head_dim", _COUNT),
         (r"(original_)?max_position_embeddings|max_sequence_length|n_positions|n_ctx", _SIZE),
         (r"num_experts_per_tok(en)?|sliding_window|attention_chunk_size", _SIZE),
         (r"\w*_token_(ids?|index)", _TOKEN),
         (r"\w*(norm|rms)\w*_(eps|epsilon)(_\w+)?", _EPSILON),
         (r"layer_rope_theta", _NOT_NEGATIVE),
         (r"\w*rope_theta|rotary_emb_base|rope_\w*base_freq|rope_\w+_factor", _POSITIVE),
-        (r"(low_freq|high_freq|short|long|attention)_factor|beta_(fast|slow)|query_pre_attn_scalar", _POSITIVE),
+        (r"(short|long)_factor", _POSITIVE._replace(listed=True)),
+        (r"(low_freq|high_freq|attention)_factor|beta_(fast|slow)|query_pre_attn_scalar", _POSITIVE),
         (r"partial_rotary_factor|rotary_pct", _SHARE),
         (r"mscale(_all_dim)?", _NOT_NEGATIVE),
         (r"(attn|final)_logit_soft_?capping|logits?_soft_?cap|output_logit_soft_cap|logits?_scal(e|ing)", _POSITIVE),
@@ -91,7 +99,7 @@ def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
         elif (rule := _rule(name, in_rope)) is not None:
             # A window that is switched off says nothing.
             off = name == "sliding_window" and fields.get("use_sliding_window") is False
-            if not off and not all(rule.allows(one) for one in (value if isinstance(value, list) else [value])):
+            if not off and not rule.allows(value):
                 yield _wrong(place, value, rule.words)
         elif isinstance(value, Mapping):
             yield from _problems(value, place)

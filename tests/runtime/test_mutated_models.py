@@ -99,9 +99,7 @@ def check(checkpoint: Path, folder: Path, mutation: Mutation) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_one_wrong_field_is_refused_or_changes_no_text(
-    checkpoints: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_one_wrong_field_is_refused_or_changes_no_text(checkpoints: dict[str, Path], tmp_path: Path, name: str) -> None:
     of = [mutation for file in FILES for mutation in mutations(checkpoints[name], file)]
     for index, mutation in enumerate(some(of, 20)):
         check(checkpoints[name], tmp_path / str(index), mutation)
