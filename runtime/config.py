@@ -91,8 +91,13 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     Args:
         name: None and "auto" leave it to the device.
         stored: what the checkpoint says of its weights; None where it says nothing.
+
+    Raises:
+        ValueError: it is named and none of `DTYPES`.
     """
     if name not in (None, "auto"):
+        if name not in DTYPES:
+            raise ValueError(f"dtype is {name!r}: use one of auto, {', '.join(DTYPES)}")
         return name
     if device == "cpu":
         return "float32"

@@ -127,12 +127,12 @@ def _check(
 def _check_all_there(
     folder: Path, config: AdapterConfig, linears: Mapping[str, LinearShape], found: Mapping[str, object]
 ) -> None:
-    """Peft begins what a file lacks as an adapter that does nothing: part of one would be served as if it were whole."""
+    """What a file lacks does nothing to peft: part of an adapter would be served as if it were whole."""
     lacking = [module for module in linears if module not in found and config.targets(module)]
     if lacking:
         more = f" and for {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise AdapterError(
-            f"{folder}: {WEIGHTS_FILE} has no tensors for {lacking[0]}{more}, which target_modules of {CONFIG_FILE} names"
+            f"{folder}: {WEIGHTS_FILE} has no tensors for {lacking[0]}{more}: target_modules of {CONFIG_FILE} names it"
         )
 
 

@@ -17,7 +17,7 @@ def test_no_default_of_a_causal_lm_is_refused(caplog: pytest.LogCaptureFixture) 
     for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *WITH_IMAGES}):
         try:
             text = CONFIG_MAPPING[kind]().to_json_string(use_diff=False)
-        except Exception:  # noqa: S112 (a class that has no defaults of its own has nothing to refuse)
+        except Exception:
             continue
         if (found := problem(json.loads(text))) is not None:
             refused[kind] = found

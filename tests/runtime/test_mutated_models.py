@@ -59,10 +59,13 @@ def edit(folder: Path, file: str, **fields: Any) -> None:
 
 def write(folder: Path) -> list[list[int]] | None:
     """Our texts, without and with `min_tokens`; None where the checkpoint is refused, by one line."""
+    loaded, lines = None, []
     try:
         loaded = load_model(folder, torch.float32, torch.device("cpu"))
     except (ValueError, OSError) as error:
-        assert len(str(error).splitlines()) == 1, error
+        lines = str(error).splitlines()
+    if loaded is None:
+        assert len(lines) == 1, lines
         return None
     params = [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, min_tokens=least) for least in (0, LEAST)]
     return generate(loaded, engine_config(CHAIN, max_model_len=64), None, [PROMPT] * 2, params)[0]
