@@ -71,7 +71,6 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "deployments.app_config": {
-        "cluster.autoscaling",
         "cluster.placement",
         "deployments.options",
         "runtime.config",
@@ -99,6 +98,7 @@ MAY_IMPORT = {
     "deployments.media": {"runtime.vision"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},
     "deployments.options": {
+        "cluster.autoscaling",
         "deployments.api",
         "deployments.fleet",
         "deployments.media",
@@ -110,6 +110,7 @@ MAY_IMPORT = {
         "runtime.hub",
         "runtime.lora",
         "runtime.tensor_files",
+        "runtime.tensor_parallel",
     },
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},

@@ -26,8 +26,8 @@ def text_of(document: str) -> str:
         (
             "models.md",
             f"relative to the spread of the row's logits: {trial.FULL_PRECISION_TOLERANCE:.1%} in float32; in half "
-            f"precisions {trial.LOW_PRECISION_TOLERANCE:.0%}, or {trial.NOISE_FACTOR} x the difference between two ways "
-            f"of transformers to compute the row, at most {trial.LARGEST_TOLERANCE:.0%}.",
+            f"precisions {trial.LOW_PRECISION_TOLERANCE:.0%}, or {trial.NOISE_FACTOR} x the difference between two "
+            f"ways of transformers to compute the row, at most {trial.LARGEST_TOLERANCE:.0%}.",
         ),
         ("models.md", f"longer than windows of up to {trial.WIDEST_TRIED_WINDOW} tokens"),
         ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
