@@ -11,7 +11,7 @@ NUM_BINS = 16
 
 MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
 MOST_OF_ENGINE = {
-    **{"max_num_seqs": 2**16, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**20, "block_size": 2**16},
+    **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
     **{"state_interval": 2**31 - 1, "max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
     **{"max_pinned_tokens": 2**31 - 1},
 }

@@ -91,7 +91,7 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
         ValueError: more is asked for than the device has.
     """
     if config.kv_cache_memory_bytes is not None:
-        has = total_memory() if device.type != "cuda" else torch.cuda.get_device_properties(device).total_memory
+        has = total_memory() if device.type != "cuda" else torch.cuda.mem_get_info(device)[1]
         check_budget("kv_cache_memory_bytes", config.kv_cache_memory_bytes, has, device.type)
         return config.kv_cache_memory_bytes
     if device.type != "cuda":
