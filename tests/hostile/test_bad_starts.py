@@ -219,7 +219,9 @@ BAD_STARTS = {
     "no MTP module": Bad(nothing, "has no MTP module", {"drafter": "mtp"}),
     "capture into a file": Bad(nothing, "capture_dir", {"capture_dir": __file__}),
     "capture below a file": Bad(nothing, "capture_dir", {"capture_dir": f"{__file__}/captures"}),
-    "more sequences than blocks": Bad(nothing, "max_num_seqs is .*lower it", {"max_num_seqs": "1000000"}),
+    "more sequences than blocks": Bad(
+        nothing, "max_num_seqs is .*lower it to 999", {"max_num_seqs": "1000", "num_kv_blocks": "1000"}
+    ),
     "pool below one sequence": Bad(nothing, "kv_cache_memory_bytes is 1000:", {"kv_cache_memory_bytes": "1000"}),
     "pool beyond memory": Bad(nothing, "num_kv_blocks is .* GiB of memory are free", {"num_kv_blocks": str(2**31 - 1)}),
     "pool beyond the machine": Bad(
@@ -228,8 +230,8 @@ BAD_STARTS = {
     "numbers that nobody means": Bad(nothing, "max_num_seqs.* use at most", {"max_num_seqs": str(10**9)}),
     "rounds beyond memory": Bad(
         nothing,
-        "max_num_batched_tokens is .*are free",
-        {"max_num_batched_tokens": str(2**30)},
+        "max_num_batched_tokens.* use at most",
+        {"max_num_batched_tokens": str(2**48)},
     ),
     "no such engine": Bad(nothing, "nowhere:build", {"engine_factory": "nowhere:build"}),
     "ranks beyond the KV heads": Bad(
