@@ -75,5 +75,5 @@ def test_a_tokenizer_that_begins_every_prompt_outside_the_vocabulary_is_refused(
     fields["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<s>", "type_id": 0}})
     fields["post_processor"]["special_tokens"] = {"<s>": {"id": "<s>", "ids": [9000], "tokens": ["<s>"]}}
     file.write_text(json.dumps(fields))
-    with pytest.raises(ModelCheckpointError, match="puts token id 9000 around every prompt, .* has 4096 rows"):
+    with pytest.raises(ModelCheckpointError, match=r"puts token id 9000 around every prompt, .* has 4096 rows"):
         check_tokenizer_file(folder, 4096)
