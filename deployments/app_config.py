@@ -1,19 +1,18 @@
 """Everything an operator can set about a Wingbeat application; knows nothing of Ray objects or models."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
 from wingbeat.deployments.options.model_options import none_by_word
-from wingbeat.deployments.options.pool_options import SharedDrafters
+from wingbeat.deployments.options.pool_options import MOST_SECONDS, SharedDrafters
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
+from wingbeat.deployments.options.scaling_options import ScalingOptions, object_of_json
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
 from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
@@ -23,8 +22,9 @@ _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
+_MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
-class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions, WaitOptions):
+class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions, WaitOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
     Raises:
@@ -35,24 +35,10 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
         None, description="Name clients pass as `model`; none uses the directory's name."
     )
 
-    num_replicas: int | None = Field(None, ge=1, description="Verifier + drafter pairs; 1 where nothing is given.")
-    autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
-    )
-    target_queue_s: float = Field(
-        TARGET_QUEUE_S,
-        gt=0,
-        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
-        "may wait then.",
-    )
     drafters: SharedDrafters = Field(
         None,
         description='Drafters that all verifiers share, such as {"num": 2}, placed by themselves; none gives each '
         "verifier its own. Further fields: max_num_seqs, kv_cache_memory_bytes, start_timeout_s.",
-    )
-    num_router_replicas: int = Field(1, ge=1, description="HTTP router replicas.")
-    router_autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
     )
     max_queued_requests: int = Field(
         256, ge=0, description="Requests a router holds beyond what its engines run at once before it answers 503."
@@ -153,12 +139,10 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
 
     @field_validator(
         "served_model_name",
-        "num_replicas",
         "max_model_len",
         "num_kv_blocks",
         "kv_cache_memory_bytes",
         "capture_dir",
-        "drafter_resources",
         "engine_stuck_after_s",
         mode="before",
     )
@@ -166,15 +150,11 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
     def _nothing_by_word(cls, value: Any) -> Any:
         return none_by_word(value)
 
-    @field_validator("autoscaling_config", "router_autoscaling_config", "drafter_resources", mode="before")
+    @field_validator("drafter_resources", mode="before")
     @classmethod
     def _json_on_the_command_line(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {value!r}') from error
+        value = none_by_word(value)
+        return object_of_json(value) if isinstance(value, str) else value
 
     @field_validator("drafter_resources")
     @classmethod
@@ -184,22 +164,21 @@ class AppConfig(RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOp
                 raise ValueError(f"{name!r} is {amount}: give amounts above 0 of resources other than CPU and GPU")
         return value
 
-    @field_validator("router_autoscaling_config")
-    @classmethod
-    def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in ("min_replicas", "initial_replicas"):
-            number = (value or {}).get(name)
-            if isinstance(number, int | float) and number < 1:
-                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a router")
-        return value
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        """Refuse what overflows a clock or a field of Serve's messages."""
+        for name, value in self:
+            seconds = isinstance(value, float) and name.endswith(("_s", "_ms"))
+            most = MOST_SECONDS if seconds else _MOST_CALLS if name == "max_ongoing_requests" else _MOST_OF_ANY
+            if isinstance(value, int | float) and value > most:
+                raise ValueError(f"{name} is {value}: use at most {most:g}")
+        return self
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         """Refuse what no single field can see, naming field, value and what is allowed."""
         if self.capture_dir is not None and self.capture_dir.exists() and not self.capture_dir.is_dir():
             raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
-        if self.num_replicas is not None and self.autoscaling_config is not None:
-            raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
         for name in ("engine_wait_s", "max_queued_requests"):
             if self.may_sleep() and not getattr(self, name):
                 raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")

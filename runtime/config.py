@@ -9,6 +9,22 @@ NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
 
 
+MOST_OF_TREE = {"draft_steps": 256, "draft_top_k": 256, "verify_tree_size": 1024}
+MOST_OF_ENGINE = {
+    **{"max_num_seqs": 2**20, "max_model_len": 2**31 - 1, "max_num_batched_tokens": 2**30, "block_size": 2**16},
+    **{"state_interval": 2**31 - 1, "max_loras": 2**12, "max_lora_rank": 2**12, "num_kv_blocks": 2**31 - 1},
+    **{"max_pinned_tokens": 2**31 - 1},
+}
+"""What no machine holds, or what is made one by one: a number beyond is a slip, and would end in no clear error."""
+
+
+def check_most(config: object, most: dict[str, int]) -> None:
+    """Raises ValueError, with field and value, for a number above its limit; None is no number."""
+    for name, limit in most.items():
+        if (getattr(config, name) or 0) > limit:
+            raise ValueError(f"{name} is {getattr(config, name)}: use at most {limit}")
+
+
 @dataclass(frozen=True)
 class SpeculationConfig:
     """Shape of the token tree drafted for every sequence and round (EAGLE-2 section 4, Edge-LLM's names)."""
@@ -50,6 +66,7 @@ class SpeculationConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)}: use at least 1 (drafter 'none' switches drafting off)"
                 )
+        check_most(self, MOST_OF_TREE)
         if self.verify_tree_size < 2:
             raise ValueError(
                 f"verify_tree_size is {self.verify_tree_size}: use at least 2 (the root and one drafted node)"
@@ -91,8 +108,13 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
     Args:
         name: None and "auto" leave it to the device.
         stored: what the checkpoint says of its weights; None where it says nothing.
+
+    Raises:
+        ValueError: it is named and none of `DTYPES`.
     """
     if name not in (None, "auto"):
+        if name not in DTYPES:
+            raise ValueError(f"dtype is {name!r}: use one of auto, {', '.join(DTYPES)}")
         return name
     if device == "cpu":
         return "float32"
@@ -219,6 +241,7 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "state_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use at least 1")
+        check_most(self, MOST_OF_ENGINE)
         if self.max_loras < 0 or self.max_lora_rank < 1:
             raise ValueError(
                 f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"

@@ -10,12 +10,18 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def free_memory() -> int | None:
     """Bytes that can be taken without swapping, within the container's limit; None where the system does not say."""
-    available = _available()
+    available = _of_machine("MemAvailable:")
     limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
     if limit is None or used is None:
         return available
     room = max(0, limit - used)
     return room if available is None else min(room, available)
+
+
+def total_memory() -> int | None:
+    """Bytes of this machine, or of the container's limit; None where the system does not say."""
+    limit, machine = _number(_CGROUP / "memory.max"), _of_machine("MemTotal:")
+    return machine if limit is None else limit if machine is None else min(limit, machine)
 
 
 def free_shared_memory() -> int:
@@ -25,12 +31,12 @@ def free_shared_memory() -> int:
     return free if memory is None else min(free, memory)
 
 
-def _available() -> int | None:
+def _of_machine(name: str) -> int | None:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
 def _number(file: Path) -> int | None:

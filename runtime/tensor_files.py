@@ -4,8 +4,10 @@ Loads no torch. Nothing of a tensor's values is read.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +60,22 @@ def stored_dtype(folder: Path) -> str | None:
     return None
 
 
+def weights_dtype(folder: Path) -> str:
+    """What the weights are, by torch's name: what config.json says, else the most of their numbers, else float32.
+
+    Raises:
+        ModelCheckpointError: a file cannot be read.
+    """
+    stored = stored_dtype(folder)
+    if stored is not None:
+        return stored
+    numbers: Counter[str] = Counter()
+    for header in read_headers(weight_files(folder)).values():
+        numbers[header.dtype] += prod(header.shape)
+    names = {"F16": "float16", "BF16": "bfloat16"}
+    return names.get(numbers.most_common(1)[0][0], "float32") if numbers else "float32"
+
+
 def num_positions(folder: Path) -> int | None:
     """Positions of the language model by config.json; None where it does not say.
 
@@ -78,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights, in the order of preference of transformers: safetensors, then pickles.
 
     Raises:
-        ModelCheckpointError: there are none, or an index names a shard that is absent.
+        ModelCheckpointError: there are none, or an index names a shard that is absent, or a tensor that is not there.
     """
     for name in (SAFETENSORS, TORCH_FILE):
         if (folder / name).is_file():
@@ -133,7 +151,21 @@ def _shards(index: Path) -> list[Path]:
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ModelCheckpointError(f"{index} names {absent[0]}{more}, which is not there")
+    _check_places(index, shards)
     return [index.parent / name for name in names]
+
+
+def _check_places(index: Path, shards: dict[str, str]) -> None:
+    """Hold an index against the headers of its shards; pickles have none, and tensors beside the index are no harm."""
+    held: dict[str, set[str]] = {}
+    for name, shard in shards.items():
+        if not shard.endswith(".safetensors"):
+            continue
+        if shard not in held:
+            with _opened(index.parent / shard) as tensors:
+                held[shard] = set(tensors.keys())
+        if name not in held[shard]:
+            raise ModelCheckpointError(f"{index} has tensor {name} in {shard}, which does not hold it")
 
 
 def _read_header(file: Path) -> dict[str, TensorHeader]:

@@ -12,8 +12,9 @@ FILE = "tokenizer.json"
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
     """Refuse a tokenizer that cannot be read, or that writes tokens the model has no embedding for.
 
-    Tokens added to the vocabulary may lie beyond the model's: many checkpoints have some for padding or images, and a
-    request that holds one is refused by itself. A folder without the file is left to transformers, which reads others.
+    Tokens added to the vocabulary may lie beyond the model's, unless every prompt gets one: many checkpoints have some for
+    padding or images, and a request that holds one is refused by itself. A folder without the file is left to
+    transformers, which reads others.
 
     Args:
         vocab_size: rows of the model's embedding; None where the config does not say.
@@ -34,4 +35,10 @@ def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
         raise ModelCheckpointError(
             f"tokenizer {file} has token ids up to {last}, the model's embedding has {vocab_size} rows: the two do not "
             "belong together"
+        )
+    around = [token_id for token_id in tokenizer.encode("").ids if vocab_size is not None and token_id >= vocab_size]
+    if around:
+        raise ModelCheckpointError(
+            f"tokenizer {file} puts token id {around[0]} around every prompt, the model's embedding has {vocab_size} "
+            "rows"
         )

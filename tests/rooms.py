@@ -77,7 +77,6 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "deployments.app_config": {
-        "cluster.autoscaling",
         "cluster.placement",
         "deployments.options",
         "runtime.config",
@@ -114,6 +113,7 @@ MAY_IMPORT = {
     "deployments.media": {"runtime.vision"},
     "deployments.metrics": {"deployments.request_context", "runtime.histogram", "runtime.scheduling"},
     "deployments.options": {
+        "cluster.autoscaling",
         "deployments.api",
         "deployments.fleet",
         "deployments.media",
@@ -126,6 +126,7 @@ MAY_IMPORT = {
         "runtime.lora",
         "runtime.settings",
         "runtime.tensor_files",
+        "runtime.tensor_parallel",
     },
     "deployments.package": {"deployments.app", "deployments.local_llm"},
     "deployments.page": {"deployments.fleet"},
@@ -183,6 +184,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "runtime.config": set(),
+    "runtime.config_numbers": set(),
     "runtime.demo": set(),
     "runtime.detokenizer": {"runtime.tokenizer"},
     "runtime.disk_cache": set(),
@@ -222,6 +224,7 @@ MAY_IMPORT = {
     "runtime.heads": {
         "kernels.cpu",
         "kernels.layer",
+        "runtime.config_numbers",
         "runtime.hub",
         "runtime.kv",
         "runtime.tensor_files",
@@ -323,6 +326,7 @@ MAY_IMPORT = {
         "kernels.sampling",
         "kernels.tree",
         "runtime.config",
+        "runtime.config_numbers",
         "runtime.disk_cache",
         "runtime.graphs",
         "runtime.kv",

@@ -4,8 +4,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.free_memory import free_memory, free_shared_memory
-from wingbeat.runtime.kv.capacity import fit
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.free_memory import free_memory, free_shared_memory, total_memory
+from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -17,6 +18,9 @@ _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """By the name of a dtype."""
 GIB = 2**30
+_BUDGETS = ("max_body_bytes", "max_image_bytes", "max_image_memory_bytes")
+"""Settings that say how much of the RAM a router may take."""
+_INT64_BYTES = 8
 
 
 def check_memory(config: AppConfig, file: ConfigFile) -> None:
@@ -26,6 +30,8 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         ValueError: something does not fit; one line that names the setting and what does.
     """
     engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
+    _check_budgets(config, on_cpu)
+    _check_slots(engine)
     item_bytes = 1 if engine.kv_cache_dtype == "fp8" else ITEM_BYTES[config.resolved_dtype()]
     size = block_bytes(file, engine.block_size, item_bytes)
     free = free_memory() if on_cpu else None
@@ -52,6 +58,27 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         raise ValueError(
             f"{name} is {getattr(config, name)}: the KV pool takes {num_blocks * (size or 0) / GIB:.1f} GiB beside "
             f"weights of {weights / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free"
+        )
+
+
+def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
+    """What is set aside in the RAM is no more than the machine has of it."""
+    budgets = {name: getattr(config, name) for name in _BUDGETS}
+    if on_cpu:
+        budgets["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
+        budgets["drafters.kv_cache_memory_bytes"] = config.drafters and config.drafters.kv_cache_memory_bytes
+    for name, num_bytes in budgets.items():
+        check_budget(name, num_bytes or 0, total_memory(), "cpu")
+
+
+def _check_slots(engine: EngineConfig) -> None:
+    """Of every running sequence, its tokens and its table of blocks, which are there whether it runs or not."""
+    num_bytes = engine.max_num_seqs * _INT64_BYTES * (engine.max_model_len + engine.max_blocks_per_seq)
+    free = free_memory()
+    if free is not None and num_bytes > free:
+        raise ValueError(
+            f"max_num_seqs is {engine.max_num_seqs}: the tokens of as many sequences of {engine.max_model_len} take "
+            f"{num_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free; lower it or max_model_len"
         )
 
 

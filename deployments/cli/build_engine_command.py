@@ -15,13 +15,16 @@ from transformers.utils import logging as transformers_logging
 from wingbeat.deployments.cli.options import UserError
 from wingbeat.deployments.options.model_options import ModelFolder
 from wingbeat.runtime.drafters.choice import parse_drafter
+from wingbeat.runtime.tensor_files import weights_dtype
 from wingbeat.runtime.tensorrt.build import BuildPlan, build_engines, export_directory, num_steps
 from wingbeat.runtime.tensorrt.builders import find_builder
 from wingbeat.runtime.tensorrt.engine_config import Limits
 from wingbeat.runtime.tensorrt.engine_directory import EngineDirectory
 from wingbeat.runtime.tensorrt.export import check_exporter
+from wingbeat.runtime.verifier.loading.rounding import rounding_between
 
 _LIMITS = Limits()
+_ENGINE_DTYPES = ("float16", "bfloat16")
 
 
 class BuildEngineConfig(ModelFolder):
@@ -33,8 +36,9 @@ class BuildEngineConfig(ModelFolder):
         "demo pair's head for the demo model and 'none' for any other.",
     )
     out: Path = Field(description="The engine directory, made or written over.")
-    dtype: Literal["float16", "bfloat16", "float32"] = Field(
-        "float16", description="Of weights, activations and KV; float32 is for ONNX Runtime."
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = Field(
+        "auto",
+        description="Of weights, activations and KV; 'auto' is the checkpoint's own. float32 is for ONNX Runtime.",
     )
     opset: Literal["24", "23", "18"] = Field("24", description="Of the ONNX files; lower ones are for older builders.")
     onnx_only: bool = Field(False, description="Export, and build no engine; what a CPU runs.")
@@ -84,8 +88,19 @@ class BuildEngineConfig(ModelFolder):
             if not isinstance(choice.source, Path):
                 raise ValueError(f"drafter is {self.drafter!r}: engines are built of EAGLE heads, or give 'none'")
             drafter = choice.source
-        dtype = getattr(torch, self.dtype)
+        dtype = getattr(torch, self._dtype())
         return BuildPlan(self.model_dir(), drafter, self.out, dtype, self.limits(), int(self.opset))
+
+    def _dtype(self) -> str:
+        stored = weights_dtype(self.model_dir())
+        if self.dtype != "auto":
+            return self.dtype
+        if stored not in _ENGINE_DTYPES and not self.onnx_only:
+            raise ValueError(
+                f"dtype is auto and {self.model_dir()} is in {stored}: engines are built in float16 or bfloat16, which "
+                "round its text; give one, or onnx_only"
+            )
+        return stored if stored in _ENGINE_DTYPES else "float32"
 
 
 def build_engine_command(config: BuildEngineConfig) -> None:
@@ -101,6 +116,7 @@ def build_engine_command(config: BuildEngineConfig) -> None:
         check_exporter()
         builder = None if config.onnx_only else find_builder(config.builder)
         plan = config.plan()
+        note = rounding_note(plan)
         with _progress(num_steps(plan, builder is not None)) as begin:
             directory = export_directory(plan, begin)
             if builder is not None:
@@ -108,6 +124,21 @@ def build_engine_command(config: BuildEngineConfig) -> None:
     except (ValueError, OSError) as error:
         raise UserError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
     print(summary(directory))
+    if note is not None:
+        print(note)
+
+
+def rounding_note(plan: BuildPlan) -> str | None:
+    """What a dtype that was asked for rounds of the checkpoint's numbers; None where that is nothing.
+
+    Raises:
+        ModelCheckpointError: the checkpoint cannot be loaded.
+    """
+    stored = weights_dtype(plan.model)
+    if plan.dtype == torch.float32 or stored in _ENGINE_DTYPES:
+        return None
+    found = rounding_between(plan.model, torch.float32, plan.dtype)
+    return f"{plan.model.resolve().name} is in {stored}: in {str(plan.dtype).removeprefix('torch.')} its {found}"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from wingbeat.deployments.cli.preflight import PreflightError, check_positions, 
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.kv.capacity import check_budget
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_weights
@@ -40,6 +41,8 @@ def _check_device(config: AppConfig) -> None:
         return
     if not torch.cuda.is_available():
         raise PreflightError("device is 'cuda': torch sees no CUDA device here; use device cpu and no num_gpus_*")
+    total = torch.cuda.get_device_properties(0).total_memory
+    check_budget("kv_cache_memory_bytes", config.kv_cache_memory_bytes or 0, total, "cuda")
 
 
 def _check_factories(config: AppConfig) -> None:

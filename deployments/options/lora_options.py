@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from wingbeat.deployments.fleet.adapters import name_problem
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import MOST_OF_ENGINE, EngineConfig
 from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
 
 
@@ -25,8 +25,15 @@ class LoraOptions(ModelOptions):
         description="Folder below which operators may load adapters while the server runs "
         "(/v1/load_lora_adapter); none serves no such path.",
     )
-    max_loras: int = Field(8, ge=1, description="Adapters an engine holds at once; others are read again when needed.")
-    max_lora_rank: int = Field(EngineConfig.max_lora_rank, ge=1, description="Highest rank of an adapter.")
+    max_loras: int = Field(
+        8,
+        ge=1,
+        le=MOST_OF_ENGINE["max_loras"],
+        description="Adapters an engine holds at once; others are read again when needed.",
+    )
+    max_lora_rank: int = Field(
+        EngineConfig.max_lora_rank, ge=1, le=MOST_OF_ENGINE["max_lora_rank"], description="Highest rank of an adapter."
+    )
 
     @field_validator("lora_update_dir", mode="before")
     @classmethod

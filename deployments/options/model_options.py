@@ -79,6 +79,7 @@ class LoadOptions(ModelFolder):
     threads: int = Field(
         1,
         ge=0,
+        le=1024,
         description="CPU threads; of a server, the verifier's and the drafter's each. 0 tries at start-up how many of "
         "this machine's cores the verifier's rounds are worth; the drafter then has 1.",
     )
@@ -214,6 +215,16 @@ class ModelOptions(LoadOptions):
 
     def _tree(self) -> dict[str, Any]:
         return {name: value for name in TREE_FIELDS if (value := getattr(self, name)) is not None}
+
+
+def checkpoint_here(model: Path | None) -> Path | None:
+    """The folder of a verifier where it is a folder already; None for a name of the hub, and without the demo pair."""
+    if model is not None:
+        return None if HubName.parse(model) is not None else model
+    try:
+        return demo_pair().verifier
+    except FileNotFoundError:
+        return None
 
 
 def none_by_word(value: Any) -> Any:

@@ -5,10 +5,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from wingbeat.runtime.config import MOST_OF_ENGINE
 from wingbeat.runtime.settings import Settings
 
 VERIFIERS_HELD = 8
 """Verifiers that a drafter has slots for, where nothing is given: those of several drafters that are gone, too."""
+
+MOST_PROCESSES = 10_000
+"""Of one kind in an application."""
+MOST_SECONDS = 1e7
+"""What waits may be set to: more overflows a clock."""
 
 
 class DrafterPoolOptions(Settings):
@@ -20,11 +26,16 @@ class DrafterPoolOptions(Settings):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    num: int = Field(ge=1, description="Drafters, of whatever number of verifiers.")
-    max_num_seqs: int | None = Field(None, ge=1, description="Sequences that one drafter drafts for.")
+    num: int = Field(ge=1, le=MOST_PROCESSES, description="Drafters, of whatever number of verifiers.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=MOST_OF_ENGINE["max_num_seqs"], description="Sequences that one drafter drafts for."
+    )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Of the KV that one drafter keeps.")
     start_timeout_s: float = Field(
-        30.0, ge=0, description="What a starting verifier waits for a drafter before it serves without one."
+        30.0,
+        ge=0,
+        le=MOST_SECONDS,
+        description="What a starting verifier waits for a drafter before it serves without one.",
     )
 
     def check(self, drafter: str | None, backend: str, max_num_seqs: int) -> None:

@@ -2,7 +2,9 @@
 
 from pydantic import Field
 
-from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.model_options import ModelOptions, checkpoint_here
+from wingbeat.runtime.tensor_files import read_json, text_fields
+from wingbeat.runtime.tensor_parallel.divisible import check_sizes
 
 
 class RankOptions(ModelOptions):
@@ -55,3 +57,9 @@ class RankOptions(ModelOptions):
             raise ValueError(
                 f"{ranks}: they and their drafter are on one node; leave out drafter_resources, and channel 'remote'"
             )
+        folder = checkpoint_here(self.model)
+        if folder is not None:
+            fields = read_json(folder / "config.json")
+            names = fields.get("architectures")
+            name = names[0] if isinstance(names, list) and names else folder.resolve().name
+            check_sizes(text_fields(fields), str(name), size)

@@ -70,8 +70,11 @@ class Grammars:
         """The grammar of a request.
 
         Raises:
-            ValueError: it is none, or xgrammar cannot serve it; the message names the field and says why.
+            ValueError: it is none, xgrammar cannot serve it, or the model has no token to end an answer with; the
+                message names the field and says why.
         """
+        if not self._eos_token_ids:
+            raise ValueError(f"{spec.field} cannot be used: the model names no token that ends a text")
         if spec in self._dear:
             raise ValueError(too_dear(spec))
         self.warm()

@@ -4,7 +4,8 @@ Knows nothing of what the tensors mean. Nothing in a file is run: pickles are re
 """
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from wingbeat.runtime import config_numbers
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json, weight_files
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import first_line
 
 _SIGNS_OF_CODE = ("GLOBAL ", "Can only create", "Can only build", "unrecognized function", "must be imported")
 
@@ -50,15 +53,46 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The fields of config.json.
 
     Raises:
-        CheckpointError: there is none, or it is no JSON object.
+        CheckpointError: there is none, it is no JSON object, or a number in it cannot be right.
     """
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"{folder} has no config.json")
     try:
-        return read_json(file)
+        fields = read_json(file)
     except ModelCheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
+    if (problem := config_numbers.problem(fields)) is not None:
+        raise CheckpointError(f"{file}: {problem}")
+    return fields
+
+
+def object_field(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that is an object; empty where there is none.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    value = fields.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise CheckpointError(f"config.json: {name}={value!r} is no object")
+    return value or {}
+
+
+@contextmanager
+def fields_refused() -> Iterator[None]:
+    """Turn whatever transformers raises about a config's fields, most of which it computes with before it checks them.
+
+    Raises:
+        CheckpointError: one line.
+    """
+    try:
+        yield
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise CheckpointError(f"config.json: {kind}{first_line(error)}") from error
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.conventions import candidates, default_taps, is_valid, stated
 from wingbeat.runtime.heads.eagle1 import Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHeadConfig
-from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.files import CheckpointError, fields_refused, object_field
 from wingbeat.runtime.heads.layer import DEFAULT_ROPE_THETA, DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, Theta, UnsupportedCheckpointError
 
@@ -21,6 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _BODIES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _MROPE_FIELDS = ("mrope_section", "mrope_interleaved")
+_FLAGS = ("norm_output", "norm_before_residual", "fc_norm", "norm_before_fc", "attention_bias", "qkv_bias", "mlp_bias")
 
 
 def head_config(
@@ -32,12 +33,14 @@ def head_config(
         CheckpointError: a field is missing, does not fit the target, or is not supported; the message names it.
     """
     body = _body(raw, layout, shapes)
+    _check_flags(raw)
+    _check_flags(body)
     _check_body(body)
     wide = raw.get("target_hidden_size") or target_hidden_size
     if wide != target_hidden_size:
         raise CheckpointError(f"target_hidden_size={wide} differs from the target's {target_hidden_size}")
     _check_fusion(layout, shapes, len(convention.tap_layers), target_hidden_size)
-    try:
+    with fields_refused():
         if layout.family is Family.EAGLE1:
             return Eagle1HeadConfig(
                 **_decoder_fields(raw, body, layout, shapes, target_hidden_size), tap_layers=convention.tap_layers
@@ -50,10 +53,6 @@ def head_config(
             fc_norm=bool(raw.get("fc_norm")) or "fc_norm.0.weight" in shapes,
             norm_before_fc=bool(raw.get("norm_before_fc")) or "input_norm.weight" in shapes,
         )
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from error
 
 
 def conventions(
@@ -102,18 +101,25 @@ def aux_layer_ids(raw: Mapping[str, Any]) -> tuple[list[int] | None, bool]:
     """The ids of the tapped layers, and whether they name the layers' outputs; None where the config has none.
 
     Tools that nest them in `eagle_config` count outputs, those that write them at the top count inputs.
+
+    Raises:
+        CheckpointError: they are no whole numbers.
     """
-    nested = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    if nested is not None:
-        return nested, True
-    return raw.get("eagle_aux_hidden_state_layer_ids"), False
+    nested = object_field(raw, "eagle_config").get("eagle_aux_hidden_state_layer_ids")
+    ids = raw.get("eagle_aux_hidden_state_layer_ids") if nested is None else nested
+    if ids is not None and not (isinstance(ids, list) and all(type(one) is int for one in ids)):
+        raise CheckpointError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r} is no list of whole numbers")
+    return ids, nested is not None
 
 
 def is_text_rope(raw: Mapping[str, Any]) -> bool:
     """Whether positions of three axes are read as those of text, whose three are one."""
-    body = raw.get("transformer_layer_config") or raw
-    rope = body.get("rope_parameters") or body.get("rope_scaling") or {}
+    rope = _rope(object_field(raw, "transformer_layer_config") or raw)
     return any(field in rope for field in _MROPE_FIELDS)
+
+
+def _rope(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    return object_field(body, "rope_parameters") or object_field(body, "rope_scaling")
 
 
 def _norm_output(raw: Mapping[str, Any], layout: Layout) -> tuple[bool, ...]:
@@ -152,19 +158,26 @@ def _body(raw: Mapping[str, Any], layout: Layout, shapes: Shapes) -> Mapping[str
     """The fields of the decoder layer."""
     if not layout.nested_config:
         return raw
-    nested = dict(raw.get("transformer_layer_config") or {})
+    nested = dict(object_field(raw, "transformer_layer_config"))
     default = "qwen3" if f"{layout.layer}self_attn.q_norm.weight" in shapes else "llama"
     kind = nested.setdefault("model_type", default)
-    if kind not in _BODIES:
+    if str(kind) not in _BODIES:
         raise UnsupportedCheckpointError(
             f"transformer_layer_config.model_type={kind!r} is not supported: {' and '.join(_BODIES)} are"
         )
     # The tool leaves out what equals the class's default.
-    return _BODIES[kind](**nested).to_dict()
+    with fields_refused():
+        return _BODIES[kind](**nested).to_dict()
+
+
+def _check_flags(fields: Mapping[str, Any]) -> None:
+    for name in _FLAGS:
+        if fields.get(name) is not None and not isinstance(fields[name], bool):
+            raise CheckpointError(f"config.json: {name}={fields[name]!r} is neither true nor false")
 
 
 def _check_body(body: Mapping[str, Any]) -> None:
-    rope = body.get("rope_parameters") or {}
+    rope = object_field(body, "rope_parameters")
     partial = body.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0
     sliding = [kind for kind in (body.get("layer_types") or [])[:1] if kind != "full_attention"]
     for field, value, supported in (
@@ -189,7 +202,7 @@ def _decoder_fields(
         "intermediate_size": _size(body, "intermediate_size"),
         "num_attention_heads": heads,
         "num_key_value_heads": body.get("num_key_value_heads") or heads,
-        "head_dim": body.get("head_dim") or hidden // heads,
+        "head_dim": hidden // heads if body.get("head_dim") is None else body["head_dim"],
         "target_hidden_size": target_hidden_size,
         "vocab_size": _size(body, "vocab_size"),
         "draft_vocab_size": raw.get("draft_vocab_size") or _size(body, "vocab_size"),
@@ -218,7 +231,7 @@ def _rope_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
     Three position axes that are equal, as those of text are, turn every frequency by the same position.
     """
-    rope = dict(body.get("rope_parameters") or body.get("rope_scaling") or {})
+    rope = dict(_rope(body))
     kind = rope.pop("type", None)
     kind = rope.get("rope_type") or kind or "default"
     rope = {name: value for name, value in rope.items() if name not in _MROPE_FIELDS}

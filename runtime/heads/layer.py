@@ -30,7 +30,8 @@ class DecoderHeadConfig:
     """Shapes and conventions of a head, independent of the checkpoint format they were read from.
 
     Raises:
-        ValueError: head counts that do not divide, or a RoPE type whose frequencies change with the context.
+        ValueError: a size below 1, head counts that do not divide, or a RoPE type whose frequencies change with the
+            context.
     """
 
     hidden_size: int
@@ -58,6 +59,11 @@ class DecoderHeadConfig:
     fc_bias: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no positive number")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd: rotary position embeddings turn halves")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "

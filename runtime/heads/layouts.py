@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.files import CheckpointError, object_field
 from wingbeat.runtime.heads.layer import DecoderHeadConfig
 
 
@@ -92,7 +92,7 @@ def recognise(raw: Mapping[str, Any], names: Iterable[str]) -> Layout:
         raise UnsupportedCheckpointError(
             f"{family} is not supported: heads of EAGLE-1, -2, -3 and -3.1 with one Llama or Qwen3 layer are"
         )
-    architectures = " ".join(raw.get("architectures") or [])
+    architectures = str(raw.get("architectures") or "")
     if any(name.startswith("midlayer.") for name in names):
         if "Eagle3LlamaForCausalLM" in architectures:
             return ANGELSLIM
@@ -137,8 +137,8 @@ _BY_SPECULATORS_TYPE = {"peagle": "P-EAGLE", "p_eagle": "P-EAGLE", "p-eagle": "P
 
 def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The name of a family that cannot be loaded as a head; None where nothing says so."""
-    names, eagle_config = tuple(names), raw.get("eagle_config") or {}
-    architecture = "".join(raw.get("architectures") or []).lower()
+    names, eagle_config = tuple(names), object_field(raw, "eagle_config")
+    architecture = str(raw.get("architectures") or "").lower()
     for sign, family in _BY_ARCHITECTURE.items():
         if sign in architecture:
             return family
@@ -154,7 +154,7 @@ def other_family(raw: Mapping[str, Any], names: Iterable[str]) -> str | None:
         "EAGLE-4": any_name(lambda name: name.startswith("efficient_lm_head")),
         "DFlash": "dflash_config" in raw,
         "Medusa": "medusa_num_heads" in raw,
-        "P-EAGLE": (eagle_config.get("parallel_draft_step") or 1) > 1,
+        "P-EAGLE": eagle_config.get("parallel_draft_step") not in (None, 0, 1),
         "an EAGLE-3 head with MLA attention": head_like and ("kv_lora_rank" in raw or any_name(_is_latent)),
         "a head with a mixture of experts": head_like and any_name(lambda name: ".experts." in name),
         "a head of several decoder layers": head_like and any_name(lambda name: name.startswith("layers.1.")),

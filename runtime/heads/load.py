@@ -20,6 +20,7 @@ from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.files import (
     CheckpointError,
+    fields_refused,
     find_folder,
     read_config,
     read_named,
@@ -195,7 +196,7 @@ def _fit(
     """A head on the meta device, its state, its token map, and the names of what the target lends."""
     if config.vocab_size != target_vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target_vocab_size}")
-    with torch.device("meta"):
+    with torch.device("meta"), fields_refused():
         head = _new_head(config)
     tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
     token_ids = _draft_token_ids(tensors, config)

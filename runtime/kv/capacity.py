@@ -10,6 +10,13 @@ def is_automatic(config: EngineConfig) -> bool:
     return config.num_kv_blocks is None and config.kv_cache_memory_bytes is None
 
 
+def check_budget(name: str, num_bytes: int, total: int | None, device: str) -> None:
+    """Raises ValueError, with the setting's name, where there are not so many bytes; None where nobody says."""
+    if total is not None and num_bytes > total:
+        owner = "the GPU" if device == "cuda" else "this machine"
+        raise ValueError(f"{name} is {num_bytes}: {owner} has {total} bytes of memory; lower it")
+
+
 def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int | None = None) -> EngineConfig:
     """The same limits with `num_kv_blocks` and `max_model_len` settled.
 

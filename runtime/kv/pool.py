@@ -7,8 +7,8 @@ from torch import Tensor
 
 from wingbeat.kernels.kv.reference import move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.free_memory import free_memory
-from wingbeat.runtime.kv.capacity import fit
+from wingbeat.runtime.free_memory import free_memory, total_memory
+from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.kv.host_pages import mapped_zeros, populate
 
 UNKNOWN_RAM = 1 << 30
@@ -86,8 +86,13 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
     Args:
         reserved: bytes that will be needed beside the pool, on a GPU.
         held_beside: bytes that the drafter's process holds of the same GPU.
+
+    Raises:
+        ValueError: more is asked for than the device has.
     """
     if config.kv_cache_memory_bytes is not None:
+        has = total_memory() if device.type != "cuda" else torch.cuda.mem_get_info(device)[1]
+        check_budget("kv_cache_memory_bytes", config.kv_cache_memory_bytes, has, device.type)
         return config.kv_cache_memory_bytes
     if device.type != "cuda":
         free = free_memory()

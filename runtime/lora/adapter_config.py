@@ -4,22 +4,30 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 CONFIG_FILE = "adapter_config.json"
 _HARMLESS = frozenset(
     {
-        *("auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern"),
-        *("layers_to_transform", "lora_dropout", "peft_type", "peft_version", "qalora_group_size", "revision"),
-        *("target_modules", "task_type", "megatron_core", "loftq_config", "eva_config", "corda_config"),
+        *("auto_mapping", "base_model_name_or_path", "inference_mode"),
+        *("lora_dropout", "peft_type", "peft_version", "qalora_group_size", "revision", "task_type"),
+        *("megatron_core", "loftq_config", "eva_config", "corda_config"),
         *("lora_ga_config", "ensure_weight_tying", "runtime_config"),
     }
 )
 """Fields that say how an adapter was made or found: what it does is in its tensors."""
 _STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica", "true", "false"})
 """Ways of `init_lora_weights` that leave the base model's weights as they are."""
+
+
+_Rank = Annotated[int, Field(gt=0, strict=True)]
+_Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+_Flag = Annotated[bool, Field(strict=True)]
+_Names = list[str] | str | None
+ALL_LINEAR = "all-linear"
+"""Peft's word for every linear layer but the output matrix."""
 
 
 class AdapterError(ValueError):
@@ -32,11 +40,16 @@ class AdapterConfig(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     peft_type: str
-    r: int = Field(gt=0)
-    lora_alpha: float = Field(allow_inf_nan=False)
-    use_rslora: bool = False
-    rank_pattern: dict[str, int] = {}
-    alpha_pattern: dict[str, float] = {}
+    r: _Rank
+    lora_alpha: _Alpha
+    use_rslora: _Flag = False
+    rank_pattern: dict[str, _Rank] = {}
+    alpha_pattern: dict[str, _Alpha] = {}
+    target_modules: _Names = None
+    """Ends of the paths of the linear layers that have an adapter, or an expression for whole paths."""
+    exclude_modules: _Names = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: _Names = None
     bias: str = "none"
     init_lora_weights: bool | str | None = True
 
@@ -48,6 +61,20 @@ class AdapterConfig(BaseModel):
         """What the product of its two matrices is multiplied by (rsLoRA: arXiv 2312.03732)."""
         rank, alpha = self.rank(module), _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def targets(self, module: str) -> bool:
+        """Whether the adapter says that it acts on a linear layer, as peft tells it; False where it says nothing."""
+        if self.target_modules is None or _is_named(self.exclude_modules, module):
+            return False
+        if not (self.target_modules == ALL_LINEAR or _is_named(self.target_modules, module)):
+            return False
+        chosen = self.layers_to_transform
+        # Peft looks at the layer's number where the modules are given by name.
+        if chosen in (None, []) or isinstance(self.target_modules, str):
+            return True
+        patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern or [r"[^.]*"]
+        found = next((m for one in patterns if (m := _search(rf".*\.{one}\.(\d+)\.", module, one))), None)
+        return found is not None and int(found[1]) in ([chosen] if isinstance(chosen, int) else chosen)
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -95,9 +122,19 @@ def _unserved(config: AdapterConfig, fields: dict[str, Any]) -> str | None:
 def _by_pattern(patterns: dict[str, Any], module: str, otherwise: Any) -> Any:
     """As peft finds it: the first pattern that the end of the path matches."""
     for pattern, value in patterns.items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return value
-        except re.error as error:
-            raise AdapterError(f"pattern {pattern!r} of {CONFIG_FILE} is no expression: {error}") from None
+        if _search(rf"^(.*\.)?({pattern})$", module, pattern):
+            return value
     return otherwise
+
+
+def _is_named(names: _Names, module: str) -> bool:
+    if isinstance(names, str):
+        return _search(f"^(?:{names})$", module, names) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names or ())
+
+
+def _search(expression: str, module: str, pattern: str) -> "re.Match[str] | None":
+    try:
+        return re.match(expression, module)
+    except (re.error, OverflowError) as error:
+        raise AdapterError(f"pattern {pattern!r} of {CONFIG_FILE} is no expression: {error}") from None

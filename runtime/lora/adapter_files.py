@@ -50,6 +50,7 @@ def read_adapter(folder: Path, linears: Mapping[str, LinearShape], max_rank: int
             names = _by_module(folder, list(file.keys()))
             for module, sides in names.items():
                 _check(folder, module, [file.get_slice(sides[side]) for side in "AB"], config, linears, max_rank)
+            _check_all_there(folder, config, linears, names)
             return {
                 module: _linear(folder, module, file, sides, config.scale(module)) for module, sides in names.items()
             }
@@ -121,6 +122,18 @@ def _check(
     for part, side, needed in zip(slices, "AB", ([rank, shape.inputs], [shape.outputs, rank]), strict=True):
         if list(part.get_shape()) != needed:
             raise AdapterError(f"{folder}: lora_{side} of {module} is {list(part.get_shape())}, not {needed}")
+
+
+def _check_all_there(
+    folder: Path, config: AdapterConfig, linears: Mapping[str, LinearShape], found: Mapping[str, object]
+) -> None:
+    """What a file lacks does nothing to peft: part of an adapter would be served as if it were whole."""
+    lacking = [module for module in linears if module not in found and config.targets(module)]
+    if lacking:
+        more = f" and for {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise AdapterError(
+            f"{folder}: {WEIGHTS_FILE} has no tensors for {lacking[0]}{more}: target_modules of {CONFIG_FILE} names it"
+        )
 
 
 def _linear(folder: Path, module: str, file: safe_open, sides: dict[str, str], scale: float) -> LinearAdapter:

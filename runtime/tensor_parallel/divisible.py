@@ -1,6 +1,7 @@
 """Which models can be divided among ranks; read from the configuration alone."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
@@ -24,7 +25,16 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
         raise ValueError(f"{setting}: {file.name} is quantised, and packed weights are not divided; leave it out")
     if not getattr(text, "base_model_tp_plan", None):
         raise ValueError(f"{setting}: transformers has no tensor parallel plan for {file.name}; leave it out")
+    check_sizes({name: getattr(text, name, None) for name in _DIVIDED}, file.name, size)
+
+
+def check_sizes(fields: Mapping[str, Any], model: str, size: int) -> None:
+    """Refuse ranks that do not divide the sizes of a model, as far as its fields tell; loads nothing.
+
+    Raises:
+        ValueError: names the setting and the size.
+    """
     for name in _DIVIDED:
-        value = getattr(text, name, None)
+        value = fields.get(name)
         if isinstance(value, int) and value % size:
-            raise ValueError(f"{setting}: it must divide {name} of {file.name}, which is {value}")
+            raise ValueError(f"tensor_parallel_size is {size}: it must divide {name} of {model}, which is {value}")

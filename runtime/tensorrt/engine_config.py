@@ -85,7 +85,7 @@ class EngineLayer(BaseModel):
     num_kv_heads: int = Field(ge=1)
     key_dim: int = Field(ge=1)
     value_dim: int = Field(ge=1)
-    sliding_window: int | None = None
+    sliding_window: int | None = Field(None, ge=0)
 
     def attention(self) -> LayerAttention:
         """As the engine's bookkeeping has it."""
@@ -108,6 +108,8 @@ class BaseEngineConfig(GraphConfig):
     def _check_layers(self) -> Self:
         if len(self.layers) != self.num_decoder_layers:
             raise ValueError(f"layers has {len(self.layers)} entries: num_decoder_layers is {self.num_decoder_layers}")
+        if not all(0 <= layer <= self.num_decoder_layers for layer in self.tap_layers):
+            raise ValueError(f"tap_layers is {self.tap_layers}: there are {self.num_decoder_layers} layers")
         return self
 
     @property

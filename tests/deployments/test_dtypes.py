@@ -5,6 +5,7 @@ import json
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.config import resolve_dtype
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,11 @@ def test_only_auto_lets_a_cpu_try_what_the_model_is_stored_in(tmp_path, stored, 
     assert not AppConfig(model=tmp_path, drafter="ngram").tries_bfloat16()
     assert not AppConfig(model=tmp_path, drafter="ngram", dtype="auto", tensor_parallel_size=2).tries_bfloat16()
     assert (config.text_identity() != AppConfig(model=tmp_path, drafter="ngram").text_identity()) == tries
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8", "float64", "half"])
+def test_a_dtype_that_nothing_runs_in_is_refused_by_its_name(name):
+    with pytest.raises(ValueError, match=f"dtype is '{name}': use one of auto, float32, bfloat16, float16"):
+        resolve_dtype(name, "cpu", None)
+    with pytest.raises(ValueError, match="dtype"):
+        AppConfig(dtype=name)

@@ -164,7 +164,7 @@ BAD_STARTS = {
     "encoder-decoder": Bad(config_fields(model_type="t5", is_encoder_decoder=True), "encoder-decoder"),
     "no causal LM": Bad(config_fields(model_type="vit", architectures=["ViTModel"]), "ViTModel.* no causal LM"),
     "text_config is a word": Bad(config_fields(text_config="llama"), "text_config"),
-    "a size is a word": Bad(config_fields(hidden_size="wide"), "hidden_size is 'wide'"),
+    "a size is a word": Bad(config_fields(hidden_size="wide"), 'hidden_size is "wide"'),
     "a size is negative": Bad(config_fields(num_hidden_layers=-1), "num_hidden_layers is -1"),
     "unknown activation": Bad(config_fields(hidden_act="nope"), "LlamaForCausalLM.*'nope'"),
     "unknown RoPE": Bad(config_fields(rope_parameters={"rope_type": "nope", "rope_theta": 1.0}), "Llama.*'nope'"),
@@ -219,12 +219,18 @@ BAD_STARTS = {
     "no MTP module": Bad(nothing, "has no MTP module", {"drafter": "mtp"}),
     "capture into a file": Bad(nothing, "capture_dir", {"capture_dir": __file__}),
     "capture below a file": Bad(nothing, "capture_dir", {"capture_dir": f"{__file__}/captures"}),
-    "more sequences than blocks": Bad(nothing, "max_num_seqs is .*lower it to", {"max_num_seqs": "1000000000"}),
+    "more sequences than blocks": Bad(
+        nothing, "max_num_seqs is .*lower it to 999", {"max_num_seqs": "1000", "num_kv_blocks": "1000"}
+    ),
     "pool below one sequence": Bad(nothing, "kv_cache_memory_bytes is 1000:", {"kv_cache_memory_bytes": "1000"}),
-    "pool beyond memory": Bad(nothing, "num_kv_blocks is .* GiB of memory are free", {"num_kv_blocks": str(2**40)}),
+    "pool beyond memory": Bad(nothing, "num_kv_blocks is .* GiB of memory are free", {"num_kv_blocks": str(2**31 - 1)}),
+    "pool beyond the machine": Bad(
+        nothing, "kv_cache_memory_bytes is .*: this machine has", {"kv_cache_memory_bytes": str(9 * 10**14)}
+    ),
+    "numbers that nobody means": Bad(nothing, "max_num_seqs.* use at most", {"max_num_seqs": str(10**9)}),
     "rounds beyond memory": Bad(
         nothing,
-        "max_num_batched_tokens is .*are free",
+        "max_num_batched_tokens.* use at most",
         {"max_num_batched_tokens": str(2**48)},
     ),
     "no such engine": Bad(nothing, "nowhere:build", {"engine_factory": "nowhere:build"}),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.runtime import config_numbers
 from wingbeat.runtime.tensor_files import ModelCheckpointError, read_json
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Models that transformers counts among those from images to text, and not among the causal LMs that they are."""
-_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+_GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,13 @@ class ConfigFile:
             )
         if fields.get("is_encoder_decoder") is True:
             raise ModelCheckpointError(f"{self.name} is an encoder-decoder: only causal LMs can be verifiers")
-        for name in _SIZES:
-            value = self.text.get(name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ModelCheckpointError(f"{file}: {name} is {value!r}, it must be a positive whole number")
         if self.quantization is not None and not isinstance(self.quantization, dict):
             raise ModelCheckpointError(f"{file}: quantization_config is {self.quantization!r}, it must be an object")
+        # transformers passes a generation config over where it cannot read it, and the text would have another end.
+        generation = self.folder / _GENERATION
+        for path, found in ((file, fields), (generation, read_json(generation) if generation.exists() else {})):
+            if (problem := config_numbers.problem(found)) is not None:
+                raise ModelCheckpointError(f"{path}: {problem}")
 
 
 def load_config(file: ConfigFile) -> "PretrainedConfig":

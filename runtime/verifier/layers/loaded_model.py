@@ -1,5 +1,6 @@
 """A verifier that passed every check, and the error for one that did not."""
 
+import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from wingbeat.runtime.vision.rows import Vision
 
 
+logger = logging.getLogger(__name__)
+
+
 class UnsupportedModelError(ValueError):
     """The architecture cannot be served without silent errors; the message names it and says why."""
 
@@ -34,6 +38,7 @@ class LoadedModel:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
+    """Those of the vocabulary: others are never generated, and tables of tokens have no place for them."""
     adapters: "ModelAdapters | None" = None
     """Room for LoRA adapters on top of its linear layers; None where it serves none."""
     mixers: tuple[Mixer, ...] = ()
@@ -42,6 +47,17 @@ class LoadedModel:
     """Its part that reads images; None where it serves none."""
     images: str | None = None
     """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
+
+    def __post_init__(self) -> None:
+        outside = sorted(token_id for token_id in self.eos_token_ids if not 0 <= token_id < self.vocab_size)
+        if outside:
+            self.eos_token_ids -= frozenset(outside)
+            logger.warning(
+                "%s: eos_token_id names %s, outside the vocabulary of %d: never generated, so it ends no text",
+                self.name,
+                ", ".join(map(str, outside)),
+                self.vocab_size,
+            )
 
     @property
     def device(self) -> torch.device:

@@ -43,10 +43,11 @@ _NUM_STEPS = 3
 _LONGEST, _SHORTER_BY = 29, 12
 _CHUNKS = (7, 1)
 """Tokens of the long prompt's first chunks; the rest is the third."""
-_WIDEST_TRIED_WINDOW = 64
-_TOLERANCE = {torch.float32: 2e-3, torch.float64: 2e-3}
+WIDEST_TRIED_WINDOW = 64
+FULL_PRECISION_TOLERANCE = 2e-3
 """Of a row's logits, by their spread; other dtypes round by more, and how much is measured."""
-_LOW_PRECISION_TOLERANCE, _LARGEST_TOLERANCE = 0.1, 0.25
+_TOLERANCE = dict.fromkeys((torch.float32, torch.float64), FULL_PRECISION_TOLERANCE)
+LOW_PRECISION_TOLERANCE, LARGEST_TOLERANCE, NOISE_FACTOR = 0.1, 0.25, 4
 """Kernels keep sums in float32 where torch rounds them: no noise of transformers' own tells how far that leads."""
 
 
@@ -73,7 +74,7 @@ class Reference(NamedTuple):
     rows: Tensor
     """float32 [num_steps + num_nodes, vocab_size]: the prompt's end, all steps but the last, and the tree's nodes."""
     noise: float
-    """By how much transformers' own ways to compute it differ, as `_distance`."""
+    """By how much transformers' own ways to compute it differ, as `distance`."""
 
 
 def _no_inputs(text: TrialText, token_ids: Tensor) -> dict[str, Tensor]:
@@ -123,7 +124,7 @@ def trial_texts(
     """Two texts of random tokens, the first one longer."""
     generator = torch.Generator().manual_seed(0)
     num_after = _NUM_STEPS + max(_DEPTHS)
-    tried = [window for window in windows if window <= _WIDEST_TRIED_WINDOW]
+    tried = [window for window in windows if window <= WIDEST_TRIED_WINDOW]
     longest = min(max(_LONGEST, *(window + window // 2 for window in tried), 0), max_positions - num_after)
     texts = []
     for length in (longest, max(longest - _SHORTER_BY, min(longest, 3))):
@@ -173,7 +174,7 @@ def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor
     noise = 0.0
     if logits.isfinite().all() and next(model.parameters()).dtype not in _TOLERANCE:
         at_once = model(input_ids=paths, use_cache=False, **inputs(paths)).logits[:, start - 1 :].float()
-        noise = max(map(_distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
+        noise = max(map(distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
     before_tree = logits[0, : num_new - 1 - max(_DEPTHS)]
     where = {
         node: (row, len(before_tree) + depth) for row, path in enumerate(_PATHS) for depth, node in enumerate(path)
@@ -194,7 +195,7 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
     tolerance = _TOLERANCE.get(loaded.dtype)
     if tolerance is None:
         noise = max(reference.noise for reference in references)
-        tolerance = min(max(_LOW_PRECISION_TOLERANCE, 4 * noise), _LARGEST_TOLERANCE)
+        tolerance = min(max(LOW_PRECISION_TOLERANCE, NOISE_FACTOR * noise), LARGEST_TOLERANCE)
     for reference, rows in zip(references, ours, strict=True):
         count = len(reference.rows)
         behind = reference.rows[count - len(PARENTS) + _BEHIND :][: len(rows) - count]
@@ -205,12 +206,12 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
 def _check(row: Tensor, expected: Tensor, tolerance: float, place: str) -> None:
     if not expected.isfinite().all():
         raise UnsupportedModelError(f"transformers' own logits are not finite {place}")
-    distance = _distance(row, expected)
+    apart = distance(row, expected)
     best, second = expected.topk(2).values.tolist()
     clear = best - second > 4 * tolerance * float(expected.std())
-    if not distance <= tolerance or (clear and int(row.argmax()) != int(expected.argmax())):
+    if not apart <= tolerance or (clear and int(row.argmax()) != int(expected.argmax())):
         raise UnsupportedModelError(
-            f"its logits {place} differ from transformers' own decoding by {distance:.1e} of their spread, where "
+            f"its logits {place} differ from transformers' own decoding by {apart:.1e} of their spread, where "
             f"rounding is {tolerance:.0e}: its text would be wrong"
         )
 
@@ -224,11 +225,11 @@ def _place(index: int, num_rows: int) -> str:
     return "in plain decoding" if index < first_node else f"at depth {_DEPTHS[index - first_node]} of a token tree"
 
 
-def _distance(row: Tensor, expected: Tensor) -> float:
+def distance(row: Tensor, expected: Tensor) -> float:
     """Of two rows of logits, in the second one's own spread; infinite where either is not finite."""
     spread = (expected - expected.mean()).norm().clamp_min(1e-12)
-    distance = float((row - expected).norm() / spread)
-    return float("inf") if math.isnan(distance) else distance
+    found = float((row - expected).norm() / spread)
+    return float("inf") if math.isnan(found) else found
 
 
 class _Trial:

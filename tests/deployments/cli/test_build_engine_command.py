@@ -1,14 +1,17 @@
 """`wingbeat build-engine`, `inspect` of what it makes, and the options that serve it."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from tests.runtime.models import prepare_model, random_head, random_model
 from tests.runtime.tensorrt.engine_world import base_config, draft_config
 from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.cli.build_engine_command import BuildEngineConfig, rounding_note
 from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.tensorrt import builders
@@ -72,6 +75,50 @@ def test_float32_engines_are_refused(wingbeat, tmp_path):
     got = wingbeat("build-engine", "--out", tmp_path, "--dtype", "float32")
     assert got.code == 2
     assert "dtype is float32: engines are built in float16 or bfloat16" in got.err
+
+
+def saved(folder, dtype: str | None):
+    """A verifier whose config.json says that it is stored so."""
+    random_model("llama").save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": dtype}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "built"),
+    [
+        ("float32", "auto", torch.float32),
+        (None, "auto", torch.float32),
+        ("float64", "auto", torch.float32),
+        ("bfloat16", "auto", torch.bfloat16),
+        ("float16", "auto", torch.float16),
+        ("float32", "float16", torch.float16),
+    ],
+)
+def test_a_model_is_exported_in_its_own_dtype_unless_another_is_asked_for(tmp_path, stored, asked, built):
+    config = BuildEngineConfig(model=saved(tmp_path, stored), dtype=asked, out=tmp_path / "engines", onnx_only=True)
+    assert config.plan().dtype == built
+
+
+def test_engines_of_a_float32_model_are_built_when_a_half_is_asked_for_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"dtype is auto and .* is in float32: engines are built in float16 or"):
+        BuildEngineConfig(model=saved(tmp_path, "float32"), out=tmp_path / "engines").plan()
+    assert BuildEngineConfig(model=saved(tmp_path, "bfloat16"), out=tmp_path / "engines").plan().dtype == torch.bfloat16
+
+
+def test_what_a_half_rounds_of_a_float32_model_is_said(tmp_path):
+    def note(dtype: str) -> str | None:
+        folder = saved(tmp_path / "model", "float32")
+        return rounding_note(BuildEngineConfig(model=folder, dtype=dtype, out=tmp_path, onnx_only=True).plan())
+
+    said = note("bfloat16")
+    assert re.fullmatch(
+        r"model is in float32: in bfloat16 its logits differ by up to \d\.\de-0\d of their spread, and \d+ of \d+ best "
+        r"tokens are others",
+        said,
+    ), said
+    assert note("float32") is None
 
 
 def test_a_drafter_that_is_no_head_is_refused(wingbeat, tmp_path):

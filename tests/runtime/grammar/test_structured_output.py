@@ -21,6 +21,7 @@ from tests.runtime.grammar_world import (
 from tests.runtime.json_schemas import random_schema
 from tests.runtime.models import CHAIN, TREE, engine_config, new_engine
 from tests.runtime.scripted import ScriptedDrafter, random_tree, right_chain, right_tree
+from wingbeat.runtime.grammar.compiler import Grammars
 from wingbeat.runtime.scheduling.request import GrammarSpec, Request
 
 
@@ -172,3 +173,9 @@ def test_random_schemas(loaded, grammars, seed, count):
                 num_complete += 1
                 jsonschema.validate(json.loads(text_of(row)), schema)
     assert num_complete > 0.6 * count
+
+
+def test_a_model_that_ends_no_text_takes_no_grammar_and_says_so(loaded):
+    grammars = Grammars(TOKENIZER, loaded.vocab_size, frozenset())
+    with pytest.raises(ValueError, match="cannot be used: the model names no token that ends a text"):
+        grammars.compile(GrammarSpec("regex", "a+"))

@@ -91,3 +91,14 @@ def test_on_a_shared_gpu_what_others_hold_is_not_this_engines(monkeypatch: pytes
     assert memory_budget(half, cuda, reserved=3 << 30) == alone - (3 << 30)
     whole = EngineConfig(gpu_memory_utilization=0.8)
     assert memory_budget(whole, cuda, held_beside=2 << 30) == (64 << 30) - (35 << 30)
+
+
+@pytest.mark.parametrize(("device", "owner"), [("cpu", "this machine"), ("cuda", "the GPU")])
+def test_a_pool_larger_than_the_memory_is_refused_with_what_there_is(monkeypatch, device, owner):
+    monkeypatch.setattr(pool, "total_memory", lambda: 2**34)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**33, 2**34))
+    config = EngineConfig(kv_cache_memory_bytes=900 * 10**9)
+    said = f"kv_cache_memory_bytes is {900 * 10**9}: {owner} has {2**34} bytes of memory"
+    with pytest.raises(ValueError, match=said):
+        memory_budget(config, torch.device(device))
+    assert memory_budget(EngineConfig(kv_cache_memory_bytes=2**30), torch.device(device)) == 2**30

@@ -1,13 +1,15 @@
 """Adapter files: what is not served is refused by one line that names it."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.runtime.lora_world import ALL, write_adapter
 from tests.runtime.models import random_model
+from tests.runtime.mutations import mutations, some
 from wingbeat.runtime.lora.adapter_config import AdapterConfig, AdapterError
 from wingbeat.runtime.lora.adapter_files import LinearShape, adapter_digest, read_adapter
 
@@ -45,7 +47,15 @@ def read(model, folder, max_rank=8):
         ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa, which changes the base model's weights"),
         ({"some_new_method": {"rate": 2}}, "some_new_method is"),
         ({"r": 0}, "r: Input should be greater than 0"),
+        ({"r": True}, "r: Input should be a valid integer"),
         ({"lora_alpha": None}, "lora_alpha: Input should be a valid number"),
+        ({"lora_alpha": 0}, "lora_alpha: Input should be greater than 0"),
+        ({"lora_alpha": -8}, "lora_alpha: Input should be greater than 0"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: Input should be"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj: Input should be greater than 0"),
+        ({"alpha_pattern": {"q_proj": -1}}, "alpha_pattern.q_proj: Input should be greater than 0"),
+        ({"use_rslora": "no"}, "use_rslora: Input should be a valid boolean"),
+        ({"target_modules": "("}, "pattern '(' of adapter_config.json is no expression"),
         ({"rank_pattern": {"(": 4}}, "pattern '(' of adapter_config.json is no expression"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -81,6 +91,65 @@ def test_tensors_that_do_not_fit_the_model_are_refused_by_name(model, tmp_path, 
     with pytest.raises(AdapterError) as refused:
         read(model, tmp_path)
     assert problem in str(refused.value)
+
+
+def without(folder, *modules: str) -> None:
+    """Leave the tensors of some modules out."""
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name: part for name, part in tensors.items() if not any(one in name for one in modules)}, file)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"target_modules": "all-linear"}, {"target_modules": r".*\.(q|k|v|o|gate|up|down)_proj"}],
+    ids=["names", "all", "expression"],
+)
+def test_an_adapter_that_lacks_a_layer_of_its_targets_is_refused(model, tmp_path, fields):
+    write_adapter(tmp_path, model, fields=fields)
+    read(model, tmp_path)
+    without(tmp_path, "layers.1.")
+    with pytest.raises(
+        AdapterError, match=r"no tensors for model\.layers\.1\.self_attn\.q_proj and for 6 more: target"
+    ):
+        read(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layers_to_transform": [0, 2, 3]},
+        {"layers_to_transform": [0, 2, 3], "layers_pattern": "layers"},
+        {"exclude_modules": r".*\.1\..*"},
+        {"target_modules": None},
+    ],
+    ids=["by number", "by list and number", "excluded", "says nothing"],
+)
+def test_layers_that_an_adapter_does_not_act_on_need_no_tensors(model, tmp_path, fields):
+    write_adapter(tmp_path, model, fields=fields)
+    without(tmp_path, "layers.1.")
+    assert len(read(model, tmp_path)) == 21
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_one_wrong_field_is_refused_or_scales_as_the_file_says(model, tmp_path, count):
+    whole = write_adapter(tmp_path / "whole", model, targets=("q_proj", "v_proj"), fields={"use_rslora": False})
+    made = load_file(whole / "adapter_model.safetensors")
+    for index, mutation in enumerate(some(mutations(whole, "adapter_config.json"), count)):
+        folder = shutil.copytree(whole, tmp_path / str(index))
+        mutation.write(folder)
+        found, lines = None, []
+        try:
+            found = read(model, folder)
+        except AdapterError as error:
+            lines = str(error).splitlines()
+        if found is None:
+            assert len(lines) == 1, mutation
+            continue
+        fields = json.loads((folder / "adapter_config.json").read_text())
+        scale = fields["lora_alpha"] / (fields["r"] ** 0.5 if fields.get("use_rslora") else fields["r"])
+        assert len(found) == 8, mutation
+        assert torch.allclose(found[LINEAR].b, scale * made[f"{TENSOR}B.weight"]), mutation
 
 
 def test_a_rank_above_the_highest_is_refused(model, tmp_path):

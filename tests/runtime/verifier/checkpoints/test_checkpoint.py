@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.runtime.models import random_model, random_prompts
+from wingbeat.runtime.heads.files import CheckpointError, read_shapes
 from wingbeat.runtime.tensor_files import ModelCheckpointError
 from wingbeat.runtime.verifier.checkpoints.checkpoint import check_files, check_finite, check_weights
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile, load_config
@@ -145,3 +146,61 @@ def test_a_pickle_is_read_as_weights_and_never_run(tmp_path: Path) -> None:
     with pytest.raises(ModelCheckpointError, match="holds code beside weights"):
         load_model(folder, torch.float32, CPU)
     assert not (folder / "was-run").exists()
+
+
+def sharded(folder: Path) -> dict[str, Any]:
+    """A checkpoint in two shards, and what its index says."""
+    saved(folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{1 + (index % 2)}.safetensors" for index, name in enumerate(sorted(tensors))}
+    for shard in set(places.values()):
+        save_file({n: tensors[n] for n in places if places[n] == shard}, folder / shard, metadata={"format": "pt"})
+    return {"metadata": {"total_size": 1}, "weight_map": places}
+
+
+def write_index(folder: Path, index: dict[str, Any]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_shards_and_a_wrong_total_size_are_read(tmp_path: Path) -> None:
+    index = sharded(tmp_path)
+    write_index(tmp_path, index)
+    load_model(tmp_path, torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"model.foo": "model-1.safetensors"},
+            r"has tensor model\.foo in model-1\.safetensors, which does not hold it",
+        ),
+        ({Q_PROJ: "model-3.safetensors"}, r"names model-3\.safetensors, which is not there"),
+        ({Q_PROJ: "../model-1.safetensors"}, "which is no file name"),
+        ({Q_PROJ: 1}, "weight_map must be an object from tensors to file names"),
+        ({Q_PROJ: "model-0.safetensors"}, f"{Q_PROJ} in model-0.safetensors, which does not hold it"),
+    ],
+    ids=["no such tensor", "no such shard", "outside", "no name", "another shard"],
+)
+def test_an_index_that_does_not_say_what_its_shards_hold_is_refused(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    index = sharded(tmp_path)
+    save_file({"model.norm.bias": torch.zeros(1)}, tmp_path / "model-0.safetensors")
+    index["weight_map"] |= change
+    write_index(tmp_path, index)
+    with pytest.raises(ModelCheckpointError, match=says):
+        load_model(tmp_path, torch.float32, CPU)
+    with pytest.raises(CheckpointError, match=says):
+        read_shapes(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    index = sharded(tmp_path)
+    write_index(tmp_path, index)
+    for shard in set(index["weight_map"].values()):
+        tensors = load_file(tmp_path / shard) | {Q_PROJ: torch.zeros(64, 64)}
+        save_file(tensors, tmp_path / shard, metadata={"format": "pt"})
+    with pytest.raises(ModelCheckpointError, match=f"tensor {Q_PROJ} is in model-.* and in model-"):
+        load_model(tmp_path, torch.float32, CPU)

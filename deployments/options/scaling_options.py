@@ -1,0 +1,112 @@
+"""What an operator can set about the number of processes, and how it follows the load."""
+
+import difflib
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
+from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.pool_options import MOST_PROCESSES, MOST_SECONDS
+
+
+class ScalingOptions(ModelOptions):
+    """The part of `AppConfig` that says how many pairs and routers there are."""
+
+    num_replicas: int | None = Field(
+        None, ge=1, le=MOST_PROCESSES, description="Verifier + drafter pairs; 1 where nothing is given."
+    )
+    autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
+    )
+    target_queue_s: float = Field(
+        TARGET_QUEUE_S,
+        gt=0,
+        le=MOST_SECONDS,
+        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
+        "may wait then.",
+    )
+    num_router_replicas: int = Field(1, ge=1, le=MOST_PROCESSES, description="HTTP router replicas.")
+    router_autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
+    )
+
+    @field_validator("num_replicas", mode="before")
+    @classmethod
+    def _no_number_by_word(cls, value: Any) -> Any:
+        return none_by_word(value)
+
+    @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
+    @classmethod
+    def _json_by_word(cls, value: Any) -> Any:
+        value = none_by_word(value)
+        return object_of_json(value) if isinstance(value, str) else value
+
+    @field_validator("router_autoscaling_config")
+    @classmethod
+    def _never_down_to_zero(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in ("min_replicas", "initial_replicas"):
+            number = (value or {}).get(name)
+            if isinstance(number, int | float) and number < 1:
+                raise ValueError(f"{name} is {number}: at least 1, nothing would wake a router")
+        return value
+
+    @field_validator("autoscaling_config", "router_autoscaling_config")
+    @classmethod
+    def _as_serve_reads_it(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            check_autoscaling(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_scaling(self) -> Self:
+        if self.num_replicas is not None and self.autoscaling_config is not None:
+            raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
+        return self
+
+
+def object_of_json(text: str) -> Any:
+    """An object as the command line has it.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {text!r}') from error
+
+
+def check_autoscaling(fields: dict[str, Any]) -> None:
+    """Hold an object to Serve's own model of it, which passes over what it does not know.
+
+    Raises:
+        ValueError: names the field.
+    """
+    # Takes a second or more, and most servers have a fixed number.
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    _check_names(fields, AutoscalingConfig)
+    policy = fields.get("policy")
+    if isinstance(policy, dict):
+        _check_names(policy, AutoscalingPolicy)
+    try:
+        AutoscalingConfig(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+    for name in ("min_replicas", "initial_replicas", "max_replicas"):
+        number = fields.get(name)
+        if isinstance(number, bool) or (isinstance(number, int) and number > MOST_PROCESSES):
+            raise ValueError(f"{name} is {number}: use a whole number, at most {MOST_PROCESSES}")
+
+
+def _check_names(fields: dict[str, Any], model: type[BaseModel]) -> None:
+    known = [name for name in model.model_fields if not name.startswith("_")]
+    for name in fields:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise ValueError(f"{name!r} is no field of it: {hint}")

@@ -1,0 +1,124 @@
+"""The numbers of a checkpoint's config files that become an index, a size, a divisor or an exponent: what each may be.
+
+transformers computes with most of them as they are, and the trial at load compares with transformers by the same
+numbers: a wrong one would be served, and wrong. Loads no torch.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""That a config may say its weights are stored in, by torch's names."""
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
+MOST_MODULES = 2**16
+"""Layers or experts, each of which is a module, or is counted one by one."""
+
+
+class _Rule(NamedTuple):
+    """Numbers that are allowed; null and what is not there leave a field to its class."""
+
+    least: float
+    most: float
+    words: str
+    whole: bool = False
+    above_least: bool = False
+    listed: bool = False
+    """There may be a list of them, by layer or by frequency."""
+
+    def allows(self, value: object) -> bool:
+        if isinstance(value, list) and (self.whole or self.listed):
+            return all(map(self._allows_one, value))
+        return self._allows_one(value)
+
+    def _allows_one(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return self.least <= value <= self.most and not (self.above_least and value == self.least)
+
+
+_SIZE = _Rule(1, _INT32_MAX, "a positive whole number", whole=True)
+_MODULES = _Rule(1, MOST_MODULES, f"a positive whole number up to {MOST_MODULES}", whole=True)
+_COUNT = _Rule(0, MOST_MODULES, f"a whole number from 0 to {MOST_MODULES}", whole=True)
+_TOKEN = _Rule(-_INT64_MAX, _INT64_MAX, "a token id, or a list of them", whole=True)
+_POSITIVE = _Rule(0, 1e12, "a number above 0", above_least=True)
+_EPSILON = _Rule(0, 1, "a number above 0, at most 1", above_least=True)
+_SHARE = _Rule(0, 1, "a number above 0, at most 1", above_least=True)
+_NOT_NEGATIVE = _Rule(0, 1e12, "a number of at least 0", listed=True)
+_FINITE = _Rule(-1e12, 1e12, "a finite number", listed=True)
+
+_RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
+    (re.compile(pattern), rule)
+    for pattern, rule in (
+        (r"num_hidden_layers|n_layers?|num_layers|(moe_)?num_(local_)?experts|n_routed_experts", _MODULES),
+        (r"(num|n)_(kv_shared|nextn_predict|shared|dense)_?(layers|experts)?|first_k_dense_replace", _COUNT),
+        (r"(draft_|target_)?(vocab|hidden|intermediate)_size|moe_intermediate_size|n_embd|d_model|ffn_dim", _SIZE),
+        (r"(num|n)_(attention_|key_value_|global_key_value_|kv_)?heads?|kv_lora_rank", _SIZE),
+        # Of latent attention, some configs say 0 where they have one size by part.
+        (r"(\w+_)?head_dim", _COUNT),
+        (r"(original_)?max_position_embeddings|max_sequence_length|n_positions|n_ctx", _SIZE),
+        (r"num_experts_per_tok(en)?|sliding_window|attention_chunk_size", _SIZE),
+        (r"\w*_token_(ids?|index)", _TOKEN),
+        (r"\w*(norm|rms)\w*_(eps|epsilon)(_\w+)?", _EPSILON),
+        (r"layer_rope_theta", _NOT_NEGATIVE),
+        (r"\w*rope_theta|rotary_emb_base|rope_\w*base_freq|rope_\w+_factor", _POSITIVE),
+        (r"(short|long)_factor", _POSITIVE._replace(listed=True)),
+        (r"(low_freq|high_freq|attention)_factor|beta_(fast|slow)|query_pre_attn_scalar", _POSITIVE),
+        (r"partial_rotary_factor|rotary_pct", _SHARE),
+        (r"mscale(_all_dim)?", _NOT_NEGATIVE),
+        (r"(attn|final)_logit_soft_?capping|logits?_soft_?cap|output_logit_soft_cap|logits?_scal(e|ing)", _POSITIVE),
+        (r"\w+_multiplier|scale_(emb|depth)|\w*routed_scaling_factor", _FINITE),
+    )
+)
+_OF_ROPE = {"factor": _POSITIVE}
+"""Names that mean something else elsewhere."""
+_FOREIGN = frozenset({"quantization_config", "compression_config", "task_specific_params", "id2label", "label2id"})
+"""Objects whose names are those of other libraries, or of nobody."""
+
+
+def problem(fields: Mapping[str, Any]) -> str | None:
+    """The first field of a config that cannot be right, and what it must be; None where all may be.
+
+    Args:
+        fields: of config.json, as JSON has them; objects in it are looked into.
+    """
+    return next(_problems(fields, ()), None)
+
+
+def _problems(fields: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    in_rope = any(name.startswith("rope") for name in path)
+    for name, value in fields.items():
+        place = (*path, name)
+        if name in _FOREIGN or value is None:
+            continue
+        if name in ("dtype", "torch_dtype"):
+            if not isinstance(value, str) or value not in DTYPES:
+                yield _wrong(place, value, f"one of {', '.join(DTYPES)}")
+        elif (rule := _rule(name, in_rope)) is not None:
+            # A window that is switched off says nothing.
+            off = name == "sliding_window" and fields.get("use_sliding_window") is False
+            if not off and not rule.allows(value):
+                yield _wrong(place, value, rule.words)
+        elif isinstance(value, Mapping):
+            yield from _problems(value, place)
+        elif _holds_nan(value):
+            yield _wrong(place, value, "a number")
+
+
+def _rule(name: str, in_rope: bool) -> _Rule | None:
+    if in_rope and name in _OF_ROPE:
+        return _OF_ROPE[name]
+    return next((rule for pattern, rule in _RULES if pattern.fullmatch(name)), None)
+
+
+def _holds_nan(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_holds_nan, value))
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _wrong(place: tuple[str, ...], value: object, words: str) -> str:
+    shown = json.dumps(value)
+    return f"{'.'.join(place)} is {shown if len(shown) <= 80 else f'{shown[:77]}...'}, it must be {words}"

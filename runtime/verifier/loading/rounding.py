@@ -1,0 +1,49 @@
+"""What a narrower dtype than a checkpoint's does to a model's choices: tried on the trial's texts, by transformers."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from wingbeat.runtime.verifier.checkpoints.checkpoint import load_weights
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+from wingbeat.runtime.verifier.layers.loaded_model import num_words
+from wingbeat.runtime.verifier.loading.trial import distance, reference_logits, trial_texts
+
+
+class Rounding(NamedTuple):
+    """Of the logits in one dtype, against those in another."""
+
+    distance: float
+    """The largest of a row, in the spread of its logits."""
+    num_other: int
+    """Rows whose best token is another one."""
+    num_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"logits differ by up to {self.distance:.1e} of their spread, and {self.num_other} of {self.num_rows} best "
+            "tokens are others"
+        )
+
+
+@torch.inference_mode()
+def rounding_between(folder: Path, stored: torch.dtype, narrower: torch.dtype) -> Rounding:
+    """Compare a checkpoint in two dtypes, one loaded after the other, on the host.
+
+    Raises:
+        ModelCheckpointError: it cannot be loaded.
+    """
+    exact, rounded = (_rows(ConfigFile.read(folder), dtype) for dtype in (stored, narrower))
+    return Rounding(
+        max(map(distance, rounded, exact)),
+        int((rounded.argmax(dim=-1) != exact.argmax(dim=-1)).sum()),
+        len(exact),
+    )
+
+
+def _rows(file: ConfigFile, dtype: torch.dtype) -> torch.Tensor:
+    model = load_weights(file, dtype).eval()
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
+    texts = trial_texts((), positions, num_words(model.get_output_embeddings()))
+    return torch.cat([reference.rows for reference in reference_logits(model, texts)])

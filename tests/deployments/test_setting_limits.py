@@ -1,0 +1,101 @@
+"""Settings that cannot be meant: fields nobody knows, and numbers that no machine holds, end in one line."""
+
+import importlib
+import pkgutil
+import re
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.cli.buffer_sizes import check_memory
+from wingbeat.deployments.options.model_options import ModelFolder
+from wingbeat.deployments.options.pool_options import DrafterPoolOptions
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size is 3: it must divide num_attention_heads of Llama"),
+        ({"autoscaling_config": {"min_replica": 0}}, "'min_replica' is no field of it: did you mean min_replicas?"),
+        ({"router_autoscaling_config": {"replicas": 1}}, "'replicas' is no field of it: did you mean min_replicas?"),
+        ({"autoscaling_config": {"max_replicas": "x"}}, "max_replicas: Input should be a valid integer"),
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}, r"max_replicas .2. must be greater"),
+        ({"autoscaling_config": {"max_replicas": 10**9}}, "max_replicas is 1000000000: use a whole number, at most"),
+        ({"autoscaling_config": {"policy": {"function": "x"}}}, "'function' is no field of it: did you mean policy_f"),
+        ({"autoscaling_config": "{"}, "must be a JSON object"),
+        ({"num_replicas": 10**9}, "num_replicas"),
+        ({"threads": 10**9}, "threads"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs is 1000000000: use at most 1048576"),
+        ({"max_num_batched_tokens": 10**10}, "max_num_batched_tokens is 10000000000: use at most"),
+        ({"block_size": 10**9}, "block_size is 1000000000: use at most"),
+        ({"draft_steps": 10**9}, "draft_steps is 1000000000: use at most"),
+        ({"verify_tree_size": 10**9}, "verify_tree_size is 1000000000: use at most"),
+        ({"engine_wait_s": 1e30}, "engine_wait_s is 1e.30: use at most 1e.07"),
+        ({"max_ongoing_requests": 2**40}, "max_ongoing_requests is 1099511627776: use at most"),
+        ({"max_queued_requests": 10**30}, "max_queued_requests is 1000.*: use at most"),
+        ({"drafters": {"num": 10**9}}, "drafters.num"),
+        ({"drafters": {"num": 1, "start_timeout_s": 1e30}}, "drafters.start_timeout_s"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_meant_is_refused_by_its_name(values: dict, message: str):
+    with pytest.raises(ValidationError, match=message):
+        AppConfig.model_validate(values)
+
+
+def option_models() -> list[type[BaseModel]]:
+    """Every model of settings, those inside settings included."""
+    root = importlib.import_module("wingbeat.deployments")
+    for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
+        if re.match(r"wingbeat\.deployments\.(options|cli|app_config)", module.name):
+            importlib.import_module(module.name)
+    found: list[type[BaseModel]] = []
+    left: list[type[BaseModel]] = [ModelFolder, DrafterPoolOptions]
+    while left:
+        model = left.pop()
+        if model not in found:
+            found.append(model)
+            left += model.__subclasses__()
+    return found
+
+
+def test_no_model_of_settings_takes_a_field_that_it_does_not_know():
+    models = option_models()
+    assert len(models) > 10
+    assert not [model.__name__ for model in models if model.model_config.get("extra") != "forbid"]
+
+
+def refusal(name: str) -> str | None:
+    """What is said to a setting of a number that nobody can mean."""
+    try:
+        config = AppConfig.model_validate({name: 10**15})
+        check_memory(config, ConfigFile.read(config.model_dir()))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.MonkeyPatch):
+    """What is no quota of a disk or of a moment ends in an error that names it, not in a machine without memory."""
+    quotas = {"capture_max_bytes", "max_queued_requests", "max_image_pixels", "max_ongoing_requests"}
+    ram = {"kv_cache_memory_bytes", "max_body_bytes", "max_image_bytes", "max_image_memory_bytes"}
+    monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.free_memory", lambda: 2**33)
+    monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.total_memory", lambda: 2**34)
+    unbounded = set()
+    for name, field in AppConfig.model_fields.items():
+        kinds = get_args(field.annotation) or (field.annotation,)
+        if not {int, float} & set(kinds):
+            continue
+        said = refusal(name)
+        if said is None:
+            unbounded.add(name)
+        else:
+            assert name in said or name.startswith("num_gpus"), said
+            ram -= {name} if "this machine has 17179869184 bytes of memory" in said else set()
+    assert unbounded - quotas == {"num_cpus_per_drafter", "num_cpus_per_router", "num_cpus_per_verifier"}
+    assert not ram

@@ -1,0 +1,86 @@
+"""Figures of the documents that are constants of the code."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.config import LEAST_MODEL_LEN, PROMPT_TOKENS, SpeculationConfig
+from wingbeat.runtime.grammar import maskers
+from wingbeat.runtime.verifier.loading import trial
+from wingbeat.runtime.vision import encoder
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def text_of(document: str) -> str:
+    """A document without its line ends."""
+    return " ".join((DOCS / document).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (
+            "models.md",
+            f"relative to the spread of the row's logits: {trial.FULL_PRECISION_TOLERANCE:.1%} in float32; in half "
+            f"precisions {trial.LOW_PRECISION_TOLERANCE:.0%}, or {trial.NOISE_FACTOR} x the difference between two "
+            f"ways of transformers to compute the row, at most {trial.LARGEST_TOLERANCE:.0%}.",
+        ),
+        ("models.md", f"longer than windows of up to {trial.WIDEST_TRIED_WINDOW} tokens"),
+        ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
+        ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
+        ("architecture.md", f"masks are not found within {1000 * maskers.MOST_TREE_S:.0f} ms"),
+    ],
+    ids=str,
+)
+def test_what_a_document_says_of_a_limit_is_the_limit(document: str, sentence: str) -> None:
+    assert re.sub(r"(\d)%", r"\1 %", sentence) in text_of(document)
+
+
+def settings() -> dict[str, tuple[str, ...]]:
+    """By settings of one row of docs/operations.md: their defaults there, as many as the settings where that is so."""
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]*) \|", text := (DOCS / "operations.md").read_text(), re.M)
+    assert text.count("| setting | default |") == 1
+    return {names.replace("`", ""): tuple(default.replace("`", "").split(", ")) for names, default in rows}
+
+
+def written(value: Any) -> str:
+    """A default as the table has it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_the_table_of_settings_has_their_defaults() -> None:
+    """Where the table gives a number, a flag or nothing; what it tells in words is not compared."""
+    wrong, compared = {}, 0
+    for names, defaults in settings().items():
+        fields = names.split(", ")
+        if len(fields) != len(defaults) or not all(name in AppConfig.model_fields for name in fields):
+            continue
+        for name, told in zip(fields, defaults, strict=True):
+            default = AppConfig.model_fields[name].get_default(call_default_factory=False)
+            if (default is None and told != "none") or not re.fullmatch(r"[\d.]+|true|false|none|auto|torch", told):
+                continue
+            compared += 1
+            if told != written(default):
+                wrong[name] = (told, written(default))
+    assert not wrong
+    assert compared > 35, compared
+
+
+def test_the_table_of_settings_names_every_setting() -> None:
+    told = {name for names in settings() for name in names.split(", ")}
+    assert not sorted(AppConfig.model_fields.keys() - told)
+
+
+def test_defaults_by_device_are_told() -> None:
+    cpu, gpu = (SpeculationConfig.default(device) for device in ("cpu", "cuda"))
+    shapes = [f"{one.draft_steps}, {one.draft_top_k}, {one.verify_tree_size}" for one in (cpu, gpu)]
+    table = settings()
+    assert ", ".join(table["draft_steps, draft_top_k, verify_tree_size"]) == f"{shapes[0]} on CPUs; {shapes[1]} on GPUs"
+    told = ", ".join(table["max_num_batched_tokens"])
+    assert told == f"{PROMPT_TOKENS['cpu']} on CPUs, {PROMPT_TOKENS['cuda']} on GPUs"
