@@ -24,6 +24,7 @@ DEFAULT_POSITIONS = _ENGINE.max_model_len
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
+
 class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOptions, SurfaceOptions, WaitOptions):
     """Arguments of `wingbeat.deployments.app:build`, from `key=value` on the command line or `args:` in YAML.
 
