@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
@@ -70,7 +71,7 @@ class RayDrafter:
         if self._process is not None:
             self._process.kill()
 
-    def _start(self, convention: bytes | None) -> ray.actor.ActorHandle:
+    def _start(self, convention: bytes | None) -> ActorHandle:
         options = drafter_options(self._config.drafter_share())
         actor = ray.remote(DrafterActor).options(max_restarts=0, **options)
         return actor.remote(self._config, self._core, convention)
