@@ -52,14 +52,14 @@ _FINITE = _Rule(-1e12, 1e12, "a finite number", listed=True)
 _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
     (re.compile(pattern), rule)
     for pattern, rule in (
-        (r"num_hidden_layers|n_layers?|num_layers|(moe_)?num_(local_)?experts|n_routed_experts", _MODULES),
-        (r"(num|n)_(kv_shared|nextn_predict|shared|dense)_?(layers|experts)?|first_k_dense_replace", _COUNT),
-        (r"(draft_|target_)?(vocab|hidden|intermediate)_size|moe_intermediate_size|n_embd|d_model|ffn_dim", _SIZE),
-        (r"(num|n)_(attention_|key_value_|global_key_value_|kv_)?heads?|kv_lora_rank", _SIZE),
-        # Of latent attention, some configs say 0 where they have one size by part.
-        (r"(\w+_)?head_dim", _COUNT),
+        (r"num_hidden_layers|n_layers?|num_layers", _MODULES),
+        # Dense models of a family with experts say 0 of them, and latent attention 0 where it has one size by part.
+        (r"(num|n)_(kv_shared|nextn_predict|dense)_layers|first_k_dense_replace|(\w+_)?head_dim|kv_lora_rank", _COUNT),
+        (r"(moe_)?(num|n)_((local|shared|routed)_)?experts(_per_tok(en)?)?|moe_intermediate_size", _COUNT),
+        (r"(draft_|target_)?(vocab|hidden|intermediate)_size|n_embd|d_model|ffn_dim", _SIZE),
+        (r"(num|n)_(attention_|key_value_|global_key_value_|kv_)?heads?", _SIZE),
         (r"(original_)?max_position_embeddings|max_sequence_length|n_positions|n_ctx", _SIZE),
-        (r"num_experts_per_tok(en)?|sliding_window|attention_chunk_size", _SIZE),
+        (r"sliding_window|attention_chunk_size", _SIZE),
         (r"\w*_token_(ids?|index)", _TOKEN),
         (r"\w*(norm|rms)\w*_(eps|epsilon)(_\w+)?", _EPSILON),
         (r"layer_rope_theta", _NOT_NEGATIVE),
@@ -69,7 +69,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
         (r"partial_rotary_factor|rotary_pct", _SHARE),
         (r"mscale(_all_dim)?", _NOT_NEGATIVE),
         (r"(attn|final)_logit_soft_?capping|logits?_soft_?cap|output_logit_soft_cap|logits?_scal(e|ing)", _POSITIVE),
-        (r"\w+_multiplier|scale_(emb|depth)|\w*routed_scaling_factor", _FINITE),
+        (r"(?!use_)\w+_multiplier|scale_(emb|depth)|\w*routed_scaling_factor", _FINITE),
     )
 )
 _OF_ROPE = {"factor": _POSITIVE}

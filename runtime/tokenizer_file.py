@@ -12,8 +12,8 @@ FILE = "tokenizer.json"
 def check_tokenizer_file(folder: Path, vocab_size: int | None) -> None:
     """Refuse a tokenizer that cannot be read, or that writes tokens the model has no embedding for.
 
-    Tokens added to the vocabulary may lie beyond the model's, unless every prompt gets one: many checkpoints have some for
-    padding or images, and a request that holds one is refused by itself. A folder without the file is left to
+    Tokens added to the vocabulary may lie beyond the model's, unless every prompt gets one: many checkpoints have some
+    for padding or images, and a request that holds one is refused by itself. A folder without the file is left to
     transformers, which reads others.
 
     Args:

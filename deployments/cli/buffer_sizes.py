@@ -4,7 +4,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 from wingbeat.runtime.free_memory import free_memory, free_shared_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
@@ -31,7 +31,7 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
     """
     engine, on_cpu = config.engine_config(), config.resolved_device() == "cpu"
     _check_budgets(config, on_cpu)
-    _check_slots(engine)
+    _check_slots(config, engine)
     item_bytes = 1 if engine.kv_cache_dtype == "fp8" else ITEM_BYTES[config.resolved_dtype()]
     size = block_bytes(file, engine.block_size, item_bytes)
     free = free_memory() if on_cpu else None
@@ -71,13 +71,15 @@ def _check_budgets(config: AppConfig, on_cpu: bool) -> None:
         check_budget(name, num_bytes or 0, total_memory(), "cpu")
 
 
-def _check_slots(engine: EngineConfig) -> None:
-    """Of every running sequence, its tokens and its table of blocks, which are there whether it runs or not."""
-    num_bytes = engine.max_num_seqs * _INT64_BYTES * (engine.max_model_len + engine.max_blocks_per_seq)
+def _check_slots(config: AppConfig, engine: EngineConfig) -> None:
+    """Of every sequence that may run there is a table of blocks, and beside a drafter its tokens, from the start on."""
+    longest = LEAST_MODEL_LEN if engine.lower_max_model_len else engine.max_model_len
+    tokens = longest if config.has_drafter() else 0
+    num_bytes = engine.max_num_seqs * _INT64_BYTES * (tokens + longest // engine.block_size)
     free = free_memory()
     if free is not None and num_bytes > free:
         raise ValueError(
-            f"max_num_seqs is {engine.max_num_seqs}: the tokens of as many sequences of {engine.max_model_len} take "
+            f"max_num_seqs is {engine.max_num_seqs}: the tables of as many sequences of {longest} tokens take "
             f"{num_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB of memory are free; lower it or max_model_len"
         )
 

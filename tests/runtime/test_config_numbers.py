@@ -35,6 +35,8 @@ def test_no_default_of_a_causal_lm_is_refused(caplog: pytest.LogCaptureFixture) 
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.2], "long_factor": [4, 8.5]}},
         {"intermediate_size": [64, 128]},
+        {"num_local_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0},
+        {"use_embedding_multiplier": True},
         {"factor": -1, "some_new_field": "x"},
     ],
     ids=lambda fields: next(iter(fields)),
