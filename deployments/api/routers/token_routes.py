@@ -103,9 +103,7 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
     if body.images:
         raise invalid(body.images[0].path, "is not counted here; only text is")
     text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
-    token_ids = await service.prompts.off_loop.run(
-        len(text), service.tokenizer.encode, text, bool(own.add_special_tokens)
-    )
+    token_ids = await service.prompts.off_loop.run(len(text), _encoded, service, text, bool(own.add_special_tokens))
     return await _answer(service, token_ids, bool(own.return_token_strs))
 
 
