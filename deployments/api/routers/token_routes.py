@@ -80,7 +80,7 @@ def add_token_routes(app: FastAPI, service: CompletionService) -> None:
         if body.prompt is None:
             raise invalid("prompt", "is missing: give a text, or 'messages'")
         adds = body.add_special_tokens is not False
-        token_ids = await service.prompts.off_loop.run(len(body.prompt), service.tokenizer.encode, body.prompt, adds)
+        token_ids = await service.prompts.off_loop.run(len(body.prompt), _encoded, service, body.prompt, adds)
         return await _answer(service, token_ids, bool(body.return_token_strs))
 
     @app.post("/detokenize")
@@ -106,28 +106,29 @@ async def _tokenize_chat(service: CompletionService, fields: dict[str, Any]) -> 
     if body.images:
         raise invalid(body.images[0].path, "is not counted here; only text is")
     text = await service.prompts.off_loop.run(LONG_TEXT_CHARS + 1, service.prompts.chat_text, body)
-    token_ids = await service.prompts.off_loop.run(
-        len(text), service.tokenizer.encode, text, bool(own.add_special_tokens)
-    )
+    token_ids = await service.prompts.off_loop.run(len(text), _encoded, service, text, bool(own.add_special_tokens))
     return await _answer(service, token_ids, bool(own.return_token_strs))
 
 
-async def _answer(service: CompletionService, token_ids: list[int], with_strings: bool) -> Response:
+def _encoded(service: CompletionService, text: str, add_special_tokens: bool) -> array:
+    """As an array: a slow reader of the answer keeps it for long."""
+    return array("i", service.tokenizer.encode(text, add_special_tokens))
+
+
+async def _answer(service: CompletionService, token_ids: array, with_strings: bool) -> Response:
     """In pieces: a text of a body's length can have as many tokens as characters."""
 
     def spelled(token_id: int) -> str:
         return service.tokenizer.pieces((token_id,))[0]
 
-    # A slow reader keeps them for long.
-    kept = array("i", token_ids)
     body = {
-        "count": len(kept),
+        "count": len(token_ids),
         "max_model_len": service.pool.info.max_model_len,
-        "tokens": LongList(LongPart(kept, batch=IDS_AT_ONCE)),
-        "token_strs": LongList(LongPart(kept, spelled, batch=IDS_AT_ONCE)) if with_strings else None,
+        "tokens": LongList(LongPart(token_ids, batch=IDS_AT_ONCE)),
+        "token_strs": LongList(LongPart(token_ids, spelled, batch=IDS_AT_ONCE)) if with_strings else None,
     }
     with ExitStack() as held:
-        held.enter_context(service.sizes.held(kept.itemsize * len(kept)))
+        held.enter_context(service.sizes.held(token_ids.itemsize * len(token_ids)))
         return await written_answer(body, service.turn, held)
 
 
