@@ -18,7 +18,7 @@ SHARED_MEMORY = "800m"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chaos-times", type=int, default=1, help="how often test_repeated does each act")
+    parser.addoption("--chaos-times", type=int, default=1, help="how often test_repeated and test_front do each act")
 
 
 def in_namespaces(*command: str) -> list[str]:

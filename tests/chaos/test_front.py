@@ -1,25 +1,23 @@
 """What is between clients and engines dies or stands still: who is answered, and after which time.
 
-How often each act is done is `WINGBEAT_CHAOS_TIMES`; `python -m tests.chaos.front` prints the figures.
+    pytest tests/chaos/test_front.py -m chaos --chaos-times 20 -s
 """
-
-import os
 
 import pytest
 
 from tests.chaos.front import CELLS, LAST_CELLS, play, play_last
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3000)]
-TIMES = int(os.environ.get("WINGBEAT_CHAOS_TIMES", "2"))
 SLOW_MACHINE = 4.0
 """Bounds are those of a machine with processors to spare."""
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_requests_go_on_or_are_answered_again_within_a_bound(name: str):
-    cell, outcome = CELLS[name], play(name, TIMES)
+def test_requests_go_on_or_are_answered_again_within_a_bound(name: str, request: pytest.FixtureRequest):
+    times = request.config.getoption("--chaos-times", 1)
+    cell, outcome = CELLS[name], play(name, times)
     print(f"{name}: {outcome}")
-    assert outcome.times == TIMES
+    assert outcome.times == times
     assert outcome.wrong == []
     assert outcome.cut == 0 or cell.breaks
     assert outcome.refused == 0 or cell.refuses
