@@ -8,7 +8,7 @@ import pytest
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, PROMPT_TOKENS, SpeculationConfig
-from wingbeat.runtime.grammar import maskers
+from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.verifier.loading import trial
 from wingbeat.runtime.vision import encoder
 
@@ -32,7 +32,7 @@ def text_of(document: str) -> str:
         ("models.md", f"longer than windows of up to {trial.WIDEST_TRIED_WINDOW} tokens"),
         ("models.md", f"images of a round together, at most {encoder.MOST_AT_ONCE} at once"),
         ("operations.md", f"a pool below {LEAST_MODEL_LEN} tokens ends the start"),
-        ("architecture.md", f"masks are not found within {1000 * maskers.MOST_TREE_S:.0f} ms"),
+        ("architecture.md", f"masks are not found within {1000 * grammar_masker.MOST_TREE_S:.0f} ms"),
     ],
     ids=str,
 )

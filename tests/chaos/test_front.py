@@ -1,6 +1,6 @@
 """What is between clients and engines dies or stands still: who is answered, and after which time.
 
-    pytest tests/chaos/test_front.py -m chaos --chaos-times 20 -s
+pytest tests/chaos/test_front.py -m chaos --chaos-times 20 -s
 """
 
 import pytest

@@ -9,5 +9,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def test_an_update_starts_a_new_router_first_and_needs_no_second_gpu():
-    routers, verifiers = (make(AppConfig())._deployment_config for make in (_router, _verifier))
+    config = AppConfig()
+    routers, verifiers = _router(config, at_head=False)._deployment_config, _verifier(config)._deployment_config
     assert (routers.max_surge_percent, verifiers.max_surge_percent) == (100, 0)

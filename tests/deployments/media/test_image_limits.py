@@ -13,6 +13,7 @@ from aiohttp import web
 from tests.deployments.http_world import TOKENIZER, FakePool
 from tests.deployments.vision_checkpoint import data_url, encoded, image_part, picture
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
+from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import ApiError
 from wingbeat.deployments.api.image_prompts import ImagesRefused, held
@@ -127,7 +128,7 @@ PARTS = {
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_that_is_malformed_or_of_another_kind_is_named(name):
     part, field, problem = PARTS[name]
-    with pytest.raises(ApiError) as caught:
+    with none_ignored(), pytest.raises(ApiError) as caught:
         ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode())
     assert caught.value.param == f"messages[0].content[0].{field}"
     assert problem in caught.value.message
@@ -141,7 +142,7 @@ def test_images_are_the_users_alone():
 
 
 def test_what_parts_are_read_into_is_no_field_of_a_request():
-    with pytest.raises(ApiError, match=r"messages\[0\].parts"):
+    with none_ignored(), pytest.raises(ApiError, match=r"messages\[0\].parts"):
         ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": "a", "parts": []}]}).encode())
 
 
