@@ -41,7 +41,7 @@ def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Siz
     """What a head's config and shapes tell of its verifier."""
     ids, _ = aux_layer_ids(raw)
     taps = [one for one in ids if isinstance(one, int)] if isinstance(ids, list) else []
-    vocab = (raw.get("transformer_layer_config") or raw).get("vocab_size")
+    vocab = (_object(raw, "transformer_layer_config") or raw).get("vocab_size")
     if "t2d" in shapes:
         vocab = shapes["t2d"][0]
     hidden = raw.get("target_hidden_size")
@@ -54,7 +54,7 @@ def sizes_of_head(raw: Mapping[str, Any], shapes: Shapes, family: Family) -> Siz
 
 def name_of_verifier(raw: Mapping[str, Any]) -> str | None:
     """As the tools that train heads write it, where they do."""
-    nested = (raw.get("speculators_config") or {}).get("verifier") or {}
+    nested = _object(_object(raw, "speculators_config"), "verifier")
     for name in (nested.get("name_or_path"), raw.get("target_model_name_or_path"), raw.get("base_model_name_or_path")):
         if isinstance(name, str) and name:
             return name
@@ -63,3 +63,9 @@ def name_of_verifier(raw: Mapping[str, Any]) -> str | None:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that should be an object; empty where it is none, which whoever reads it for its own sake refuses."""
+    value = raw.get(name)
+    return value if isinstance(value, Mapping) else {}

@@ -20,6 +20,8 @@ def check_size(path: str, body: dict[str, Any], num_prompt_tokens: int | None, f
     asked = body.get("max_tokens") if body.get("max_completion_tokens") is None else body["max_completion_tokens"]
     num_prompts = 1 if path == CHAT else len(as_prompts(body["prompt"]) or [])
     most_prompt = num_prompts * CONTEXT if num_prompt_tokens is None else num_prompt_tokens
+    if asked is not None and not isinstance(asked, int):
+        return  # refused by the rules of its own field
     # One that nobody asked for is cut to what fits.
     num_answer = num_prompts * (1 if asked is None else asked) * (not body.get("stream"))
     costs = {
