@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 
-from wingbeat.deployments.parsing.json_call import JsonCall, Progress
+from wingbeat.deployments.parsing.json_call import JsonCall, JsonValue, Progress
 from wingbeat.deployments.parsing.message import MessageDelta, NewId, Parser, ToolCallDelta, new_call_id
 
 
@@ -106,6 +106,16 @@ class CallParser(Parser):
             self._num_calls += 1
         index, call_id = self._num_calls - 1, None if name is None else own_id or self._new_id()
         self._out = self._out.plus(MessageDelta(tool_calls=(ToolCallDelta(index, arguments, call_id, name),)))
+
+    def _send_value(self, value: JsonValue) -> bool:
+        """Send what is there of a JSON value that is a call's arguments; whether it is complete."""
+        for position, char in enumerate(self._pending):
+            value.take(char)
+            if value.complete:
+                self._send(self._read(position + 1))
+                return True
+        self._send(self._read(len(self._pending)))
+        return False
 
     def _drop_call(self) -> None:
         raw, self._raw = self._raw, ""

@@ -180,14 +180,10 @@ class MarkedJsonParser(CallParser):
         self._send(arguments, self._name, self._id)
 
     def _read_arguments(self) -> bool:
-        for position, char in enumerate(self._pending):
-            self._value.take(char)
-            if self._value.complete:
-                self._send(self._read(position + 1))
-                self._at = _At.SECTION
-                return True
-        self._send(self._read(len(self._pending)))
-        return False
+        if not self._send_value(self._value):
+            return False
+        self._at = _At.SECTION
+        return True
 
 
 class KimiK2Parser(MarkedJsonParser):

@@ -110,11 +110,7 @@ class MistralParser(CallParser):
         return True
 
     def _read_arguments(self) -> bool:
-        for position, char in enumerate(self._pending):
-            self._value.take(char)
-            if self._value.complete:
-                self._send(self._read(position + 1))
-                self._at = _At.TEXT
-                return True
-        self._send(self._read(len(self._pending)))
-        return False
+        if not self._send_value(self._value):
+            return False
+        self._at = _At.TEXT
+        return True

@@ -5,6 +5,7 @@ end.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple, Self
@@ -53,6 +54,21 @@ class TaggedTextParser(CallParser):
 
     tags: ClassVar[Tags]
     _at = _At.TEXT
+
+    @classmethod
+    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Calls alone."""
+        return calls(cls._tags_of(functions), "\n", several)
+
+    @classmethod
+    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
+        """Text with calls in it."""
+        return text_with_calls(cls._tags_of(functions), CALL, several)
+
+    @classmethod
+    @abstractmethod
+    def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
+        """A call of each function as the format writes it."""
 
     def __init__(self, new_id: NewId = new_call_id) -> None:
         super().__init__(new_id)
@@ -207,16 +223,6 @@ class Qwen3CoderParser(TaggedTextParser):
     )
 
     @classmethod
-    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
-        return calls(cls._tags_of(functions), "\n", several)
-
-    @classmethod
-    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Text with calls in it."""
-        return text_with_calls(cls._tags_of(functions), CALL, several)
-
-    @classmethod
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:
         return [
             between(f"{CALL}\n<function={name}>\n", json_of(schema, "qwen_xml"), f"\n</function>\n{CALL_END}")
@@ -236,16 +242,6 @@ class Glm45Parser(TaggedTextParser):
         is_bare=True,
         has_lines=False,
     )
-
-    @classmethod
-    def calls_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Calls alone."""
-        return calls(cls._tags_of(functions), "\n", several)
-
-    @classmethod
-    def text_format(cls, functions: Sequence[Function], several: bool) -> Format:
-        """Text with calls in it."""
-        return text_with_calls(cls._tags_of(functions), CALL, several)
 
     @classmethod
     def _tags_of(cls, functions: Sequence[Function]) -> list[Format]:

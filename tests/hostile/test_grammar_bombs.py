@@ -123,7 +123,9 @@ def test_a_bomb_ends_alone_and_takes_little(loaded, grammars, undisturbed, name)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_that_runs_for_long_is_bounded(loaded, grammars, undisturbed, name):
+def test_a_bomb_that_runs_for_long_is_bounded(loaded, undisturbed, name):
+    """By grammars of its own: those that found a bomb dear before refuse it when it is compiled."""
+    grammars = Grammars(TOKENIZER, loaded.vocab_size, loaded.eos_token_ids)
     run = run_beside(loaded, grammars, [BOMBS[name]] * 2, demo_drafter(TREE), max_tokens=800)
     check_bounds(run, undisturbed, 2)
 
