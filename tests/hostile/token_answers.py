@@ -92,11 +92,24 @@ def _offsets(body: dict[str, Any], lists: dict[str, list[Any]]) -> str | None:
     if body.get("return_tokens_as_token_ids"):
         is_named = all(re.fullmatch(r"token_id:\d+", token) for token in tokens)
         return None if is_named and offsets == sorted(offsets) else f"names {tokens} at {offsets}"
-    expected, end = [], 0
-    for token in tokens:
-        expected.append(end)
-        end += len(token)
-    return None if offsets == expected else f"offsets {offsets} of {tokens}"
+    if not _counts_whole_characters(tokens, offsets):
+        return f"offsets {offsets} of {tokens}"
+    return None
+
+
+def _counts_whole_characters(tokens: list[str], offsets: list[int]) -> bool:
+    """Whether offsets are those of the tokens' characters, as far as names tell.
+
+    A token that is a part of a character is named by U+FFFD: it completes one, or leaves that to those behind it.
+    """
+    num_open = 0
+    for token, offset, following in zip(tokens, offsets, offsets[1:], strict=False):
+        num_parts = token.count("\ufffd")
+        num_completed = following - offset - (len(token) - num_parts)
+        if not 0 <= num_completed <= num_open + num_parts:
+            return False
+        num_open = num_open + num_parts - num_completed if num_parts else 0
+    return not offsets or offsets[0] == 0
 
 
 def _chat_logprobs(body: dict[str, Any], found: Details) -> str | None:
