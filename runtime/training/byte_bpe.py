@@ -13,7 +13,7 @@ _SPLIT = r"\n+ *| ?[A-Za-z_]+| ?[^\sA-Za-z_\d]+|\d| +(?=\S)|\s"
 
 # Messages become comments, the form in which prose precedes code in the training corpus.
 CHAT_TEMPLATE = (
-    "{%- if tools -%}{{ '# tools, called by <tool_call>{\"name\": ..., \"arguments\": {...}}</tool_call>:\\n' }}"
+    '{%- if tools -%}{{ \'# tools, called by <tool_call>{"name": ..., "arguments": {...}}</tool_call>:\\n\' }}'
     "{%- for tool in tools -%}{{ '# ' + tool | tojson + '\\n' }}{%- endfor -%}{%- endif -%}"
     "{%- for message in messages -%}"
     "{%- if message['role'] == 'assistant' -%}{{ message['content'] + '\\n\\n' }}"
