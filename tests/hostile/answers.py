@@ -112,7 +112,9 @@ def _generation(case: Case, verdict: Verdict, answer: Answer) -> Told:
         for index, text in enumerate(mine, place * n):
             problem = problem_of(body, is_chat, told.details[index], text, told.finish_reasons[index])
             demand(problem is None, problem or "")
-        demand(bool(limit) or not any(mine), f"nothing was to be written, and there is {mine}")
+        # An echo shows what its prompt's last token left unfinished, which `echoes` leave out.
+        rest = {text.lstrip("\ufffd") if body.get("echo") else text for text in mine}
+        demand(bool(limit) or rest == {""}, f"nothing was to be written, and there is {mine}")
     if _goes_on(body) or not limit:
         demand(set(told.finish_reasons) == {"length"}, f"it goes on, and finish reasons {told.finish_reasons}")
     return told

@@ -108,7 +108,8 @@ def _counts_whole_characters(tokens: list[str], offsets: list[int]) -> bool:
         num_completed = following - offset - (len(token) - num_parts)
         if not 0 <= num_completed <= num_open + num_parts:
             return False
-        num_open = num_open + num_parts - num_completed if num_parts else 0
+        # A token without text ends no character that others have begun.
+        num_open = num_open + num_parts - num_completed if num_parts or not token else 0
     return not offsets or offsets[0] == 0
 
 
