@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "runtime.verifier",
     },
     "deployments.cli": {
+        "deployments.doctor",
         "cluster.channels",
         "deployments.app_config",
         "deployments.door",
@@ -83,6 +84,14 @@ MAY_IMPORT = {
         "runtime.hub",
     },
     "deployments.door": set(),
+    "deployments.doctor": {
+        "kernels.comparison",
+        "kernels.cpu",
+        "runtime.checks",
+        "runtime.disk_cache",
+        "runtime.free_memory",
+        "runtime.graphs",
+    },
     "deployments.fleet": {
         "cluster.prefix_index",
         "cluster.routing",
