@@ -177,12 +177,11 @@ def _add_doctor(app: typer.Typer, open_engine: OpenEngine) -> None:
 
         def run(config: DoctorConfig, as_json: JsonOption = False) -> None:
             """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
-            if doctor_command(config, as_json, open_engine):
-                raise typer.Exit(1)
+            raise typer.Exit(doctor_command(config, as_json, open_engine))
 
         own = _new_app(run.__doc__)
         own.command()(model_command(DoctorConfig, run, arguments=("model", "drafter")))
-        own(context.args, prog_name=context.command_path, standalone_mode=False)
+        raise typer.Exit(own(context.args, prog_name=context.command_path, standalone_mode=False))
 
     app.command("doctor", context_settings=_READS_LATER)(doctor)
 
