@@ -11,9 +11,9 @@ from wingbeat.kernels.comparison import CASES, Shape, differences, replace_wrong
 CPU = torch.device("cpu")
 # What runs as a kernel here is a tensor on the CPU, in Triton's interpreter or as compiled for `--ptx`.
 SHAPES = [
-    Shape(torch.float32, head_dim=64),
-    pytest.param(Shape(torch.float16, num_heads=2, head_dim=80), marks=pytest.mark.slow),
-    pytest.param(Shape(torch.float32, head_dim=256), marks=pytest.mark.slow),
+    Shape(torch.float32, 2, 1, head_dim=64),
+    pytest.param(Shape(torch.float16, 2, 1, head_dim=80), marks=pytest.mark.slow),
+    pytest.param(Shape(torch.float32, 2, 2, head_dim=256), marks=pytest.mark.slow),
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_the_reason(monkeypatch:
     assert choice.replaced() == ("silu_mul",)
 
 
-def test_weights_of_eight_bits_are_not_asked_for_where_there_are_none(kernels_first: None, monkeypatch):
+def test_weights_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparison, "CASES", {"fp8_linear": lambda *_: 1 / 0})
     assert differences(CPU, Shape(), without_fp8=True) == []
 
