@@ -122,6 +122,7 @@ def resolve_dtype(name: str | None, device: str, stored: str | None) -> str:
 
 
 KV_CACHE_DTYPES = ("auto", "fp8")
+KERNEL_CHOICES = ("auto", "torch")
 """Of the verifier's keys and values: that of its weights, or float8_e4m3fn."""
 
 
@@ -230,6 +231,8 @@ class EngineConfig:
     the captured graphs keep compiled decoder layers where these measure faster."""
     cuda_graphs: bool | None = None
     """Replay rounds without prompt chunks as CUDA graphs. None does so on CUDA."""
+    kernels: str = "auto"
+    """`auto` runs compiled kernels on CUDA where they compute what their torch references do; `torch` those alone."""
     overlap: bool | None = None
     """Let the host run one round behind the device. None does so where the device is not the host itself."""
     forced_acceptance: ForcedAcceptance | None = None
@@ -250,6 +253,8 @@ class EngineConfig:
             raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}: use one of {', '.join(KV_CACHE_DTYPES)}")
+        if self.kernels not in KERNEL_CHOICES:
+            raise ValueError(f"kernels is {self.kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
         if self.kv_cache_dtype == "fp8" and self.compile:
             raise ValueError("kv_cache_dtype is fp8 and compile is True: compiled rounds read no fp8; leave one out")
         if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:

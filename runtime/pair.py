@@ -78,6 +78,7 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Draft
                 raise ValueError("drafter_weights is fp8 and the drafter is an engine, whose weights are fixed")
             return drafter
     target, config = TargetDescription.from_checkpoint(settings.model), settings.engine
+    _choose_kernels(settings, torch.device(device))
     options = DrafterOptions(settings.dtype, device, config.cuda_graphs is not False, settings.fp8_drafter)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)
     if drafter is not None:
@@ -100,6 +101,7 @@ def engine_of_pair(
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
         CheckpointError: the drafter's head cannot be read.
     """
+    from wingbeat.runtime.checks.graph_check import check_graphs
     from wingbeat.runtime.checks.readings import choose_convention
     from wingbeat.runtime.checks.self_test import check_drafter
     from wingbeat.runtime.engine.engine import Engine
@@ -107,6 +109,7 @@ def engine_of_pair(
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
 
+    _choose_kernels(settings, torch.device(device))
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
     drafter = settings.drafter
@@ -121,7 +124,9 @@ def engine_of_pair(
     needs = ask_needs(None if choice is None else choice.best.convention, loaded)
     limits = fit_to_memory(loaded, limits, needs)
     grammars = None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-    return PairEngine(Engine(loaded, limits, needs, grammars=grammars, backend=backend), tokenizer, choice, check)
+    engine = Engine(loaded, limits, needs, grammars=grammars, backend=backend)
+    check_graphs(engine, tokenizer)
+    return PairEngine(engine, tokenizer, choice, check)
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
@@ -144,6 +149,15 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
 
         return lead(settings.ranks, settings.model, settings.dtype, device, limits)
     return _load(settings, device), limits, TORCH
+
+
+def _choose_kernels(settings: PairSettings, device: torch.device) -> None:
+    """Each half chooses for its own process."""
+    if device.type == "cuda":
+        from wingbeat.runtime.checks.kernel_check import choose_kernels
+
+        fp8_cache = settings.engine.kv_cache_dtype == "fp8"
+        choose_kernels(settings.engine.kernels, device, settings.dtype, fp8_cache, settings.model)
 
 
 def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":

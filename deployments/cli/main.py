@@ -91,6 +91,7 @@ def _app(open_engine: OpenEngine) -> typer.Typer:
     app.command("generate")(model_command(GenerateConfig, generate))
     app.command("bench")(model_command(BenchConfig, bench))
     _add_inspect(app, open_engine)
+    _add_doctor(app, open_engine)
     _add_build_engine(app)
     _add_train(app)
     _add_extract(app)
@@ -165,6 +166,24 @@ def _add_inspect(app: typer.Typer, open_engine: OpenEngine) -> None:
         _run_now(context, InspectConfig, run)
 
     app.command("inspect", context_settings=_READS_LATER)(inspect)
+
+
+def _add_doctor(app: typer.Typer, open_engine: OpenEngine) -> None:
+    """`doctor` reads its own arguments later, as `train` does."""
+
+    def doctor(context: typer.Context) -> None:
+        """Say what this machine can serve with, part by part."""
+        from wingbeat.deployments.cli.doctor_command import DoctorConfig, doctor_command
+
+        def run(config: DoctorConfig, as_json: JsonOption = False) -> None:
+            """Say what this machine can serve with, part by part; exit code 1 where a part has failed."""
+            raise typer.Exit(doctor_command(config, as_json, open_engine))
+
+        own = _new_app(run.__doc__)
+        own.command()(model_command(DoctorConfig, run, arguments=("model", "drafter")))
+        raise typer.Exit(own(context.args, prog_name=context.command_path, standalone_mode=False))
+
+    app.command("doctor", context_settings=_READS_LATER)(doctor)
 
 
 def _add_build_engine(app: typer.Typer) -> None:

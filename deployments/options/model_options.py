@@ -158,6 +158,11 @@ class ModelOptions(LoadOptions):
         "bfloat16's and changes texts, with and without speculation alike; 'auto' has the dtype of the model.",
     )
 
+    kernels: Literal["auto", "torch"] = Field(
+        "auto",
+        description="On GPUs: 'auto' compiles Wingbeat's own and takes torch's operations where one of them does not "
+        "compute the same on this device; 'torch' compiles none, which is slower.",
+    )
     backend: Literal["torch", "tensorrt"] = Field(
         "torch",
         description="What runs the model: its weights by torch, or the engines of engine_dir, which a CPU runs by "

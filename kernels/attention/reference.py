@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wingbeat.kernels import choice
 from wingbeat.kernels.tree.reference import unpack_mask
 
 MAX_HEAD_DIM = 256
@@ -64,7 +65,7 @@ def tree_attention(
         query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
         softcap, sinks, out,
     )  # fmt: skip
-    if query.is_cuda:
+    if choice.compiled("attention", query):
         from wingbeat.kernels.attention import triton as triton_attention
 
         return triton_attention.tree_attention(
@@ -121,7 +122,7 @@ def _check_arguments(
         )
     if key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
         raise ValueError("key_cache and value_cache must be contiguous in their last dimension")
-    if max(key_dim, value_dim) > MAX_HEAD_DIM and query.is_cuda:
+    if max(key_dim, value_dim) > MAX_HEAD_DIM and choice.compiled("attention", query):
         raise ValueError(f"head dims are {key_dim} and {value_dim}: at most {MAX_HEAD_DIM} on CUDA")
     if key_cache.dtype != value_cache.dtype or key_cache.dtype not in (query.dtype, _FP8):
         raise ValueError(
@@ -228,8 +229,8 @@ def read_kv(
 
 
 def _blocks_of(cache: Tensor, block_tables: Tensor) -> Tensor:
-    if cache.dtype == _FP8 and not cache.is_cuda:
-        # torch indexes bytes on the CPU, but not float8.
+    if cache.dtype == _FP8:
+        # torch indexes bytes, but not float8 everywhere.
         return _blocks_of(cache.view(torch.uint8), block_tables).view(_FP8)
     # Looking up rows of a table is the quickest of torch's ways to copy blocks.
     blocks = F.embedding(block_tables, cache.flatten(1))

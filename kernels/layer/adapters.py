@@ -6,6 +6,7 @@ On CUDA `adapters_triton` does the same by ids that it reads on the device; on C
 import torch
 from torch import Tensor
 
+from wingbeat.kernels import choice
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
 
@@ -21,7 +22,7 @@ def add_adapters(out: Tensor, x: Tensor, adapters: StackedAdapters, rows: Adapte
     """
     if len(out) != len(rows.ids) or len(x) != len(rows.ids):
         raise ValueError(f"an adapted product has {len(x)} rows: the batch has {len(rows.ids)}")
-    if x.is_cuda:
+    if choice.compiled("add_adapters", x):
         from wingbeat.kernels.layer import adapters_triton
 
         return adapters_triton.add_adapters(out, x, adapters, rows.tiles)

@@ -6,6 +6,7 @@ CUDA tensors go to the kernel of `triton`, which has the same bits.
 import torch
 from torch import Tensor
 
+from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.constants import LANE_1, LANE_2, MULTIPLIER_1, MULTIPLIER_2, MULTIPLIER_3, TOKEN_LANE
 
 
@@ -60,7 +61,7 @@ def noise_bits(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         int32 [num_rows, vocab_size].
     """
-    if seeds.is_cuda:
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=True)
@@ -86,7 +87,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     Returns:
         float32 [num_rows, vocab_size].
     """
-    if seeds.is_cuda:
+    if choice.compiled("noise", seeds):
         from wingbeat.kernels.sampling import noise_triton as triton_noise
 
         return triton_noise.noise(seeds, positions, token_ids, bits=False)

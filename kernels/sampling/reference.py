@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from wingbeat.kernels import choice
 from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.kernels.sampling.processors import LogitProcessors, apply_processors
 
@@ -97,7 +98,7 @@ def process_logits(
     Raises:
         ValueError: see `logit_processors.check_processors`.
     """
-    if logits.is_cuda:
+    if choice.compiled("choose_tokens", logits):
         from wingbeat.kernels.sampling import triton as triton_sampling
 
         return triton_sampling.process_logits(
@@ -155,7 +156,7 @@ def choose_tokens(
     Raises:
         ValueError: see `logit_processors.check_processors`; or the workspace is too small.
     """
-    if logits.is_cuda and (any_sampled or processors is not None):
+    if choice.compiled("choose_tokens", logits) and (any_sampled or processors is not None):
         from wingbeat.kernels.sampling import triton as triton_sampling
 
         return triton_sampling.choose_tokens(

@@ -95,6 +95,8 @@ class GraphPool:
         self.device = device
         self.stats = GraphStats()
         self.handle = device.new_pool()
+        self.paused = False
+        """Run every stage's function, on the shapes of its graph, and none of the graphs."""
 
     def capture(self, *runners: "GraphRunner") -> None:
         """Capture every bucket of `runners`, those with most rows first: the smaller ones fit into their memory.
@@ -240,7 +242,7 @@ class GraphRunner(Generic[InputsT, OutputsT]):
     @torch.inference_mode()
     def replay(self, bucket: Bucket, num_reqs: int) -> OutputsT:
         """Compute the stage for what lies in `inputs(bucket)`; returns as `run`."""
-        captured, stats = self._graphs.get(bucket), self.pool.stats
+        captured, stats = None if self.pool.paused else self._graphs.get(bucket), self.pool.stats
         if captured is None:
             outputs = self.function(self.inputs(bucket))
             stats.count_eager_run(self.stage)

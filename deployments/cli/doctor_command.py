@@ -1,0 +1,63 @@
+"""`wingbeat doctor`: a report of what a machine can serve with, to be pasted into an issue."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+from pydantic import Field
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
+from wingbeat.deployments.doctor import Finding, Part, Verdict, examine, gpu_parts, machine_parts
+from wingbeat.runtime.scheduling.request import SamplingParams
+
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
+_LOAD_S, _NUM_TOKENS = 1800.0, 16
+
+
+class DoctorConfig(LocalConfig):
+    """Options of `wingbeat doctor`."""
+
+    load: bool = Field(True, description="Load the model and its drafter too, and let them write a few tokens.")
+
+
+def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
+    """Print one line for each part; returns 1 where one has failed, else 0."""
+    transformers_logging.set_verbosity_error()
+    parts = [*machine_parts(), *gpu_parts()]
+    if config.load:
+        parts.append(Part("model", _LOAD_S, lambda: _written(config, open_engine)))
+    findings = list(_shown(examine(parts), as_json))
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in findings]))
+    return int(any(finding.verdict is Verdict.FAILED for finding in findings))
+
+
+def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:
+    """Each as soon as it is known: a part may take minutes."""
+    console = Console(soft_wrap=True, highlight=False)
+    for finding in findings:
+        if not as_json:
+            verdict = f"[{_STYLES[finding.verdict]}]{finding.verdict:<7}[/]"
+            console.print(f"{verdict} {finding.part:<12} {finding.seconds:6.1f} s  ", end="")
+            console.print(finding.detail, markup=False)
+        yield finding
+
+
+def _written(config: LocalConfig, open_engine: OpenEngine) -> tuple[Verdict, str]:
+    """The load holds the model against transformers, its graphs against eager rounds, and tests the drafter."""
+    llm = open_engine(config, 1)
+    loaded, test = llm.engine.loaded, llm.self_test
+    said = f"{loaded.name} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
+    params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    (answer,) = llm.generate([[loaded.vocab_size // 2]], [params])
+    said += f", {len(answer.token_ids)} tokens written"
+    graphs = llm.engine.runner.graphs
+    if graphs is not None:
+        stats = graphs.stats
+        said += f", {len(stats.captured)} CUDA graphs captured"
+        if graphs.pool.paused or stats.failed:
+            return Verdict.WARNING, f"{said}, but {'all' if graphs.pool.paused else len(stats.failed)} run eagerly"
+    if test is not None:
+        said += f", drafter accepted {test.first_position:.0%} at the first position"
+    return Verdict.OK, said

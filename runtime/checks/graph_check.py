@@ -1,0 +1,67 @@
+"""Whether an engine's captured rounds write what the same rounds write eagerly; where they do not, none is replayed."""
+
+import logging
+
+from wingbeat.runtime.checks.bounded_step import bounded_step
+from wingbeat.runtime.checks.self_test import NUM_TEXTS
+from wingbeat.runtime.checks.trial_prompts import trial_requests
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.scheduling.request import Request
+from wingbeat.runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 120.0
+_NUM_TEXTS, _NUM_TOKENS = 2, 12
+"""Written one at a time, greedily and with noise each."""
+
+
+def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
+    """Write short texts plainly by graphs and without; the engine is as new afterwards.
+
+    Both have the same shapes and kernels, and so the same bits.
+
+    Args:
+        engine: idle, its drafter not attached yet.
+
+    Returns:
+        One line where they differ, and graphs stay unused; None where they agree, and where nothing is captured.
+
+    Raises:
+        StepTimeout: a replay hangs.
+    """
+    graphs = engine.runner.graphs
+    if graphs is None or not graphs.stats.captured:
+        return None
+    texts = trial_requests(engine.loaded, tokenizer, NUM_TEXTS, _NUM_TOKENS, engine.config.max_model_len)
+    greedy = [request for request in texts if not request.params.temperature]
+    sampled = [request for request in texts if request.params.temperature]
+    requests = greedy[:_NUM_TEXTS] + sampled[:_NUM_TEXTS]
+
+    def both() -> tuple[list[list[int]], list[list[int]]]:
+        written = []
+        for graphs.pool.paused in (True, False):
+            written.append([_write(engine, request) for request in requests])
+            engine.forget()
+        return written[0], written[1]
+
+    eager, replayed = bounded_step("replaying CUDA graphs", LIMIT_S, "start with --no-cuda-graphs", both)
+    if eager == replayed:
+        return None
+    graphs.pool.paused = True
+    index = next(i for i, (mine, its) in enumerate(zip(eager, replayed, strict=True)) if mine != its)
+    line = (
+        f"captured CUDA graphs write {replayed[index]} where the same rounds write {eager[index]} eagerly: no graph is "
+        "replayed, which is slower (--no-cuda-graphs is as fast, and starts sooner)"
+    )
+    logger.warning("%s", line)
+    return line
+
+
+def _write(engine: Engine, request: Request) -> list[int]:
+    engine.add_request(request)
+    tokens: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens += output.token_ids
+    return tokens

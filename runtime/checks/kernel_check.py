@@ -1,0 +1,72 @@
+"""Which kernels a process runs on its GPU: those that compute what their torch references do, on this very device."""
+
+import functools
+import logging
+from pathlib import Path
+
+import torch
+
+from wingbeat.kernels import choice
+from wingbeat.runtime.checks.bounded_step import bounded_step
+from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 300.0
+"""Some thirty kernels are compiled, the first time on a machine."""
+
+
+@functools.cache
+def choose_kernels(
+    kernels: str, device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, model: Path | None = None
+) -> tuple[str, ...]:
+    """Run references where kernels do not compile or compute something else, and say so; nothing on a CPU.
+
+    Once per process: the verifier's kernels and a drafter's beside it are the same.
+
+    Args:
+        kernels: `auto`, or `torch` for references alone.
+        model: the verifier's folder, whose heads kernels are compiled for; None takes usual ones.
+
+    Returns:
+        One line for each kernel that was replaced.
+
+    Raises:
+        StepTimeout: the compiler or the device hangs.
+    """
+    if device.type != "cuda":
+        return ()
+    if kernels == "torch":
+        choice.replace(*choice.KERNELS)
+        return ("kernels are torch's: Triton is not asked",)
+    try:
+        from wingbeat.kernels.comparison import FP8_CAPABILITY, Shape, replace_wrong
+    except ImportError as error:
+        choice.replace(*choice.KERNELS)
+        lines = (f"Triton cannot be imported ({error}): torch references run in the place of all kernels",)
+    else:
+        without_fp8 = torch.cuda.get_device_capability(device) < FP8_CAPABILITY
+        shape = Shape(dtype, fp8_cache=fp8_cache and not without_fp8)._replace(**_heads(model))
+        found = bounded_step(
+            "checking the kernels",
+            LIMIT_S,
+            "start with --kernels torch, which needs no compiler, and report it",
+            lambda: replace_wrong(device, shape, without_fp8),
+        )
+        lines = tuple(f"{difference}; its torch reference runs instead, which is slower" for difference in found)
+    for line in lines:
+        logger.warning("%s", line)
+    return lines
+
+
+def _heads(model: Path | None) -> dict[str, int]:
+    """Of a model whose configuration names them; others have the usual ones."""
+    if model is None:
+        return {}
+    file = ConfigFile.read(model)
+    num_heads, hidden_size = file.size("num_attention_heads"), file.size("hidden_size")
+    num_kv_heads = file.size("num_key_value_heads") or num_heads
+    if not num_heads or not hidden_size or num_heads % num_kv_heads:
+        return {}
+    head_dim = file.size("head_dim") or hidden_size // num_heads
+    return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}

@@ -1,0 +1,80 @@
+"""`wingbeat doctor`: every part has its line, whatever the others do, and a failure is an exit code."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from wingbeat.deployments import doctor
+from wingbeat.deployments.cli import doctor_command as command
+from wingbeat.deployments.cli import main as cli
+from wingbeat.deployments.doctor import Part, Verdict, examine
+from wingbeat.runtime import free_memory
+
+
+def fine() -> tuple[Verdict, str]:
+    return Verdict.OK, "it is [there]"
+
+
+def raises() -> tuple[Verdict, str]:
+    raise RuntimeError("CUDA error: no kernel image\nis available")
+
+
+def hangs() -> tuple[Verdict, str]:
+    time.sleep(3)
+    return fine()
+
+
+def run(capsys, *args: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", *args])
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_a_part_that_raises_or_hangs_fails_alone():
+    parts = [Part("a", 5, raises), Part("b", 0.3, hangs), Part("c", 5, fine)]
+    a, b, c = examine(parts)
+    assert (a.verdict, a.detail) == (Verdict.FAILED, "RuntimeError: CUDA error: no kernel image")
+    assert b.verdict is Verdict.FAILED
+    assert "b takes longer than" in b.detail
+    assert c[:3] == ("c", Verdict.OK, "it is [there]")
+
+
+@pytest.mark.parametrize(("ask", "code"), [(fine, 0), (raises, 1)])
+def test_a_failed_part_is_exit_code_1(monkeypatch, capsys, ask, code):
+    monkeypatch.setattr(command, "machine_parts", lambda: [Part("part", 5, ask)])
+    monkeypatch.setattr(command, "gpu_parts", list)
+    found, out = run(capsys, "--no-load")
+    assert found == code
+    (line,) = out.splitlines()
+    assert line.endswith("it is [there]" if code == 0 else "RuntimeError: CUDA error: no kernel image")
+    _, out = run(capsys, "--no-load", "--json")
+    assert [part["verdict"] for part in json.loads(out)] == ["ok" if code == 0 else "failed"]
+
+
+def test_this_machine_is_examined_and_the_demo_pair_writes(capsys):
+    code, out = run(capsys, "--json")
+    found = {part["part"]: part for part in json.loads(out)}
+    assert code == 0
+    assert list(found) == ["versions", "processor", "memory", "CPU kernels", "GPU", "model"]
+    assert "wingbeat" in found["versions"]["detail"]
+    assert "16 tokens written, drafter accepted" in found["model"]["detail"]
+
+
+def test_little_shared_memory_is_told_with_the_option_of_containers(monkeypatch):
+    monkeypatch.setattr(free_memory, "free_shared_memory", lambda: 64 << 20)
+    (memory,) = (part for part in doctor.machine_parts() if part.name == "memory")
+    verdict, detail = memory.ask()
+    assert verdict is Verdict.WARNING
+    assert "--shm-size=2g" in detail
+
+
+def test_graphs_that_stay_unused_are_told(monkeypatch):
+    graphs = SimpleNamespace(pool=SimpleNamespace(paused=True), stats=SimpleNamespace(captured=[1, 2], failed=[]))
+    loaded = SimpleNamespace(name="m", dtype="torch.bfloat16", device="cuda:0", vocab_size=8)
+    engine = SimpleNamespace(loaded=loaded, runner=SimpleNamespace(graphs=graphs))
+    llm = SimpleNamespace(engine=engine, self_test=None, generate=lambda *_: [SimpleNamespace(token_ids=[1, 2])])
+    verdict, detail = command._written(command.DoctorConfig(), lambda config, num: llm)
+    assert verdict is Verdict.WARNING
+    assert detail == "m in bfloat16 on cuda:0, 2 tokens written, 2 CUDA graphs captured, but all run eagerly"

@@ -1,0 +1,75 @@
+"""Kernels are chosen at the start, by what they compute on the device."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from wingbeat.kernels import choice, comparison
+from wingbeat.kernels.comparison import Difference, Shape
+from wingbeat.runtime.checks import kernel_check
+from wingbeat.runtime.checks.bounded_step import StepTimeout
+from wingbeat.runtime.checks.kernel_check import choose_kernels
+from wingbeat.runtime.config import EngineConfig
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_choice_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what another one has chosen."""
+    choose_kernels.cache_clear()
+    monkeypatch.setattr(choice, "_replaced", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+
+
+def test_a_kernel_that_differs_is_replaced_by_its_reference_in_one_line(monkeypatch, caplog):
+    monkeypatch.setattr(comparison, "differences", lambda *_: [Difference("silu_mul", "differs by 3")])
+    (line,) = choose_kernels("auto", CUDA, torch.bfloat16)
+    assert line == "kernel silu_mul: differs by 3; its torch reference runs instead, which is slower"
+    assert line in caplog.text
+    assert choice.replaced() == ("silu_mul",)
+
+
+def test_kernels_are_asked_once_in_a_process_and_for_the_models_own_heads(monkeypatch, tmp_path):
+    fields = {"model_type": "llama", "num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 12 * 80}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    asked = []
+    monkeypatch.setattr(comparison, "differences", lambda device, *shape: asked.append(shape) or [])
+    for _ in range(2):
+        assert choose_kernels("auto", CUDA, torch.float16, model=tmp_path) == ()
+    # This capability has no float8.
+    assert asked == [(Shape(torch.float16, 12, 3, 80), True)]
+
+
+def test_torchs_own_are_taken_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(comparison, "differences", lambda *_: 1 / 0)
+    assert len(choose_kernels("torch", CUDA, torch.bfloat16)) == 1
+    assert choice.replaced() == choice.KERNELS
+
+
+def test_an_installation_without_triton_runs_references(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "wingbeat.kernels.comparison", None)
+    (line,) = choose_kernels("auto", CUDA, torch.bfloat16)
+    assert line.startswith("Triton cannot be imported")
+    assert choice.replaced() == choice.KERNELS
+
+
+def test_a_compiler_that_hangs_ends_the_start_with_what_to_switch_off(monkeypatch):
+    monkeypatch.setattr(kernel_check, "LIMIT_S", 0.2)
+    monkeypatch.setattr(comparison, "differences", lambda *_: __import__("time").sleep(2) or [])
+    with pytest.raises(StepTimeout, match=r"checking the kernels takes longer than .*--kernels torch"):
+        choose_kernels("auto", CUDA, torch.bfloat16)
+
+
+def test_nothing_is_chosen_on_a_cpu():
+    assert choose_kernels("torch", torch.device("cpu"), torch.float32) == ()
+    assert choice.replaced() == ()
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="kernels is 'triton': use one of auto, torch"):
+        EngineConfig(kernels="triton")
