@@ -115,10 +115,11 @@ def _visible_nodes(words_ptr, node, num_query, first, num_words, BLOCK_KEYS: tl.
         "num_words",
         "max_keys",
         "num_row_tiles",
-        "num_splits",
+        "most_splits",
+        "least_keys",
     ],
     # Rows of tables and batches begin anywhere: a variant compiled for each alignment would stall a round for seconds.
-    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "context_ptr", "position_ptr", "words_ptr", "lse_ptr"],
 )
 def tree_attention_kernel(
     query_ptr,  # [num_reqs, num_query, num_heads, KEY_DIM]
@@ -130,7 +131,7 @@ def tree_attention_kernel(
     words_ptr,  # int64 [num_reqs, num_query, num_words], or None: causal
     sink_ptr,  # [num_heads], or None
     out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]; float32 partial results where SPLIT
-    lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads], in units of log2; None without SPLIT
+    lse_ptr,  # float32 [splits, num_reqs, num_query, num_heads], in units of log2; None without SPLIT
     stride_query_req,
     stride_query_node,
     stride_query_head,
@@ -156,7 +157,8 @@ def tree_attention_kernel(
     num_words,
     max_keys,  # width * BLOCK_SIZE
     num_row_tiles,
-    num_splits,
+    most_splits,  # of a request
+    least_keys,  # of a split, a multiple of BLOCK_KEYS
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -203,9 +205,22 @@ def tree_attention_kernel(
         oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
         # Of the new keys, the position is not the index: a window can skip committed ones only.
         begin = tl.minimum(tl.maximum(oldest, 0), shared) // BLOCK_KEYS * BLOCK_KEYS
-    per_split = tl.cdiv(tl.cdiv(end - begin, BLOCK_KEYS), num_splits) * BLOCK_KEYS
-    low = begin + split * per_split
-    high = tl.minimum(low + per_split, end)
+    low = begin
+    high = end
+    if SPLIT:
+        # By the request's own length, at most: a row's sums are ordered alike in any batch, table and graph.
+        length = context + num_new
+        if window is not None:
+            length = tl.minimum(length, window + num_new + BLOCK_KEYS)
+        per_split = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_KEYS), most_splits) * BLOCK_KEYS, least_keys)
+        low = begin + split * per_split
+        high = tl.minimum(low + per_split, end)
+        num_reqs = tl.num_programs(0) // num_row_tiles // NUM_KV_HEADS
+        row = (split.to(tl.int64) * num_reqs + req) * num_query + node
+        lse_ptrs = lse_ptr + row * (NUM_KV_HEADS * GROUP) + head
+        if (low >= end) & (split > 0):
+            tl.store(lse_ptrs, tl.full([BLOCK_ROWS], float("-inf"), tl.float32), mask=live)
+            return
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
@@ -303,8 +318,7 @@ def tree_attention_kernel(
     if SPLIT:
         # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
         lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        row = (split.to(tl.int64) * (tl.num_programs(0) // num_row_tiles // NUM_KV_HEADS) + req) * num_query + node
-        tl.store(lse_ptr + row * (NUM_KV_HEADS * GROUP) + head, lse, mask=live)
+        tl.store(lse_ptrs, lse, mask=live)
         out_ptrs += split.to(tl.int64) * stride_out_split
         stored = live & seen
     tl.store(

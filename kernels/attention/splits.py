@@ -1,28 +1,55 @@
-"""Splits of the context among programs: how many, the memory of their partial results, and their merge."""
+"""Splits of the context among programs: how long, the memory of their partial results, and their merge."""
 
 import functools
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
 MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
+# Of a split's keys per row: its partial result, float32 and both written and read, is an eighth of what it reads in
+# 16-bit keys and values.
+_KEYS_PER_ROW = 16
 # The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
 
 
+class Splits(NamedTuple):
+    """How long the splits of a request are: by its own length, whatever else is in the batch."""
+
+    most: int
+    """Splits of one request, at most MAX_SPLITS."""
+    least_keys: int
+    """Keys of a split but the last, a multiple of the tile's block_keys: shorter requests have fewer splits."""
+
+    def launched(self, max_keys: int) -> int:
+        """Splits that a request of at most `max_keys` keys can have."""
+        return max(min(self.most, -(-max_keys // self.least_keys)), 1)
+
+
+def choose_splits(num_programs: int, device_programs: int, num_rows: int, block_keys: int) -> Splits:
+    """Splits by which the programs of one request fill the device.
+
+    Args:
+        num_programs: programs of one request without splitting: KV heads * row tiles.
+        device_programs: programs the device runs at once.
+        num_rows: query rows that share a program's keys.
+        block_keys: keys of a tile.
+    """
+    keys = max(_MIN_TILES_PER_SPLIT * block_keys, _KEYS_PER_ROW * num_rows)
+    return Splits(choose_num_splits(num_programs, device_programs), -(-keys // block_keys) * block_keys)
+
+
 @functools.lru_cache(maxsize=1024)
-def choose_num_splits(num_programs: int, num_tiles: int, device_programs: int) -> int:
+def choose_num_splits(num_programs: int, device_programs: int) -> int:
     """Fewest splits of the context whose waves of programs are within 85 % of the best found.
 
     Args:
-        num_programs: programs without splitting: requests * KV heads * row tiles.
-        num_tiles: key tiles of the longest context the launch can meet.
+        num_programs: programs without splitting.
         device_programs: programs the device runs at once.
     """
-    most = min(MAX_SPLITS, max(num_tiles // _MIN_TILES_PER_SPLIT, 1))
     if num_programs >= 0.8 * device_programs:
         return 1
 
@@ -30,14 +57,8 @@ def choose_num_splits(num_programs: int, num_tiles: int, device_programs: int) -
         waves = num_programs * splits / device_programs
         return waves / max(-(-num_programs * splits // device_programs), 1)
 
-    enough = 0.85 * max(efficiency(splits) for splits in range(1, most + 1))
-    return next(splits for splits in range(1, most + 1) if efficiency(splits) >= enough)
-
-
-@functools.cache
-def num_sms(device_index: int) -> int:
-    """Multiprocessors of a GPU."""
-    return torch.cuda.get_device_properties(device_index).multi_processor_count
+    enough = 0.85 * max(efficiency(splits) for splits in range(1, MAX_SPLITS + 1))
+    return next(splits for splits in range(1, MAX_SPLITS + 1) if efficiency(splits) >= enough)
 
 
 def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: int, value_dim: int) -> int:

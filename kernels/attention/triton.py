@@ -1,23 +1,70 @@
 """Attention of query rows over a paged KV cache on a GPU: prompt chunks, plain decodes and token trees in one kernel.
 
-The context is split over programs until they fill the device; a second kernel merges the splits by their log-sum-exp
-(Flash-Decoding, Dao et al. 2023). The grid depends on shapes alone, never on device data, so a launch can be captured
+The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
+log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length, so that its
+result has the same bits in any batch. The grid depends on shapes alone, never on device data: a launch can be captured
 in a CUDA graph and replayed with other lengths. Reference: `wingbeat.kernels.attention.reference`.
 """
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from wingbeat.kernels.attention.device import KNOWN, device_limits
 from wingbeat.kernels.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.attention.splits import (
     MAX_SPLITS,
-    choose_num_splits,
+    Splits,
+    choose_splits,
     merge_splits_kernel,
-    num_sms,
     workspace_size,
 )
 from wingbeat.kernels.attention.tiles import TileConfig, tile_config
+
+_RESIDENT: dict[tuple, int] = {}
+"""Programs that a multiprocessor holds at once, by what a variant is compiled for."""
+
+
+class _Partial(NamedTuple):
+    """Where the splits' results go, or the types of that memory."""
+
+    out: Any
+    """float32 [num_splits, num_reqs, num_query, num_heads, value_dim]."""
+    lse: Any
+    strides: tuple[int, int, int, int]
+    """Of `out` without its last dimension."""
+
+
+class _Launch(NamedTuple):
+    """The attention kernel's arguments that do not depend on splits."""
+
+    tensors: tuple[Tensor | None, ...]
+    strides: tuple[int, ...]
+    scalars: tuple[Any, ...]
+    out: Tensor
+    constants: dict[str, Any]
+
+    def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
+        """All arguments but the constants; without partial results `out` is written."""
+        target = _Partial(self.out, None, (0, *self.out.stride()[:3])) if partial is None else partial
+        return (*self.tensors, target.out, target.lse, *self.strides, *target.strides, *self.scalars, *splits)
+
+    def merge_arguments(self, partial: _Partial, num_splits: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of `merge_splits_kernel`."""
+        num_reqs, num_query, num_heads, value_dim = self.out.shape
+        constants = {
+            "NUM_HEADS": num_heads,
+            "VALUE_DIM": value_dim,
+            "BLOCK_VALUE_DIM": triton.next_power_of_2(value_dim),
+            "ALL_SPLITS": MAX_SPLITS,
+            "BLOCK_SPLITS": 16,
+            "num_warps": 4,
+        }
+        rows = num_reqs * num_query * num_heads
+        strides = self.out.stride()[:3]
+        return (partial.out, partial.lse, self.out, rows, *strides, num_query, num_splits), constants
 
 
 def tree_attention(
@@ -36,103 +83,149 @@ def tree_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     config: TileConfig | None = None,
-    num_splits: int | None = None,
+    splits: Splits | None = None,
 ) -> Tensor:
     """See `wingbeat.kernels.attention.reference.tree_attention`, which checks the arguments.
 
     Args:
         workspace: float32, `workspace_size` elements or more; allocated where None.
         config: overrides the table of tile configurations.
-        num_splits: overrides `choose_num_splits`, at most MAX_SPLITS.
+        splits: overrides `choose_splits`.
     """
     num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
-    group = num_heads // num_kv_heads
-    config = config or tile_config(query.dtype, max(key_dim, value_dim), group * num_query)
-    num_row_tiles = triton.cdiv(group * num_query, config.block_rows)
-    num_programs = num_row_tiles * num_kv_heads * num_reqs
+    num_rows = num_heads // num_kv_heads * num_query
+    limits = device_limits(query.device.index or 0) if query.is_cuda else KNOWN["H100"]
+    config = config or tile_config(query.dtype, max(key_dim, value_dim), num_rows, limits)
+    num_programs = triton.cdiv(num_rows, config.block_rows) * num_kv_heads
     max_keys = block_tables.shape[1] * block_size
-    if num_splits is None:
-        device_programs = (num_sms(query.device.index or 0) if query.is_cuda else 1) * config.programs_per_sm
-        num_splits = choose_num_splits(num_programs, triton.cdiv(max_keys, config.block_keys), device_programs)
     if out is None:
         out = query.new_empty(num_reqs, num_query, num_heads, value_dim)
-    if num_programs == 0:
+    if num_reqs * num_programs == 0:
         return out
     if query.stride(3) != 1:
         query = query.contiguous()
-    split = num_splits > 1
-    target, lse = out, None
-    if split:
-        needed = workspace_size(num_splits, num_reqs, num_query, num_heads, value_dim)
-        if workspace is None:
-            workspace = torch.empty(needed, dtype=torch.float32, device=query.device)
-        elif workspace.dtype != torch.float32 or workspace.numel() < needed:
-            raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}: {needed} x torch.float32 needed")
-        rows = num_splits * num_reqs * num_query * num_heads
-        flat = workspace.view(-1)
-        target = flat[: rows * value_dim].view(num_splits, num_reqs, num_query, num_heads, value_dim)
-        lse = flat[rows * value_dim : needed]
-    causal = mask_words is None
+    launch = _prepare(
+        query, key_cache, value_cache, block_tables, num_context, positions, mask_words, scaling, sliding_window,
+        softcap, sinks, out, config,
+    )  # fmt: skip
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device_of(query):
-        tree_attention_kernel[(num_programs, num_splits)](
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            num_context,
-            None if causal or sliding_window is None else positions,
-            mask_words,
-            sinks,
-            target,
-            lse,
-            *query.stride()[:3],
-            *key_cache.stride()[:3],
-            *value_cache.stride()[:3],
-            block_tables.stride(0),
-            0 if causal else positions.stride(0),
-            *((0, 0) if causal else mask_words.stride()[:2]),
-            target.stride(0) if split else 0,
-            *target.stride()[-4:-1],
-            float(scaling),
-            None if softcap is None else float(softcap),
-            sliding_window,
-            num_query,
-            num_query if causal else positions.shape[1],
-            0 if causal else mask_words.shape[2],
-            max_keys,
-            num_row_tiles,
-            num_splits,
-            SPLIT=split,
-            GROUP=group,
-            NUM_KV_HEADS=num_kv_heads,
-            BLOCK_SIZE=block_size,
-            KEY_DIM=key_dim,
-            VALUE_DIM=value_dim,
-            BLOCK_KEY_DIM=max(16, triton.next_power_of_2(key_dim)),
-            BLOCK_VALUE_DIM=max(16, triton.next_power_of_2(value_dim)),
-            BLOCK_ROWS=config.block_rows,
-            BLOCK_KEYS=config.block_keys,
-            TAIL_KEYS=min(config.block_keys, 64),
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
-        if split:
-            merge_splits_kernel[(num_reqs * num_query, num_heads)](
-                target,
-                lse,
-                out,
-                num_reqs * num_query * num_heads,
-                *out.stride()[:3],
-                num_query,
-                num_splits,
-                NUM_HEADS=num_heads,
-                VALUE_DIM=value_dim,
-                BLOCK_VALUE_DIM=triton.next_power_of_2(value_dim),
-                ALL_SPLITS=MAX_SPLITS,
-                BLOCK_SPLITS=16,
-                num_warps=4,
-            )
+        if splits is None:
+            device_programs = limits.num_sms * _resident_programs(launch) if query.is_cuda else 1
+            rows = min(num_rows, config.block_rows)
+            splits = choose_splits(num_programs, device_programs, rows, config.block_keys)
+        if sliding_window is not None:
+            num_new = num_query if mask_words is None else positions.shape[1]
+            max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
+        num_splits = splits.launched(max_keys)
+        grid = (num_reqs * num_programs, num_splits)
+        if num_splits == 1:
+            tree_attention_kernel[grid](*launch.arguments(None, splits), SPLIT=False, **launch.constants)
+            return out
+        partial = _partial_results(out, num_splits, workspace)
+        tree_attention_kernel[grid](*launch.arguments(partial, splits), SPLIT=True, **launch.constants)
+        arguments, constants = launch.merge_arguments(partial, num_splits)
+        merge_splits_kernel[(num_reqs * num_query, num_heads)](*arguments, **constants)
     return out
+
+
+def _prepare(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    num_context: Tensor,
+    positions: Tensor | None,
+    mask_words: Tensor | None,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    config: TileConfig,
+) -> _Launch:
+    num_query, num_heads, key_dim = query.shape[1:]
+    block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
+    group = num_heads // num_kv_heads
+    causal = mask_words is None
+    place = None if causal or sliding_window is None else positions
+    strides = (
+        *query.stride()[:3],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        block_tables.stride(0),
+        0 if causal else positions.stride(0),
+        *((0, 0) if causal else mask_words.stride()[:2]),
+    )
+    scalars = (
+        float(scaling),
+        None if softcap is None else float(softcap),
+        sliding_window,
+        num_query,
+        num_query if causal else positions.shape[1],
+        0 if causal else mask_words.shape[2],
+        block_tables.shape[1] * block_size,
+        triton.cdiv(group * num_query, config.block_rows),
+    )
+    constants = {
+        "GROUP": group,
+        "NUM_KV_HEADS": num_kv_heads,
+        "BLOCK_SIZE": block_size,
+        "KEY_DIM": key_dim,
+        "VALUE_DIM": value_dim,
+        "BLOCK_KEY_DIM": max(16, triton.next_power_of_2(key_dim)),
+        "BLOCK_VALUE_DIM": max(16, triton.next_power_of_2(value_dim)),
+        "BLOCK_ROWS": config.block_rows,
+        "BLOCK_KEYS": config.block_keys,
+        "TAIL_KEYS": min(config.block_keys, 64),
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    tensors = (query, key_cache, value_cache, block_tables, num_context, place, mask_words, sinks)
+    return _Launch(tensors, strides, scalars, out, constants)
+
+
+def _partial_results(out: Tensor, num_splits: int, workspace: Tensor | None) -> _Partial:
+    """Memory for the results of so many splits, in the workspace where one is given."""
+    num_reqs, num_query, num_heads, value_dim = out.shape
+    needed = workspace_size(num_splits, num_reqs, num_query, num_heads, value_dim)
+    if workspace is None:
+        workspace = torch.empty(needed, dtype=torch.float32, device=out.device)
+    elif workspace.dtype != torch.float32 or workspace.numel() < needed:
+        raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}: {needed} x torch.float32 needed")
+    rows = num_splits * num_reqs * num_query * num_heads
+    flat = workspace.view(-1)
+    results = flat[: rows * value_dim].view(num_splits, num_reqs, num_query, num_heads, value_dim)
+    return _Partial(results, flat[rows * value_dim : needed], results.stride()[:4])
+
+
+def _resident_programs(launch: _Launch) -> int:
+    """Programs of a launch that a multiprocessor holds at once, by what its kernel takes as compiled.
+
+    The first launch of a kind compiles it with splits and without: which one a round needs is a matter of lengths, and
+    no later round shall wait for a compiler.
+    """
+    query, key_cache = launch.tensors[:2]
+    given = tuple(tensor is not None for tensor in launch.tensors)
+    index, constants = query.device.index or 0, launch.constants
+    key = (index, query.dtype, key_cache.dtype, given, launch.scalars[1:3], *constants.values())
+    if key not in _RESIDENT:
+        shape, types = launch.out.shape, _Partial(torch.float32, torch.float32, (0, 0, 0, 0))
+        rows = shape[1:].numel()
+        partial = types._replace(strides=(shape[0] * rows, rows, shape[2] * shape[3], shape[3]))
+        splits = Splits(1, constants["BLOCK_KEYS"])
+        one = (1, 1)
+        tree_attention_kernel.warmup(*launch.arguments(None, splits), SPLIT=False, grid=one, **constants)
+        arguments, merge_constants = launch.merge_arguments(partial, 1)
+        merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
+        compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
+        _ = compiled.run  # which loads it: its registers are known from then on
+        _RESIDENT[key] = device_limits(index).resident_programs(
+            compiled.metadata.shared,
+            compiled.n_regs,
+            constants["num_warps"],
+            getattr(compiled.metadata, "tmem_size", None) or 0,
+        )
+    return _RESIDENT[key]

@@ -11,7 +11,7 @@ _OUT_TILE = 32
 _IN_TILE = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _fp8_linear_kernel(
     inputs_ptr,  # [num_rows, in_features]
     values_ptr,  # float8 [out_features, in_features]

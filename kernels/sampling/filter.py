@@ -73,7 +73,7 @@ def _find_nucleus(bins, states, digit, top_p, row, num_rows, num_splits, SPLITS:
     return prefix, below, total
 
 
-@triton.jit(do_not_specialize=["digit"])
+@triton.jit(do_not_specialize=["length", "num_splits", "digit"])
 def _search_kernel(
     scaled,
     maxima,
@@ -152,7 +152,7 @@ def _search_kernel(
     tl.store(bins + first + tl.arange(0, NUM_BINS), tl.sum(found, axis=1).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_splits"])
 def _filter_kernel(
     scaled,
     maxima,
@@ -241,7 +241,6 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
     """Filter the rows that `scale_rows` stored: the best score of each share, or without `choose` the rows in place."""
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
     grid = (num_rows, shares.num_splits)
-    splits = triton.next_power_of_2(shares.num_splits)
     id_bits = vocab_size.bit_length()
     scale = float(2 ** min(44, 62 - id_bits))
     find_nuclei(rows, workspace, shares, scale, id_bits)
@@ -262,7 +261,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
                 digit,
                 MASS=mass,
                 SCALE=scale,
-                SPLITS=splits,
+                SPLITS=shares.most_splits,
                 TILE=shares.search_tile,
                 num_warps=8,
                 enable_fp_fusion=FP_FUSION,
@@ -282,7 +281,7 @@ def filter_rows(rows: Rows, workspace: SamplingWorkspace, shares: Shares, *, cho
         CHOOSE=choose,
         SCALE=scale,
         ID_BITS=id_bits,
-        SPLITS=splits,
+        SPLITS=shares.most_splits,
         TILE=shares.tile,
         enable_fp_fusion=FP_FUSION,
     )

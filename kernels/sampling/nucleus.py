@@ -14,7 +14,7 @@ from wingbeat.kernels.sampling.scratch import Rows, SamplingWorkspace, Shares
 from wingbeat.kernels.sampling.sortable import sortable, unsortable
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "num_splits"])
 def _collect_kernel(
     scaled,
     maxima,
@@ -64,7 +64,7 @@ def _collect_kernel(
     tl.store(masses + row * num_splits + split, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _edge_kernel(
     maxima,
     temperatures,
@@ -135,7 +135,6 @@ def find_nuclei(rows: Rows, workspace: SamplingWorkspace, shares: Shares, scale:
         id_bits: of the vocabulary's size.
     """
     num_rows, vocab_size = len(rows.temperatures), workspace.vocab_size
-    splits = triton.next_power_of_2(shares.num_splits)
     parameters = (workspace.maxima, rows.temperatures, rows.top_ks, rows.top_ps)
     lists = (workspace.counts, workspace.listed, workspace.listed_ids, workspace.masses, workspace.edges)
     listed = workspace.listed.shape[1]
@@ -149,7 +148,7 @@ def find_nuclei(rows: Rows, workspace: SamplingWorkspace, shares: Shares, scale:
         shares.num_splits,
         SCALE=scale,
         LISTED=listed,
-        SPLITS=splits,
+        SPLITS=shares.most_splits,
         TILE=shares.tile,
         enable_fp_fusion=FP_FUSION,
     )
@@ -161,7 +160,7 @@ def find_nuclei(rows: Rows, workspace: SamplingWorkspace, shares: Shares, scale:
         SCALE=scale,
         ID_BITS=id_bits,
         LISTED=listed,
-        SPLITS=splits,
+        SPLITS=shares.most_splits,
         num_warps=8,
         enable_fp_fusion=FP_FUSION,
     )

@@ -37,7 +37,7 @@ def first_best(scores, ids):
     return best, tl.min(tl.where(scores == best, ids, _NO_TOKEN), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_length", "length", "num_splits"])
 def _scale_kernel(
     logits,
     logits_stride,
@@ -146,7 +146,7 @@ def _scale_kernel(
     tl.store(best_ids + share, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(best_scores, best_ids, out, num_splits, SPLITS: tl.constexpr):
     """The token of a row from the best of each program that shared it; 0 where every score is -inf."""
     row = tl.program_id(0).to(tl.int64)
@@ -237,6 +237,6 @@ def merge_shares(workspace: SamplingWorkspace, shares: Shares, out: Tensor) -> N
         workspace.best_ids,
         out,
         shares.num_splits,
-        SPLITS=triton.next_power_of_2(shares.num_splits),
+        SPLITS=shares.most_splits,
         enable_fp_fusion=FP_FUSION,
     )

@@ -75,6 +75,8 @@ class Shares(NamedTuple):
     """How the programs share a row."""
 
     num_splits: int
+    most_splits: int
+    """A power of two that no number of rows takes `num_splits` above: kernels are compiled for it, not for each."""
     length: int
     """Tokens of one program, a multiple of both tiles."""
     tile: int
@@ -88,4 +90,5 @@ def share_rows(num_rows: int, vocab_size: int) -> Shares:
     num_tiles = triton.cdiv(vocab_size, _TILE)
     splits = min(num_tiles, max(_NUM_PROGRAMS // num_rows, 1), _MAX_SPLITS)
     tiles = triton.cdiv(num_tiles, splits)
-    return Shares(triton.cdiv(num_tiles, tiles), tiles * _TILE, _TILE, _SEARCH_TILE)
+    most = triton.next_power_of_2(min(num_tiles, _MAX_SPLITS))
+    return Shares(triton.cdiv(num_tiles, tiles), most, tiles * _TILE, _TILE, _SEARCH_TILE)

@@ -23,6 +23,13 @@ GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
 MIB = 1 << 20
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
+_CHOICES = (
+    _SAMPLED,
+    replace(_SAMPLED, top_p=1.0),
+    replace(_SAMPLED, frequency_penalty=0.5),
+    replace(_SAMPLED, top_p=1.0, frequency_penalty=0.5),
+)
+"""One of each way to choose first tokens that a GPU has kernels for."""
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
@@ -101,7 +108,8 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
 def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[int, int]:
     """Most bytes of a round's prompt chunks, with what an engine keeps beside its KV; and of a round's trees.
 
-    Both are run on a small KV pool.
+    Both are run on a small KV pool. Prompts of every tile height and with every way to choose a token run beside them,
+    so that no later one waits for a compiler.
     """
     device, prompt_len = loaded.device, min(config.max_num_batched_tokens, loaded.max_position_embeddings - 2)
     small = replace(
@@ -130,6 +138,7 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     while engine.has_unfinished_requests():
         engine.step()
     chunks = torch.cuda.max_memory_allocated(device) - held
+    _run_short_prompts(engine, prompt_len)
     torch.cuda.reset_peak_memory_stats(device)
     engine.runner.widest_round()
     trees = torch.cuda.max_memory_allocated(device) - before
@@ -137,3 +146,14 @@ def activation_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNe
     gc.collect()  # its parts know each other
     torch.cuda.empty_cache()
     return chunks, trees
+
+
+def _run_short_prompts(engine: Engine, longest: int) -> None:
+    """One after the other: 1, 2, 4, ... tokens, so that the rows of attention have every tile's height."""
+    lengths = [1 << at for at in range(longest.bit_length())]
+    for at in range(max(len(lengths), len(_CHOICES))):
+        # Each begins otherwise: nothing of it is in the prefix cache.
+        prompt = (at % engine.loaded.vocab_size,) + (0,) * (lengths[at % len(lengths)] - 1)
+        engine.add_request(Request(f"short-{at}", prompt, _CHOICES[at % len(_CHOICES)]))
+        while engine.has_unfinished_requests():
+            engine.step()

@@ -1,17 +1,18 @@
-"""Compile every launch of the layer, sampling and tree kernels for compute capability 9.0; prints one JSON object each.
+"""Compile every launch of the layer, sampling and tree kernels for a compute capability; prints one JSON object each.
 
-A program of its own, without a GPU: the wrappers run on CPU tensors with a driver that only names the target, and each
-launch stops after compilation. What the interpreter accepts and the compiler refuses shows here, and so do arguments
-that a kernel does not take.
+A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver that
+only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler refuses
+shows here, and so do arguments that a kernel does not take.
 """
 
-import json
+import sys
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.resources import report
+from tests.ptx.launch import NamedDriver
 from wingbeat.kernels.layer import adapters_triton, fp8_triton
 from wingbeat.kernels.layer import triton as triton_layer
 from wingbeat.kernels.layer.fp8 import to_fp8
@@ -26,26 +27,12 @@ from wingbeat.kernels.tree.results import Coupling
 from wingbeat.kernels.tree.table import TreeTable
 
 
-class HopperDriver:
-    """What a launch asks of a driver before it runs."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def compile_only(launch):
     """`JITFunction.run` without the run."""
 
     def run(self, *args, grid, warmup, **options):
         compiled = launch(self, *args, grid=grid, warmup=True, **options)
-        result = {"kernel": self.__name__, "shared_bytes": compiled.metadata.shared}
-        print(json.dumps(result), flush=True)
+        report("", compiled)
         return compiled
 
     return run
@@ -89,18 +76,22 @@ def launch_trees(num_reqs: int, top_k: int, steps: int, num_nodes: int, vocab_si
     triton_tree.path_token_ids(nodes, nodes, steps)
 
 
-def launch_layers(num_tokens: int, hidden_size: int, heads: tuple[int, int], dim: int, intermediate_size: int) -> None:
+def launch_layers(
+    num_tokens: int, hidden_size: int, heads: tuple[int, int], dim: int, intermediate_size: int, *, has_fp8: bool
+) -> None:
     bf16 = torch.bfloat16
     hidden, weight = torch.zeros(num_tokens, hidden_size, dtype=bf16), torch.zeros(hidden_size, dtype=bf16)
     for residual in (None, hidden):
         triton_layer.add_rms_norm(hidden, residual, weight, 1e-5)
     qkv = hidden.new_zeros(num_tokens, heads[0] + 2 * heads[1], dim)
     turned, cache = hidden.new_zeros(num_tokens, dim), hidden.new_zeros(4, 16, heads[1], dim)
+    # Before capability 8.9 Triton compiles nothing that has float8.
+    caches = (cache, cache.to(torch.float8_e4m3fn)) if has_fp8 else (cache,)
     for norm in (None, hidden.new_zeros(dim)):
-        for stored in (cache, cache.to(torch.float8_e4m3fn)):
+        for stored in caches:
             triton_layer.rotate_and_store(qkv, turned, turned, stored, stored, ints(num_tokens), norm, norm, 1e-6)
     triton_layer.silu_mul(hidden.new_zeros(num_tokens, 2 * intermediate_size))
-    for bias in (None, hidden.new_zeros(intermediate_size)):
+    for bias in (None, hidden.new_zeros(intermediate_size)) if has_fp8 else ():
         fp8_triton.fp8_linear(hidden, *to_fp8(hidden.new_zeros(intermediate_size, hidden_size)), bias)
 
 
@@ -111,10 +102,11 @@ def launch_adapters(num_rows: int, inputs: int, parts: tuple[int, ...], rank: in
 
 
 if __name__ == "__main__":
-    driver.set_active(HopperDriver())
+    capability = int(sys.argv[1])
+    driver.set_active(NamedDriver(capability))
     JITFunction.run = compile_only(JITFunction.run)
-    launch_layers(60, 4096, (32, 8), 128, 14336)
-    launch_layers(1, 2880, (40, 8), 80, 9728)
+    launch_layers(60, 4096, (32, 8), 128, 14336, has_fp8=capability >= 89)
+    launch_layers(1, 2880, (40, 8), 80, 9728, has_fp8=capability >= 89)
     launch_adapters(128, 4096, (4096, 1024, 1024), 16)
     launch_adapters(1, 14336, (4096,), 64)
     launch_sampling(1, 151936)

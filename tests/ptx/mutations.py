@@ -15,6 +15,7 @@ from tests.ptx.launch import executing
 from tests.ptx.machine import Fault
 from tests.ptx.program import Program
 from wingbeat.kernels.attention import triton as triton_attention
+from wingbeat.kernels.attention.splits import Splits
 from wingbeat.kernels.attention.tiles import TileConfig
 from wingbeat.kernels.kv import triton as triton_kv
 
@@ -35,9 +36,9 @@ def attention(block_rows: int, block_keys: int, stages: int, dtype: torch.dtype)
 
     def check() -> None:
         query = inputs.arguments[0]
-        config = TileConfig(block_rows, block_keys, 4, stages, 1)
+        config, whole = TileConfig(block_rows, block_keys, 4, stages, 0), Splits(1, block_keys)
         out = triton_attention.tree_attention(
-            *inputs.arguments, **inputs.options, out=torch.full_like(query, NAN), config=config, num_splits=1
+            *inputs.arguments, **inputs.options, out=torch.full_like(query, NAN), config=config, splits=whole
         )
         assert_close(out, expected)
 

@@ -29,7 +29,19 @@ from tests.runtime.fake_gpu_tensor import CUDA, METER, GpuTensor, is_composite, 
 from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
-NUM_SMS = 132
+PROPERTIES = {
+    "major": 9,
+    "minor": 0,
+    "multi_processor_count": 132,
+    "shared_memory_per_block_optin": 227 << 10,
+    "shared_memory_per_multiprocessor": 228 << 10,
+    "regs_per_multiprocessor": 65536,
+    "max_threads_per_multi_processor": 2048,
+}
+"""Of an H100."""
+REGISTERS = 128
+"""Of any kernel as compiled; `SHARED_BYTES` likewise."""
+SHARED_BYTES = 72 << 10
 
 # Indexing asks for a device guard, which a torch without CUDA has none of.
 _GUARD = """
@@ -86,7 +98,7 @@ class FakeGpu(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         """By name of the operation or kernel; a replayed graph is one."""
         self.variants: set[tuple] = set()
-        """Kernels launched, each with the constants and the dtypes that it is compiled for."""
+        """Kernels launched, each with what it is compiled for."""
         self._pinned: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -126,11 +138,18 @@ class FakeGpu(TorchDispatchMode):
             if isinstance(value, Tensor) and not isinstance(value, GpuTensor):
                 raise MixedDevicesError(f"{name} of {kernel.__name__} is on the host")
         grid = grid(given) if callable(grid) else grid
-        self.variants.add((kernel.__name__, *_specialization(kernel, bound.arguments)))
+        self.variants.add(_variant(kernel, bound.arguments))
         for size, most in zip(grid, _MOST_PROGRAMS, strict=False):
             if type(size) is not int or not 0 < size <= most:
                 raise ValueError(f"grid of {kernel.__name__} is {grid}")
         self.launches[kernel.__name__] += 1
+
+    def compile(self, kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Stands for `warmup` of a Triton kernel: it is compiled and not launched."""
+        given = {name: value for name, value in kwargs.items() if name not in _LAUNCH_OPTIONS}
+        self.variants.add(_variant(kernel, inspect.signature(kernel.fn).bind(*args, **given).arguments))
+        metadata = SimpleNamespace(shared=SHARED_BYTES, tmem_size=None)
+        return SimpleNamespace(metadata=metadata, n_regs=REGISTERS, run=None)
 
     def _check_operands(self, func: Any, name: str, tensors: list[Tensor], args: tuple) -> None:
         indexes = name.lstrip("_").startswith("index") and isinstance(args[1], list | tuple)
@@ -264,7 +283,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
     """The mode with everything of torch and Triton that it stands for."""
     from triton.runtime.jit import KernelInterface
 
-    from wingbeat.kernels.attention import splits as triton_attention_splits
+    from wingbeat.kernels.attention import device, triton
 
     gpu = FakeGpu()
     of_device = {
@@ -272,7 +291,7 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "_lazy_init": lambda: None,
         "device_of": lambda tensor: nullcontext(),
         "get_device_name": lambda device=None: "fake",
-        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=NUM_SMS),
+        "get_device_properties": lambda device=None: SimpleNamespace(**PROPERTIES),
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
         "memory_allocated": lambda device=None: METER.allocated,
         "max_memory_allocated": lambda device=None: METER.peak,
@@ -292,12 +311,16 @@ def fake_gpu() -> Iterator[FakeGpu]:
             "__getitem__",
             lambda kernel, grid: lambda *args, **kwargs: gpu.launch(kernel, grid, args, kwargs),
         )
-        triton_attention_splits.num_sms.cache_clear()
+        patch.setattr(
+            KernelInterface, "warmup", lambda kernel, *args, grid, **kwargs: gpu.compile(kernel, args, kwargs)
+        )
+        patch.setattr(triton, "_RESIDENT", {})
+        device.device_limits.cache_clear()
         try:
             with gpu:
                 yield gpu
         finally:
-            triton_attention_splits.num_sms.cache_clear()
+            device.device_limits.cache_clear()
 
 
 @torch.no_grad()
@@ -323,10 +346,17 @@ def place(module: nn.Module) -> nn.Module:
     return module
 
 
-def _specialization(kernel: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+def _variant(kernel: Any, arguments: dict[str, Any]) -> tuple:
+    """What a kernel is compiled for: its constants, its types, and of integers what Triton looks at."""
+    free = set(kernel.kwargs.get("do_not_specialize") or ())
+    variant: list[Any] = [kernel.__name__]
     for name, parameter in inspect.signature(kernel.fn).parameters.items():
         value = arguments[name]
-        if "constexpr" in str(parameter.annotation) or value is None:
-            yield value
+        if "constexpr" in str(parameter.annotation) or value is None or isinstance(value, torch.dtype):
+            variant.append(value)
         elif isinstance(value, Tensor):
-            yield value.dtype
+            variant.append(value.dtype)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            size = "i32" if -(2**31) <= value < 2**31 else "i64"
+            variant.append((name, size, None if name in free else (value == 1, value % 16 == 0)))
+    return tuple(variant)

@@ -80,7 +80,9 @@ class TokenChooser:
         processors = None
         if altered:
             nodes, paths = self._nodes_and_paths(decodes, len(rows))
-            processors = self.processors.of_rows(rows, at, nodes, paths, params)
+            # On a GPU each selection of them is a kernel of its own, and compiled while requests wait.
+            selected = None if self.device.type == "cuda" else params
+            processors = self.processors.of_rows(rows, at, nodes, paths, selected)
         return self._sample(logits, rows, at, params, processors)
 
     def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:

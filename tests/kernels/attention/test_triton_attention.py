@@ -14,12 +14,12 @@ pytest.importorskip("triton")
 
 from wingbeat.kernels.attention import triton as triton_attention
 from wingbeat.kernels.attention.reference import tree_attention
-from wingbeat.kernels.attention.splits import workspace_size
-from wingbeat.kernels.attention.tiles import TILE_CONFIGS, TileConfig
+from wingbeat.kernels.attention.splits import Splits, workspace_size
+from wingbeat.kernels.attention.tiles import TileConfig
 
 pytestmark = pytest.mark.few(3)
 
-TINY = TileConfig(16, 16, 4, 2, 1)
+TINY = TileConfig(16, 16, 4, 2, 0)
 
 
 def run_kernel(inputs: Inputs, **options) -> torch.Tensor:
@@ -36,7 +36,7 @@ SPLIT = [(case, 3) for case in TREES] + [(case, 1) for case in (*CAUSAL, *TREES[
 @pytest.mark.parametrize(("case", "num_splits"), SPLIT, ids=str)
 def test_kernel_is_the_formula(case, num_splits):
     inputs = build(case, poison=NAN)
-    assert_close(run_kernel(inputs, config=TINY, num_splits=num_splits), by_formula(inputs))
+    assert_close(run_kernel(inputs, config=TINY, splits=Splits(num_splits, 16)), by_formula(inputs))
 
 
 @pytest.mark.few(1)
@@ -47,8 +47,8 @@ def test_tile_sizes_change_nothing(mask, window, config):
     """Mask words meet the tiles at any offset, and tiles of 128 keys end in tiles of 64."""
     queries = {"num_query": 19} if mask == "causal" else {"num_query": 3, "num_new": 69}
     inputs = build(Case((130, 41), heads=(2, 1), mask=mask, window=window, **queries), poison=NAN)
-    config = TileConfig(*config, 4, 2, 1)
-    assert_close(run_kernel(inputs, config=config, num_splits=2), by_formula(inputs))
+    config = TileConfig(*config, 4, 2, 0)
+    assert_close(run_kernel(inputs, config=config, splits=Splits(2, config.block_keys)), by_formula(inputs))
 
 
 @pytest.mark.few(1)
@@ -57,14 +57,14 @@ def test_splits_without_keys_add_nothing(mask):
     """A captured launch keeps the splits of its longest context: short ones leave most of them empty."""
     inputs = build(Case((0, 2, 60), 3, heads=(2, 1), mask=mask, sinks=True, window=30), poison=NAN)
     workspace = torch.full((workspace_size(9, 3, 3, 2, 16),), NAN, device=DEVICE)
-    assert_close(run_kernel(inputs, config=TINY, num_splits=9, workspace=workspace), by_formula(inputs))
+    assert_close(run_kernel(inputs, config=TINY, splits=Splits(9, 16), workspace=workspace), by_formula(inputs))
 
 
 def test_a_short_workspace_is_refused():
-    inputs = build(Case((5,), 3), poison=NAN)
+    inputs = build(Case((40,), 3), poison=NAN)
     workspace = torch.zeros(workspace_size(2, 1, 3, 4, 16) - 1, device=DEVICE)
     with pytest.raises(ValueError, match="workspace"):
-        run_kernel(inputs, config=TINY, num_splits=2, workspace=workspace)
+        run_kernel(inputs, config=TINY, splits=Splits(2, 16), workspace=workspace)
     assert workspace_size(1, 8, 60, 32, 128) == 0
 
 
@@ -73,10 +73,11 @@ def test_the_same_launch_serves_other_lengths():
     """Lengths and tables are read on the device: what a replayed graph relies on."""
     inputs = build(Case((40, 11), 5), poison=NAN)
     other = build(Case((7, 40), 5), poison=NAN, seed=1)
-    out = run_kernel(inputs, config=TINY, num_splits=2)
+    out = run_kernel(inputs, config=TINY, splits=Splits(2, 16))
     for place, source in zip(inputs.arguments[:7], other.arguments[:7], strict=True):
         place.copy_(source)
-    again = triton_attention.tree_attention(*inputs.arguments, **inputs.options, out=out, config=TINY, num_splits=2)
+    halves = Splits(2, 16)
+    again = triton_attention.tree_attention(*inputs.arguments, **inputs.options, out=out, config=TINY, splits=halves)
     assert again is out
     assert_close(out, by_formula(other))
 
@@ -89,7 +90,8 @@ def test_strided_rows_are_read_and_written_in_place():
     wide = torch.full((2, 5, 4, 40), NAN, device=DEVICE)
     out = wide[..., 3:19]
     inputs.arguments[0] = heads_first
-    triton_attention.tree_attention(*inputs.arguments, **inputs.options, out=out, config=TINY, num_splits=2)
+    halves = Splits(2, 16)
+    triton_attention.tree_attention(*inputs.arguments, **inputs.options, out=out, config=TINY, splits=halves)
     assert_close(out, by_formula(inputs))
     assert wide[..., :3].isnan().all()
     assert wide[..., 19:].isnan().all()
@@ -102,26 +104,6 @@ def test_no_requests_need_no_launch():
 
 
 BF16 = torch.bfloat16
-TILES = [(key, config) for key, configs in TILE_CONFIGS.items() for config in configs]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", ["tree", "causal"])
-@pytest.mark.parametrize(("key", "config"), TILES, ids=str)
-def test_each_tile_of_the_table_is_the_formula_as_compiled(key, config, mask, request):
-    """Split and whole, with more rows than a tile has: what wgmma, prefetching and swizzles make of them."""
-    capability = request.config.getoption("--ptx")
-    if capability is None:
-        pytest.skip("needs --ptx: the interpreter knows no tiles")
-    itemsize, dim = key
-    dtype = BF16 if itemsize == 2 else torch.float32
-    queries = {"num_query": config.block_rows // 2 + 3}
-    inputs = build(
-        Case((150, 33), heads=(2, 1), dims=(dim, dim), block_size=16, mask=mask, dtype=dtype, **queries), NAN
-    )
-    for num_splits in (1, 2):
-        assert_close(run_kernel(inputs, config=config, num_splits=num_splits), by_formula(inputs))
-
 
 REAL = [
     Case((8192 - 60,) * 8, 60, heads=(32, 8), dims=(128, 128), block_size=16, dtype=BF16),

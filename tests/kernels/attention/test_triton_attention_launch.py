@@ -1,37 +1,66 @@
-"""What a launch of the attention kernel chooses: splits of the context and tiles of the rows."""
+"""What a launch of the attention kernel chooses: splits of the context and tiles of the rows, by the GPU's limits."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from wingbeat.kernels.attention.splits import MAX_SPLITS, choose_num_splits
-from wingbeat.kernels.attention.tiles import tile_config
+from wingbeat.kernels.attention.device import KNOWN
+from wingbeat.kernels.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits
+from wingbeat.kernels.attention.tiles import device_tiles, tile_config
 
 
-@pytest.mark.parametrize("device_programs", [1, 132, 396])
-def test_splits_fill_the_device_and_no_more(device_programs):
+@pytest.mark.parametrize("device_programs", [1, 58, 132, 396])
+def test_splits_of_one_request_fill_the_device_and_no_more(device_programs):
     for num_programs in (1, 8, 100, 128, 5000):
-        for num_tiles in (1, 2, 9, 128, 4096):
-            splits = choose_num_splits(num_programs, num_tiles, device_programs)
-            most = min(max(num_tiles // 2, 1), MAX_SPLITS)
-            assert 1 <= splits <= most
-            assert num_programs * splits >= 0.68 * min(device_programs, num_programs * most)
-            assert splits == 1 or num_programs < device_programs
+        splits = choose_num_splits(num_programs, device_programs)
+        assert 1 <= splits <= MAX_SPLITS
+        assert num_programs * splits >= 0.68 * min(device_programs, num_programs * MAX_SPLITS)
+        assert splits == 1 or num_programs < device_programs
 
 
-def test_one_request_fills_the_device():
-    """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, on the 132 multiprocessors of an H200."""
-    config = tile_config(torch.bfloat16, 128, 4)
-    programs = 132 * config.programs_per_sm
-    splits = choose_num_splits(8, 8192 // config.block_keys, programs)
-    assert 0.8 * programs <= 8 * splits <= programs
+def test_one_request_of_llama_fills_the_device():
+    """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, two programs on each of 132 multiprocessors."""
+    splits = choose_splits(8, 264, 4, 64)
+    assert 0.8 * 264 <= 8 * splits.launched(8192) <= 264
+
+
+def test_tall_tiles_read_more_keys_for_each_partial_result():
+    assert choose_splits(8, 264, 4, 64).least_keys == 128
+    assert choose_splits(8, 264, 64, 64).least_keys == 1024
+    assert choose_splits(8, 264, 33, 64).least_keys % 64 == 0
+    assert choose_splits(8, 264, 64, 64).launched(1024) == 1
+    assert choose_splits(8, 264, 64, 64).launched(1025) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 112, 128, 192, 256])
-def test_every_head_dim_has_a_tile_for_any_number_of_rows(head_dim, dtype):
-    heights = [tile_config(dtype, head_dim, rows).block_rows for rows in range(1, 300)]
+@pytest.mark.parametrize("gpu", KNOWN)
+def test_every_head_dim_has_a_tile_on_every_gpu_for_any_number_of_rows(head_dim, dtype, gpu):
+    limits = KNOWN[gpu]
+    configs = [tile_config(dtype, head_dim, rows, limits) for rows in range(1, 300)]
+    heights = [config.block_rows for config in configs]
     assert heights == sorted(heights)
     largest = heights[-1]
     assert all(rows <= height < max(2 * rows, 17) or height == largest for rows, height in enumerate(heights, start=1))
+    assert max(config.shared_bytes for config in configs) <= limits.shared_bytes
+
+
+def test_a_gpu_of_less_memory_has_lower_tiles_or_says_what_it_lacks():
+    small = KNOWN["L4"]._replace(shared_bytes=64 * 1024)
+    assert [tile.block_rows for tile in device_tiles(torch.bfloat16, 128, small)] == [64]
+    with pytest.raises(ValueError, match=r"head dim 256 in torch.bfloat16 takes 73728 bytes.* has 65536"):
+        device_tiles(torch.bfloat16, 256, small)
+
+
+def test_programs_of_a_multiprocessor_are_limited_by_what_runs_out_first():
+    """CUDA's occupancy rules: shared memory with 1 KiB of its own each, registers in eights, threads."""
+    h100, l4 = KNOWN["H100"], KNOWN["L4"]
+    assert h100.resident_programs(72_704, 128, 4) == 3
+    assert l4.resident_programs(72_704, 128, 4) == 1
+    assert h100.resident_programs(0, 255, 8) == 1
+    assert h100.resident_programs(0, 168, 4) == 3
+    assert h100.resident_programs(0, 32, 8) == 8
+    assert l4.resident_programs(0, 32, 8) == 6
+    assert h100.resident_programs(0, 32, 8, tensor_columns=256) == 2
+    assert h100.resident_programs(227 * 1024, 32, 4) == 1
