@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from wingbeat.kernels.attention.device import KNOWN, device_limits
+from wingbeat.kernels.attention.device import KNOWN, DeviceLimits, device_limits
 from wingbeat.kernels.attention.kernel import tree_attention_kernel
 from wingbeat.kernels.attention.splits import (
     MAX_SPLITS,
@@ -199,6 +199,30 @@ def _partial_results(out: Tensor, num_splits: int, workspace: Tensor | None) -> 
     flat = workspace.view(-1)
     results = flat[: rows * value_dim].view(num_splits, num_reqs, num_query, num_heads, value_dim)
     return _Partial(results, flat[rows * value_dim : needed], results.stride()[:4])
+
+
+def partial_bytes(
+    dtype: torch.dtype,
+    rows: tuple[int, int],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    max_keys: int,
+    limits: DeviceLimits,
+) -> int:
+    """About what the splits' results take in a launch, by the table of tiles and before anything is compiled.
+
+    Args:
+        rows: requests, and query rows of each.
+        heads: of the query, and of keys and values.
+        dims: of keys, and of values.
+        max_keys: of a request.
+    """
+    num_rows = heads[0] // heads[1] * rows[1]
+    config = tile_config(dtype, max(dims), num_rows, limits)
+    device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
+    num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
+    splits = choose_splits(num_programs, device_programs, min(num_rows, config.block_rows), config.block_keys)
+    return 4 * workspace_size(splits.launched(max_keys), *rows, heads[0], dims[1])
 
 
 def _resident_programs(launch: _Launch) -> int:

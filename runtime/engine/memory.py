@@ -84,7 +84,7 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     if captured:
         row = loaded.vocab_size + taps_size(loaded, needs.tap_layers, needs.kv_layers)
         between = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes) * row * loaded.dtype.itemsize
-        graphs = trees + between + num_graphs(config) * GRAPH_BYTES
+        graphs = trees + between + num_graphs(config) * GRAPH_BYTES + _longest_contexts_bytes(loaded, config)
     drafter = 0
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation
@@ -102,6 +102,23 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         drafter / MIB,
     )
     return chunks + trees + graphs + drafter
+
+
+def _longest_contexts_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
+    """Of attention's splits in a captured round, whose contexts may be as long as the model takes."""
+    from wingbeat.kernels.attention.device import device_limits
+    from wingbeat.kernels.attention.triton import partial_bytes
+
+    limits = device_limits(loaded.device.index or 0)
+    max_keys = min(config.max_model_len, loaded.max_position_embeddings)
+    most = 0
+    for num_nodes in (1, config.speculation.num_nodes):
+        rows = min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes
+        for layer in {layer for layer in loaded.layers if layer.num_heads}:
+            heads, dims = (layer.num_heads, layer.num_kv_heads), (layer.key_dim, layer.value_dim)
+            keys = min(max_keys, 2 * layer.sliding_window) if layer.sliding_window else max_keys
+            most = max(most, partial_bytes(loaded.dtype, rows, heads, dims, keys, limits))
+    return most
 
 
 @torch.inference_mode()

@@ -1,8 +1,8 @@
 """Compile every launch of the layer, sampling and tree kernels for a compute capability; prints one JSON object each.
 
-A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver that
-only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler refuses
-shows here, and so do arguments that a kernel does not take.
+A program of its own, `compile_launches.py CAPABILITY`, without a GPU: the wrappers run on CPU tensors with a driver
+that only names the target, and each launch stops after compilation. What the interpreter accepts and the compiler
+refuses shows here, and so do arguments that a kernel does not take.
 """
 
 import sys

@@ -85,16 +85,28 @@ def every(capability: int) -> list[Resources]:
 
 
 def table(measured: dict[int, list[Resources]]) -> Iterable[str]:
-    """Lines of Markdown: the most that any variant of a kernel, or of an attention tile, takes on each capability."""
-    yield "| kernel | " + " | ".join(f"{capability}" for capability in measured) + " |"
+    """Lines of Markdown: the most that any variant takes of each attention tile, and of each capability."""
+    yield "| registers / bytes spilled / bytes shared | " + " | ".join(map(str, measured)) + " |"
     yield "| --- |" + " --- |" * len(measured)
     rows: dict[str, dict[int, list[Resources]]] = {}
     for capability, resources in measured.items():
         for one in resources:
-            tile = " ".join(one.variant.replace(",", "").split()[:5]) if one.kernel == "tree_attention" else ""
-            rows.setdefault(f"{one.kernel} {tile}".strip(), {}).setdefault(capability, []).append(one)
-    for name, by_capability in rows.items():
-        yield f"| {name} | " + " | ".join(_cell(by_capability.get(capability, [])) for capability in measured) + " |"
+            rows.setdefault(_row(one), {}).setdefault(capability, []).append(one)
+    for name in sorted(rows, key=_numbers):
+        yield f"| {name} | " + " | ".join(_cell(rows[name].get(capability, [])) for capability in measured) + " |"
+
+
+def _numbers(name: str) -> tuple[bool, list[int]]:
+    return "attention" not in name, [int(word) for word in re.findall(r"\d+", name)]
+
+
+def _row(one: Resources) -> str:
+    if one.kernel != "tree_attention":
+        return one.kernel if one.kernel == "fp8_linear" else "any other kernel"
+    dtype, dim, height = one.variant.split(", ")[:3]
+    kind = "32-bit" if dtype == "float32" else "16-bit"
+    padded = next(size for size in (64, 128, 256) if size >= int(dim.split()[1]))
+    return f"attention, {kind}, dim {padded}, {height}"
 
 
 def _cell(resources: list[Resources]) -> str:

@@ -16,9 +16,12 @@ KERNELS = {
 }  # fmt: skip
 # CUDA C++ Programming Guide, "technical specifications per compute capability": 163, 99 and 227 KiB.
 SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-SPILLED_BYTES = {"tree_attention": 64}
-"""Of a thread, at most; 0 for the rest. A few words that are stored and loaded once a tile cost less than what is lost
-by a tile of half the height: 64 bytes of a thread are 8 KiB of a program, which the L1 cache holds."""
+SPILLED_BYTES = {"tree_attention": 80, "scale": 8}
+"""Of a thread, at most; 0 for the rest. 80 bytes of 256 threads are 20 KiB of the L1 cache, written and read once a
+tile of keys of 32 KiB; half of the height would read each tile twice."""
+_GEMMA_2 = "bfloat16, dim 256, 64 rows, window, softcap, sinks"
+_GEMMA_2_SPILLED_BYTES = 160
+"""Of 128 threads, likewise 20 KiB."""
 
 
 def limits_of(capability: int) -> DeviceLimits:
@@ -30,7 +33,8 @@ def check(one: Resources, capability: int) -> None:
     """A variant fits, and takes no more shared memory than the table of tiles says."""
     what = f"{one.kernel} {one.variant} on {capability}"
     assert one.shared_bytes <= SHARED_BYTES[capability], f"{what} takes {one.shared_bytes} bytes"
-    assert one.spilled_bytes <= SPILLED_BYTES.get(one.kernel, 0), f"{what} spills {one.spilled_bytes} bytes"
+    allowed = _GEMMA_2_SPILLED_BYTES if one.variant == _GEMMA_2 else SPILLED_BYTES.get(one.kernel, 0)
+    assert one.spilled_bytes <= allowed, f"{what} spills {one.spilled_bytes} bytes"
     assert one.registers * one.num_warps * 32 <= 65536
     if one.kernel == "tree_attention":
         dtype, dim, height = one.variant.split(", ")[:3]
@@ -60,8 +64,9 @@ def test_every_kernel_fits(capability):
     assert {one.kernel for one in results} == wanted
     for one in results:
         check(one, capability)
-        # Several programs of all but attention share a multiprocessor, whose shared memory is 100 KiB at least.
-        assert one.kernel == "tree_attention" or one.shared_bytes <= 48 * 1024
+        # Several programs of all but attention share a multiprocessor.
+        share = limits_of(capability).sm_shared_bytes // 2 - 1024
+        assert one.kernel == "tree_attention" or one.shared_bytes <= share
     (moving,) = (one for one in results if one.kernel == "move_kv")
     assert moving.instructions["barriers"] > 0, "nothing orders a program's reads before its writes"
     if limits_of(capability).has_warpgroups:

@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 from wingbeat.kernels.attention.device import KNOWN
 from wingbeat.kernels.attention.splits import MAX_SPLITS, choose_num_splits, choose_splits
 from wingbeat.kernels.attention.tiles import device_tiles, tile_config
+from wingbeat.kernels.attention.triton import partial_bytes
 
 
 @pytest.mark.parametrize("device_programs", [1, 58, 132, 396])
@@ -64,3 +65,12 @@ def test_programs_of_a_multiprocessor_are_limited_by_what_runs_out_first():
     assert l4.resident_programs(0, 32, 8) == 6
     assert h100.resident_programs(0, 32, 8, tensor_columns=256) == 2
     assert h100.resident_programs(227 * 1024, 32, 4) == 1
+
+
+def test_memory_of_splits_is_foreseen_for_the_longest_contexts():
+    """32 requests of Llama-3.1-8B in trees of 16 nodes: 64 rows in a tile, two programs on a multiprocessor."""
+    shape = (torch.bfloat16, (32, 16), (32, 8), (128, 128))
+    assert partial_bytes(*shape, 1024, KNOWN["H100"]) == 0
+    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 8 * 32 * 16 * 32 * 129 * 4
+    assert partial_bytes(*shape, 131072, KNOWN["H100"]) > partial_bytes(*shape, 8192, KNOWN["H100"])
+    assert partial_bytes(*shape, 131072, KNOWN["L4"]) < partial_bytes(*shape, 131072, KNOWN["H100"])
