@@ -16,6 +16,8 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
+from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS
+from wingbeat.runtime.verifier.split_memory import splits_bytes
 from wingbeat.runtime.verifier.state_limits import state_budget, with_states
 
 logger = logging.getLogger(__name__)
@@ -79,12 +81,19 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             f"max_num_batched_tokens is {config.max_num_batched_tokens} and max_num_seqs is {config.max_num_seqs}: "
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
+    pieces = min(config.max_num_batched_tokens, -(-config.max_num_batched_tokens // PIECE_ROWS) + config.max_num_seqs)
+    chunks += splits_bytes(loaded, config, (pieces, PIECE_ROWS))
     captured = config.cuda_graphs is not False
     graphs = 0
     if captured:
         row = loaded.vocab_size + taps_size(loaded, needs.tap_layers, needs.kv_layers)
         between = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes) * row * loaded.dtype.itemsize
-        graphs = trees + between + num_graphs(config) * GRAPH_BYTES + _longest_contexts_bytes(loaded, config)
+        graphs = trees + between + num_graphs(config) * GRAPH_BYTES
+        decodes = [
+            (min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes)
+            for num_nodes in (1, config.speculation.num_nodes)
+        ]
+        graphs += max(splits_bytes(loaded, config, rows) for rows in decodes)
     drafter = 0
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation
@@ -102,23 +111,6 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         drafter / MIB,
     )
     return chunks + trees + graphs + drafter
-
-
-def _longest_contexts_bytes(loaded: LoadedModel, config: EngineConfig) -> int:
-    """Of attention's splits in a captured round, whose contexts may be as long as the model takes."""
-    from wingbeat.kernels.attention.device import device_limits
-    from wingbeat.kernels.attention.triton import partial_bytes
-
-    limits = device_limits(loaded.device.index or 0)
-    max_keys = min(config.max_model_len, loaded.max_position_embeddings)
-    most = 0
-    for num_nodes in (1, config.speculation.num_nodes):
-        rows = min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes
-        for layer in {layer for layer in loaded.layers if layer.num_heads}:
-            heads, dims = (layer.num_heads, layer.num_kv_heads), (layer.key_dim, layer.value_dim)
-            keys = min(max_keys, 2 * layer.sliding_window) if layer.sliding_window else max_keys
-            most = max(most, partial_bytes(loaded.dtype, rows, heads, dims, keys, limits))
-    return most
 
 
 @torch.inference_mode()
