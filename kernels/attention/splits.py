@@ -9,9 +9,9 @@ import triton.language as tl
 MAX_SPLITS = 128
 # Below this many tiles a split costs more in its partial result than it gains.
 _MIN_TILES_PER_SPLIT = 2
-# Of a split's keys per row: its partial result, float32 and both written and read, is an eighth of what it reads in
-# 16-bit keys and values.
-_KEYS_PER_ROW = 16
+# Of a split's keys per row: its partial result, float32 and both written and read, is a quarter of what it reads in
+# 16-bit keys and values. Fewer would cost many requests more than one alone gains by more programs.
+_KEYS_PER_ROW = 8
 # The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
 

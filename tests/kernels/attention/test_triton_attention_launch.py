@@ -28,10 +28,10 @@ def test_one_request_of_llama_fills_the_device():
 
 def test_tall_tiles_read_more_keys_for_each_partial_result():
     assert choose_splits(8, 264, 4, 64).least_keys == 128
-    assert choose_splits(8, 264, 64, 64).least_keys == 1024
+    assert choose_splits(8, 264, 64, 64).least_keys == 512
     assert choose_splits(8, 264, 33, 64).least_keys % 64 == 0
-    assert choose_splits(8, 264, 64, 64).launched(1024) == 1
-    assert choose_splits(8, 264, 64, 64).launched(1025) == 2
+    assert choose_splits(8, 264, 64, 64).launched(512) == 1
+    assert choose_splits(8, 264, 64, 64).launched(513) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -70,7 +70,7 @@ def test_programs_of_a_multiprocessor_are_limited_by_what_runs_out_first():
 def test_memory_of_splits_is_foreseen_for_the_longest_contexts():
     """32 requests of Llama-3.1-8B in trees of 16 nodes: 64 rows in a tile, two programs on a multiprocessor."""
     shape = (torch.bfloat16, (32, 16), (32, 8), (128, 128))
-    assert partial_bytes(*shape, 1024, KNOWN["H100"]) == 0
-    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 8 * 32 * 16 * 32 * 129 * 4
+    assert partial_bytes(*shape, 512, KNOWN["H100"]) == 0
+    assert partial_bytes(*shape, 8192, KNOWN["H100"]) == 16 * 32 * 16 * 32 * 129 * 4
     assert partial_bytes(*shape, 131072, KNOWN["H100"]) > partial_bytes(*shape, 8192, KNOWN["H100"])
     assert partial_bytes(*shape, 131072, KNOWN["L4"]) < partial_bytes(*shape, 131072, KNOWN["H100"])
