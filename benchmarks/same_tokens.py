@@ -1,6 +1,6 @@
 """Whether requests in half precision get the same tokens, whatever shares their rounds.
 
-    python benchmarks/same_tokens.py [--requests 2000] [--dtype bfloat16] [--mode default deterministic] [--quick]
+    python benchmarks/same_tokens.py [--requests 2000] [--dtype bfloat16] [--quick]
 
 Each request is decoded alone and plainly first. Then it is decoded again among others: trees of 1 node (speculation
 off) to 64, 1 to 64 sequences at once, prompts in small chunks, prefixes found in the cache, and a KV pool so small that
@@ -9,6 +9,7 @@ with top-k and top-p, each with a seed of its own. The second table is what roun
 """
 
 import argparse
+import json
 import random
 import time
 from pathlib import Path
@@ -94,7 +95,7 @@ def untrained(mode: str, dtype: torch.dtype, count: int) -> Pair:
     prompts = prompts_of(texts, count)
     loaded = prepare(model, mode)
     return Pair(
-        "random, 12 layers", loaded, lambda speculation, sequences: ToldDrafter(sequences, vocab_size), prompts
+        "random model of 12 layers", loaded, lambda speculation, sequences: ToldDrafter(sequences, vocab_size), prompts
     )
 
 
@@ -149,7 +150,9 @@ def params_of(index: int, speculation: bool) -> tuple[str, SamplingParams]:
     return "sampled", SamplingParams(temperature=1.0, **fields)
 
 
-def decode(pair: Pair, indices: list[int], cell: Cell | None, sequences: list[list[int]]) -> tuple[list[list[int]], int]:
+def decode(
+    pair: Pair, indices: list[int], cell: Cell | None, sequences: list[list[int]]
+) -> tuple[list[list[int]], int]:
     """Tokens of some requests, and how often one was preempted.
 
     Args:
@@ -161,8 +164,8 @@ def decode(pair: Pair, indices: list[int], cell: Cell | None, sequences: list[li
     if not alone and cell.tree > 1:
         speculation = SpeculationConfig(7, speculation.draft_top_k, cell.tree)
     whole = EngineConfig(max_model_len=MAX_MODEL_LEN, speculation=speculation).max_blocks_per_seq
-    # Room for two thirds of the sequences at their longest: some are preempted.
-    blocks = 1 + whole if batch == 1 else 1 + max(whole, 2 * batch * (MAX_MODEL_LEN // BLOCK_SIZE) // 3)
+    # Room for two fifths of the sequences at their longest: some are preempted.
+    blocks = 1 + whole if batch == 1 else 1 + max(whole, 2 * batch * (MAX_MODEL_LEN // BLOCK_SIZE) // 5)
     config = EngineConfig(
         max_num_seqs=batch,
         max_model_len=MAX_MODEL_LEN,
@@ -170,6 +173,7 @@ def decode(pair: Pair, indices: list[int], cell: Cell | None, sequences: list[li
         num_kv_blocks=blocks,
         block_size=BLOCK_SIZE,
         enable_prefix_caching=not alone,
+        deterministic=pair.loaded.deterministic,
         speculation=speculation,
     )
     speculates = not alone and cell.tree > 1
@@ -194,6 +198,12 @@ class Counted(NamedTuple):
     num_requests: int
     num_preemptions: int
     differences: list[Difference]
+
+    @classmethod
+    def read(cls, fields: list) -> "Counted":
+        """As JSON has it."""
+        num_requests, num_preemptions, differences = fields
+        return cls(num_requests, num_preemptions, [Difference(Cell(*cell), kind, at) for cell, kind, at in differences])
 
 
 def count(pair: Pair) -> Counted:
@@ -285,33 +295,39 @@ def main() -> None:
     """Count, then time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--default-requests", type=int, default=480, help="of the default mode, which is slower here")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--pair", nargs="+", choices=("demo", "random"), default=["demo", "random"])
+    parser.add_argument("--keep", action="store_true", help="keep what --output has of other pairs and modes")
+    parser.add_argument("--no-speed", action="store_true", help="time nothing")
     parser.add_argument("--quick", action="store_true", help="few requests: shows that it runs, measures nothing")
     parser.add_argument("--output", type=Path, default=RESULTS / "same_tokens.json")
     args = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
-    dtype, num_requests = getattr(torch, args.dtype), 48 if args.quick else args.requests
-    found: dict[tuple[str, str], Counted] = {}
+    dtype, found, seconds = getattr(torch, args.dtype), {}, {}
+    if args.keep and args.output.is_file():
+        kept = json.loads(args.output.read_text())["figures"]
+        found = {tuple(name.split(", ")): Counted.read(fields) for name, fields in kept["requests"].items()}
     for make in [{"demo": demo, "random": untrained}[name] for name in args.pair]:
         for mode in args.mode:
-            pair = make(mode, dtype, num_requests)
+            num_requests = {"default": args.default_requests, "deterministic": args.requests}[mode]
+            pair = make(mode, dtype, 48 if args.quick else num_requests)
             found[pair.name, mode] = count(pair)
-    tables, seconds = [table_of(found)], {}
-    if set(args.mode) == set(MODES):
-        table, seconds = speed(dtype, 3 if args.quick else 30)
+    tables = [table_of(found)]
+    if not args.no_speed:
+        table, seconds = speed(dtype, 3 if args.quick else 20)
         tables.append(table)
     facts = machine_facts() | {
         "dtype": args.dtype,
         "threads": "1",
-        "requests": f"{num_requests} per row, {NUM_TOKENS} tokens each, prompts of {PROMPT_LENS[0]} to "
+        "requests": f"{NUM_TOKENS} tokens each, prompts of {PROMPT_LENS[0]} to "
         f"{PROMPT_LENS[1]} tokens; trees of {', '.join(map(str, TREES))} nodes times "
         f"{', '.join(map(str, BATCHES))} sequences at once",
     }
     figures = {
-        "requests": {f"{name}, {mode}": counted._asdict() for (name, mode), counted in found.items()},
+        "requests": {f"{name}, {mode}": counted for (name, mode), counted in found.items()},
         "seconds": seconds,
     }
     report = Report("The same tokens in half precision", facts, tables, figures)

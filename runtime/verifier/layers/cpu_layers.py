@@ -84,7 +84,7 @@ class LayerStack:
             input_eps=norms[0].variance_epsilon,
             query_eps=head_norms[0].variance_epsilon if head_norms else 0.0,
             output_eps=norms[1].variance_epsilon,
-            query_norm=head_wide(norms[0].weight).data_ptr() if head_norms else None,
+            query_norm=wide(head_norms[0].weight).data_ptr() if head_norms else None,
             key_norm=wide(head_norms[1].weight).data_ptr() if head_norms else None,
             query_key_value=matrices[:3],
             output=matrices[3],

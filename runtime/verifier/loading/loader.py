@@ -36,9 +36,7 @@ from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for,
 logger = logging.getLogger(__name__)
 
 
-def load_model(
-    path: str | Path, dtype: torch.dtype, device: torch.device, deterministic: bool = False
-) -> LoadedModel:
+def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, deterministic: bool = False) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
 
     Args:
@@ -60,9 +58,7 @@ def load_model(
         return prepare_model(model, Path(path).name, deterministic=deterministic)
 
 
-def prepare_model(
-    model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False
-) -> LoadedModel:
+def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False) -> LoadedModel:
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
     Args:

@@ -177,9 +177,7 @@ def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor
         at_once = model(input_ids=paths, use_cache=False, **inputs(paths)).logits[:, start - 1 :].float()
         noise = max(map(distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
     before_tree = logits[0, : num_new - 1 - max(_DEPTHS)]
-    where = {
-        node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)
-    }
+    where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
     nodes = torch.stack([logits[where[node]] for node in range(len(PARENTS))])
     return Reference(text, torch.cat([before_tree, nodes]), noise)
 
