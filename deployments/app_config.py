@@ -191,6 +191,8 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
             raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
         if self.cuda_graphs and self.resolved_device() == "cpu":
             raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
+        if self.deterministic and self.resolved_device() == "cuda":
+            raise ValueError("deterministic is True: device 'cuda' does not have this mode; use device cpu")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
         if self.resolved_device() == "cpu" and self.num_gpus_per_drafter > 0:
@@ -248,6 +250,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         more = f" over {self.tensor_parallel_size} ranks" if self.tensor_parallel_size > 1 else ""
         more += f" with adapters of rank {self.max_lora_rank}" if self.serves_adapters() else ""
         more += f" with {self.kv_cache_dtype} KV" if self.kv_cache_dtype != "auto" else ""
+        more += ", deterministic" if self.deterministic else ""
         return f"{self.model or 'the demo'} by {engine} in {dtype} on {self.resolved_device()}{more}"
 
     def resolved_device(self) -> str:

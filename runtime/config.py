@@ -235,6 +235,9 @@ class EngineConfig:
     """`auto` runs compiled kernels on CUDA where they compute what their torch references do; `torch` those alone."""
     overlap: bool | None = None
     """Let the host run one round behind the device. None does so where the device is not the host itself."""
+    deterministic: bool = False
+    """A request gets the same bits, so the same tokens, in any dtype: with and without speculation, alone and in any
+    batch, preempted or not, its prefix found or computed. CPUs alone have it, for layers that are our kernels'."""
     forced_acceptance: ForcedAcceptance | None = None
     """For benchmarks: acceptance is drawn from this profile, and the text is not the model's. Refused unless the
     environment variable WINGBEAT_BENCHMARK is 1; every output is marked."""
@@ -257,6 +260,13 @@ class EngineConfig:
             raise ValueError(f"kernels is {self.kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
         if self.kv_cache_dtype == "fp8" and self.compile:
             raise ValueError("kv_cache_dtype is fp8 and compile is True: compiled rounds read no fp8; leave one out")
+        if self.deterministic and self.compile:
+            raise ValueError("deterministic is True and compile is True: compiled products depend on the rows beside")
+        if self.deterministic and self.kv_cache_dtype != "auto":
+            raise ValueError(
+                f"deterministic is True and kv_cache_dtype is {self.kv_cache_dtype}: torch's operations attend to such "
+                "KV; use auto"
+            )
         if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
             raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):

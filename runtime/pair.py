@@ -140,6 +140,14 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
     if limits.kv_cache_dtype != "auto" and (settings.engine_dir is not None or settings.ranks is not None):
         kind = "the tensorrt backend rounds" if settings.ranks is None else "tensor parallel ranks round"
         raise ValueError(f"kv_cache_dtype is {limits.kv_cache_dtype}: {kind} no keys and values; use auto")
+    if limits.deterministic and (settings.engine_dir is not None or settings.ranks is not None):
+        kind = "products of the tensorrt backend" if settings.ranks is None else "sums over tensor parallel ranks"
+        raise ValueError(f"deterministic is True: {kind} have no fixed order")
+    if limits.deterministic and device.type != "cpu":
+        raise ValueError(
+            f"deterministic is True and device is {device.type}: its products depend on the rows beside; CPUs alone "
+            "have this mode"
+        )
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
@@ -166,10 +174,11 @@ def _load(settings: PairSettings, device: torch.device) -> "LoadedModel":
     from wingbeat.runtime.verifier.loading.cpu_threads import choose_threads
     from wingbeat.runtime.verifier.loading.loader import load_model
 
+    deterministic = settings.engine.deterministic
     if settings.tries_bfloat16 and has_bfloat16_units():
-        loaded = load_in_faster_dtype(settings.model, device)
+        loaded = load_in_faster_dtype(settings.model, device, deterministic)
     else:
-        loaded = load_model(settings.model, settings.dtype, device)
+        loaded = load_model(settings.model, settings.dtype, device, deterministic)
     max_loras, max_rank = settings.engine.max_loras, settings.engine.max_lora_rank
     if max_loras:
         from wingbeat.runtime.verifier.layers.adapted import ModelAdapters

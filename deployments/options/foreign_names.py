@@ -19,6 +19,7 @@ _HINTS = {
     "download_dir": "set HF_HOME in the environment",
     "enable_auto_tool_choice": NOT_NEEDED + "{tool_call_parser} is enough",
     "enable_chunked_prefill": NOT_NEEDED + "long prompts always run in chunks, of {max_num_batched_tokens} at most",
+    "enable_deterministic_inference": "use {deterministic}",
     "enable_expert_parallel": "use {tensor_parallel_size}, which divides experts too",
     "enable_log_requests": "use {access_log}",
     "enable_lora": NOT_NEEDED + "{lora_modules} is enough, or {lora_update_dir} to load adapters later",

@@ -162,6 +162,11 @@ class ModelOptions(LoadOptions):
         "auto",
         description="On GPUs: 'auto' compiles Wingbeat's own and takes torch's operations where one of them does not "
         "compute the same on this device; 'torch' compiles none, which is slower.",
+    deterministic: bool = Field(
+        False,
+        description="On CPUs, in any dtype: a request gets the same tokens, bit for bit, with and without speculation, "
+        "alone and in any batch. Layers run by own kernels alone: many rows of large models take up to twice as long "
+        "in bfloat16, and models with other layers are refused.",
     )
     backend: Literal["torch", "tensorrt"] = Field(
         "torch",
@@ -188,6 +193,8 @@ class ModelOptions(LoadOptions):
             raise ValueError(
                 f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV"
             )
+        if self.engine_dir is not None and self.deterministic:
+            raise ValueError("deterministic is True and backend is tensorrt: its products depend on the rows beside")
         return self
 
     @model_validator(mode="after")

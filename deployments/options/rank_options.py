@@ -48,6 +48,8 @@ class RankOptions(ModelOptions):
             raise ValueError(f"{ranks}: ranks serve no LoRA adapters; leave out lora_modules and lora_update_dir")
         if self.kv_cache_dtype != "auto":
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype}: {ranks}, which round no KV; use auto")
+        if self.deterministic:
+            raise ValueError(f"deterministic is True: {ranks}, and sums over ranks have no fixed order")
         for name, value in (("compile", self.compile), ("cuda_graphs", cuda_graphs)):
             if value:
                 raise ValueError(f"{name} is True: {ranks}, whose rounds run eagerly; leave {name} out")

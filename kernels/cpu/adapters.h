@@ -8,11 +8,11 @@ constexpr int MOST_PARTS = 3;
 // What all adapters do to one product, or to a few of the same inputs that lie side by side: its parts. Weights lie
 // input by input; adapter `id`, from 1 on, is at id - 1.
 struct Adapters {
-    const float* a;        // by adapter [inputs, all parts' `rank` columns], its rows `a_row` apart
-    const float* b;        // by adapter [rank, all parts' columns], its rows `b_row` apart
+    const void* a;         // of `kind`, by adapter [inputs, all parts' `rank` columns], its rows `a_row` apart
+    const void* b;         // likewise, by adapter [rank, all parts' columns], its rows `b_row` apart
     const int64_t* ranks;  // by id; 0 where an adapter leaves the product as it is
     int64_t a_stride, a_row, b_stride, b_row, inputs, rank, num_parts;
-    int64_t columns[MOST_PARTS];
+    int64_t columns[MOST_PARTS], kind;
 };
 
 // Rows [begin, end) of a batch that have the same adapter.
@@ -29,18 +29,19 @@ static void adapt(const Adapters& adapters, const AdapterRun* runs, int64_t num_
         if (!rank) continue;
         if ((int64_t)scratch.size() < num_rows * width) scratch.resize(num_rows * width);
         float* low = scratch.data();
-        const float* a = adapters.a + (run.id - 1) * adapters.a_stride;
-        const float* b = adapters.b + (run.id - 1) * adapters.b_stride;
+        const void* a = element(adapters.a, (run.id - 1) * adapters.a_stride, adapters.kind);
+        const void* b = element(adapters.b, (run.id - 1) * adapters.b_stride, adapters.kind);
         Matrix down[MOST_PARTS];
         for (int64_t part = 0; part < adapters.num_parts; part++)
-            down[part] = {a + part * adapters.rank, nullptr, rank, adapters.a_row};
+            down[part] = {element(a, part * adapters.rank, adapters.kind), nullptr, rank, adapters.a_row,
+                          adapters.kind};
         products(x + run.begin * x_stride, x_stride, num_rows, adapters.inputs, down, (int)adapters.num_parts, nullptr,
                  nullptr, 0, low, width);
         float* into = out + run.begin * out_stride;
         for (int64_t part = 0; part < adapters.num_parts; part++) {
-            Matrix up = {b, nullptr, adapters.columns[part], adapters.b_row};
+            Matrix up = {b, nullptr, adapters.columns[part], adapters.b_row, adapters.kind};
             products(low + part * rank, width, num_rows, rank, &up, 1, nullptr, into, out_stride, into, out_stride);
-            b += adapters.columns[part], into += adapters.columns[part];
+            b = element(b, adapters.columns[part], adapters.kind), into += adapters.columns[part];
         }
     }
 }

@@ -57,6 +57,18 @@ struct Rows {
                     most = std::max<int64_t>(most, word * 64 + 64 - __builtin_clzll(bits));
         return most;
     }
+    // Keys from the first one on that all of these see, or that are context.
+    int64_t num_shared() const {
+        if (!segment->mask) return context() + num_new();
+        int64_t least = segment->num_new;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t leading = 0, word = 0;
+            for (; word < segment->mask_words && !~mask(i)[word]; word++) leading += 64;
+            if (word < segment->mask_words) leading += __builtin_ctzll(~mask(i)[word]);
+            least = std::min(least, leading);
+        }
+        return context() + least;
+    }
     const int64_t* mask(int64_t index) const {
         return segment->mask + request * segment->mask_stride + (first + index) * segment->mask_words;
     }
@@ -161,9 +173,67 @@ static const float* whole_value(const float* value, int64_t dim, float* copy) {
     return copy;
 }
 
-static const float* whole_value(const bfloat* value, int64_t dim, float* copy) {
+template <class T>
+static const float* whole_value(const T* value, int64_t dim, float* copy) {
     for (int64_t d = 0; d < dim; d += LANES) store(copy + d, load_upto(value + d, dim - d));
     return copy;
+}
+
+// Keys that single rows of a tree see behind those that all rows of a tile see, in the order of each one's path: wherever
+// its nodes lie, a row's sums have the order that they have without a tree.
+struct OwnKeys {
+    std::vector<int64_t> keys;
+    int64_t ends[MOST_QUERIES + 1];  // by row, where its keys begin; and where the last one's end
+
+    void take(const Rows& rows, int64_t shared, int64_t most) {
+        keys.clear();
+        for (int64_t i = 0; i < rows.count; i++) {
+            ends[i] = (int64_t)keys.size();
+            for (int64_t key = shared; key < most; key++)
+                if (key < rows.context() || rows.sees(i, key, 0)) keys.push_back(key);
+        }
+        ends[rows.count] = (int64_t)keys.size();
+    }
+    int64_t count(int64_t row) const { return ends[row + 1] - ends[row]; }
+};
+
+// Where the numbers of a tile are while it passes over its keys: by query, or of one pass.
+struct Scratch {
+    float *columns, *queries, *own_queries, *results, *scores, *copies;
+    float most[MOST_QUERIES], total[MOST_QUERIES];
+
+    Scratch(int64_t num_queries, int64_t dim, int64_t wide, bool copied) {
+        static thread_local std::vector<float> numbers;
+        int64_t columns_size = whole_vectors(dim) * KEYS_AT_ONCE;
+        numbers.resize(columns_size + num_queries * (2 * dim + wide + KEYS_PER_PASS) +
+                       (copied ? KEYS_PER_PASS * wide : 0));
+        columns = numbers.data(), queries = columns + columns_size, own_queries = queries + num_queries * dim;
+        results = own_queries + num_queries * dim, scores = results + num_queries * wide;
+        copies = scores + num_queries * KEYS_PER_PASS;
+        std::fill(results, results + num_queries * wide, 0.0f);
+    }
+};
+
+// Scores of `count` keys of a pass become weights, and what was summed before shrinks to them.
+static void soften(float* scores, int64_t count, float& most, float& total, float* results, int64_t wide) {
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    vec best = all(HIDDEN);
+    for (int64_t i = 0; i < padded; i += LANES) best = larger(best, load(scores + i));
+    float now = std::max(most, largest(best));
+    if (now > most && most > HIDDEN) {
+        float shrink = exponential(all(most - now))[0];
+        total *= shrink;
+        for (int64_t d = 0; d < wide; d += LANES) store(results + d, load(results + d) * shrink);
+    }
+    most = now;
+    vec added = {};
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec logits = load(scores + i);
+        vec weights = logits > HIDDEN ? exponential(logits - now) : vec{};
+        added += weights;
+        store(scores + i, weights);
+    }
+    total += sum(added);
 }
 
 // One pass over the keys of `rows` for their queries of `num_heads` heads from `head` on.
@@ -174,87 +244,95 @@ static void attend_queries(const Heads& heads, const Rows& rows, int64_t head, i
     const int64_t num_queries = rows.count * num_heads, dim = heads.key_dim;
     const int64_t value_dim = heads.value_dim, wide = whole_vectors(value_dim);
     const int64_t kv_head = head / (heads.num_heads / heads.num_kv_heads);
-    static thread_local std::vector<float> scratch;
-    int64_t columns_size = whole_vectors(dim) * KEYS_AT_ONCE;
-    bool copied = sizeof(T) < sizeof(float) || value_dim % LANES;
-    scratch.resize(columns_size + num_queries * (dim + wide + KEYS_PER_PASS) + (copied ? KEYS_PER_PASS * wide : 0));
-    float *columns = scratch.data(), *queries = columns + columns_size, *results = queries + num_queries * dim;
-    float *scores = results + num_queries * wide, *copies = scores + num_queries * KEYS_PER_PASS;
-    float most[MOST_QUERIES], total[MOST_QUERIES];
+    Scratch at(num_queries, dim, wide, sizeof(T) < sizeof(float) || value_dim % LANES);
     for (int q = 0; q < num_queries; q++) {
         const float* from = query + rows.row(q / num_heads) * query_stride + (head + q % num_heads) * dim;
-        for (int64_t d = 0; d < dim; d++) queries[d * num_queries + q] = from[d] * heads.scale;
-        most[q] = heads.sinks ? heads.sinks[head + q % num_heads] : HIDDEN;
-        total[q] = heads.sinks ? 1.0f : 0.0f;
+        float* own = at.own_queries + q / num_heads * num_heads * dim + q % num_heads;
+        for (int64_t d = 0; d < dim; d++)
+            at.queries[d * num_queries + q] = own[d * num_heads] = from[d] * heads.scale;
+        at.most[q] = heads.sinks ? heads.sinks[head + q % num_heads] : HIDDEN;
+        at.total[q] = heads.sinks ? 1.0f : 0.0f;
     }
-    std::fill(results, results + num_queries * wide, 0.0f);
     const int64_t* table = rows.segment->tables + rows.request * rows.segment->table_stride;
     int64_t context = rows.context();
-    int64_t num_keys = std::min(context + rows.num_new(), rows.segment->width * block_size);
+    int64_t num_keys = std::min(context + rows.num_new(), rows.segment->width * block_size), shared = num_keys;
+    static thread_local OwnKeys own_keys;
+    int64_t most_own = 0;
+    if (rows.segment->mask) {
+        shared = std::min(rows.num_shared(), num_keys) / KEYS_AT_ONCE * KEYS_AT_ONCE;
+        own_keys.take(rows, shared, num_keys);
+        for (int64_t i = 0; i < rows.count; i++) most_own = std::max(most_own, own_keys.count(i));
+    }
     int64_t begin = 0;
     if (heads.window) {
         int64_t lowest = rows.position(0);
         for (int64_t i = 1; i < rows.count; i++) lowest = std::min(lowest, rows.position(i));
-        begin = std::clamp<int64_t>((lowest - heads.window + 1) / KEYS_AT_ONCE * KEYS_AT_ONCE, 0, context);
+        begin = std::clamp<int64_t>(lowest - heads.window + 1, 0, context) / KEYS_AT_ONCE * KEYS_AT_ONCE;
     }
     const T* keys[KEYS_AT_ONCE];
     const float* values[KEYS_PER_PASS];
-    for (int64_t start = begin; start < num_keys; start += KEYS_PER_PASS) {
-        int64_t count = std::min(KEYS_PER_PASS, num_keys - start);
-        for (int64_t at = 0; at < count; at += KEYS_AT_ONCE) {
-            int64_t some = std::min(KEYS_AT_ONCE, count - at);
-            for (int64_t i = 0; i < some; i++) {
-                int64_t key = start + at + i;
-                int64_t place = (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
-                keys[i] = key_cache + place * dim;
-                values[at + i] = whole_value(value_cache + place * value_dim, value_dim, copies + (at + i) * wide);
-            }
-            keys_to_columns(keys, some, dim, columns);
-            BY_QUERIES[num_queries].score(queries, columns, dim, scores + at, KEYS_PER_PASS);
-            if (heads.softcap > 0)
-                for (int q = 0; q < num_queries; q++)
-                    for (int64_t i = 0; i < KEYS_AT_ONCE; i += LANES) {
-                        float* place = scores + q * KEYS_PER_PASS + at + i;
-                        store(place, heads.softcap * hyperbolic_tangent(load(place) / heads.softcap));
-                    }
-            int64_t end = start + at + KEYS_AT_ONCE;
-            if (end <= context && !heads.window) continue;
-            for (int64_t i = 0; i < rows.count; i++)
-                for (int64_t key = start + at; key < end; key++)
-                    if (key >= num_keys || !rows.sees(i, key, heads.window))
-                        for (int64_t h = 0; h < num_heads; h++)
-                            scores[(i * num_heads + h) * KEYS_PER_PASS + key - start] = HIDDEN;
+    auto place = [&](int64_t key) {
+        return (table[key / block_size] * block_size + key % block_size) * heads.num_kv_heads + kv_head;
+    };
+    auto take_value = [&](int64_t index, int64_t key) {
+        values[index] = whole_value(value_cache + place(key) * value_dim, value_dim, at.copies + index * wide);
+    };
+    // Of `some` keys, at `index` of their pass, for `num_rows` rows from `row` on, whose queries lie at `from`.
+    auto score_keys = [&](auto key_of, int64_t some, int64_t index, int64_t row, int64_t num_rows, const float* from) {
+        for (int64_t i = 0; i < some; i++) keys[i] = key_cache + place(key_of(i)) * dim;
+        keys_to_columns(keys, some, dim, at.columns);
+        float* scores = at.scores + row * num_heads * KEYS_PER_PASS + index;
+        BY_QUERIES[num_rows * num_heads].score(from, at.columns, dim, scores, KEYS_PER_PASS);
+        if (heads.softcap > 0)
+            for (int64_t q = 0; q < num_rows * num_heads; q++)
+                for (int64_t i = 0; i < KEYS_AT_ONCE; i += LANES) {
+                    float* some_scores = scores + q * KEYS_PER_PASS + i;
+                    store(some_scores, heads.softcap * hyperbolic_tangent(load(some_scores) / heads.softcap));
+                }
+        if (some == KEYS_AT_ONCE && key_of(some - 1) < context && !heads.window) return;
+        for (int64_t r = 0; r < num_rows; r++)
+            for (int64_t i = 0; i < KEYS_AT_ONCE; i++)
+                if (i >= some || !rows.sees(row + r, key_of(i), heads.window))
+                    for (int64_t h = 0; h < num_heads; h++) scores[(r * num_heads + h) * KEYS_PER_PASS + i] = HIDDEN;
+    };
+    // Keys [first, first + count) of a pass, for `num` queries from `q` on.
+    auto weigh_values = [&](int64_t first, int64_t count, int64_t q, int64_t num) {
+        for (int64_t d = 0; count > 0 && d < value_dim; d += 2 * LANES)
+            BY_QUERIES[num].weigh[d + LANES < value_dim](at.scores + q * KEYS_PER_PASS + first, KEYS_PER_PASS,
+                                                         values + first, count, d, at.results + q * wide, wide);
+    };
+    // Passes end at multiples of their size, so that a row has the same ones whatever lies beside it.
+    for (int64_t start = begin, end; start < shared + most_own; start = end) {
+        end = std::min((start / KEYS_PER_PASS + 1) * KEYS_PER_PASS, shared + most_own);
+        int64_t num_shared = std::clamp<int64_t>(shared - start, 0, end - start), skipped = start + num_shared - shared;
+        for (int64_t index = 0; index < num_shared; index += KEYS_AT_ONCE) {
+            int64_t some = std::min(KEYS_AT_ONCE, num_shared - index);
+            score_keys([&](int64_t i) { return start + index + i; }, some, index, 0, rows.count, at.queries);
+            for (int64_t i = 0; i < some; i++) take_value(index + i, start + index + i);
         }
-        int64_t padded = (count + LANES - 1) / LANES * LANES;
-        for (int q = 0; q < num_queries; q++) {
-            float* own = scores + q * KEYS_PER_PASS;
-            vec best = all(HIDDEN);
-            for (int64_t i = 0; i < padded; i += LANES) best = larger(best, load(own + i));
-            float now = std::max(most[q], largest(best));
-            if (now > most[q] && most[q] > HIDDEN) {
-                float shrink = exponential(all(most[q] - now))[0];
-                total[q] *= shrink;
-                for (int64_t d = 0; d < wide; d += LANES)
-                    store(results + q * wide + d, load(results + q * wide + d) * shrink);
-            }
-            most[q] = now;
-            vec added = {};
-            for (int64_t i = 0; i < padded; i += LANES) {
-                vec logits = load(own + i);
-                vec weights = logits > HIDDEN ? exponential(logits - now) : vec{};
-                added += weights;
-                store(own + i, weights);
-            }
-            total[q] += sum(added);
+        int64_t counts[MOST_QUERIES];
+        for (int64_t i = 0; i < rows.count; i++) {
+            int64_t own = most_own ? std::clamp<int64_t>(own_keys.count(i) - skipped, 0, end - start - num_shared) : 0;
+            const int64_t* its = own_keys.keys.data() + (own ? own_keys.ends[i] + skipped : 0);
+            for (int64_t index = 0; index < own; index += KEYS_AT_ONCE)
+                score_keys([&](int64_t k) { return its[index + k]; }, std::min(KEYS_AT_ONCE, own - index),
+                           num_shared + index, i, 1, at.own_queries + i * num_heads * dim);
+            counts[i] = num_shared + own;
         }
-        int64_t d = 0;
-        for (; d < value_dim; d += 2 * LANES)
-            BY_QUERIES[num_queries].weigh[d + LANES < value_dim](scores, KEYS_PER_PASS, values, count, d, results, wide);
+        for (int q = 0; q < num_queries; q++)
+            soften(at.scores + q * KEYS_PER_PASS, counts[q / num_heads], at.most[q], at.total[q],
+                   at.results + q * wide, wide);
+        weigh_values(0, num_shared, 0, num_queries);
+        for (int64_t i = 0; i < rows.count; i++) {
+            const int64_t* its = own_keys.keys.data() + (counts[i] > num_shared ? own_keys.ends[i] + skipped : 0);
+            for (int64_t k = num_shared; k < counts[i]; k++) take_value(k, its[k - num_shared]);
+            weigh_values(num_shared, counts[i] - num_shared, i * num_heads, num_heads);
+        }
     }
     for (int q = 0; q < num_queries; q++) {
         float* to = out + rows.row(q / num_heads) * out_stride + (head + q % num_heads) * value_dim;
         for (int64_t d = 0; d < value_dim; d += LANES)
-            store_upto(to + d, load(results + q * wide + d) / total[q], value_dim - d);
+            store_upto(to + d, load(at.results + q * wide + d) / at.total[q], value_dim - d);
     }
 }
 

@@ -1,4 +1,5 @@
 // A decoder layer of the Llama kind: norm, q, k and v, rotation, attention, norm and a gated MLP, with two residuals.
+// Whatever kind its weights and caches are of, it computes in floats: what it stores and what it leaves is rounded once.
 #pragma once
 
 #include "adapters.h"
@@ -16,7 +17,8 @@ struct Layer {
     Matrix output;
     const float* output_norm;
     Matrix gate, up, down;
-    float *key_cache, *value_cache;
+    void *key_cache, *value_cache;  // of `kind`, as x and out are
+    int64_t kind;
     Adapters adapted_qkv, adapted_output, adapted_gate_up, adapted_down;  // read where a batch has `runs`
 };
 
@@ -67,6 +69,11 @@ static void by_row(int64_t num_rows, int64_t width, const Run& run) {
     });
 }
 
+template <class To, class From>
+static void copy_row(const From* from, int64_t width, To* to) {
+    for (int64_t i = 0; i < width; i += LANES) store_upto(to + i, load_upto(from + i, width - i), width - i);
+}
+
 static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv, int64_t stride) {
     const Heads& heads = layer.heads;
     int64_t dim = heads.key_dim, value_width = heads.num_kv_heads * heads.value_dim;
@@ -79,8 +86,11 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
         }
         float* key = own + heads.num_heads * dim;
         int64_t width = heads.num_kv_heads * dim, slot = batch.slot_mapping[row];
-        memcpy(layer.key_cache + slot * width, key, width * sizeof(float));
-        memcpy(layer.value_cache + slot * value_width, key + width, value_width * sizeof(float));
+        by_kind(layer.kind, [&](auto number) {
+            using Stored = decltype(number);
+            copy_row(key, width, (Stored*)layer.key_cache + slot * width);
+            copy_row(key + width, value_width, (Stored*)layer.value_cache + slot * value_width);
+        });
     });
 }
 
@@ -120,8 +130,11 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
              qkv_width);
     if (adapted) adapt(layer.adapted_qkv, batch.runs, batch.num_runs, inputs, layer.inputs, qkv, qkv_width);
     rotate_and_store(layer, batch, qkv, qkv_width);
-    attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const float*)layer.key_cache,
-           (const float*)layer.value_cache, batch.block_size, attended, attended_width);
+    by_kind(layer.kind, [&](auto number) {
+        using Stored = decltype(number);
+        attend(heads, batch.segments, batch.num_segments, qkv, qkv_width, (const Stored*)layer.key_cache,
+               (const Stored*)layer.value_cache, batch.block_size, attended, attended_width);
+    });
     products(attended, attended_width, num_rows, attended_width, &layer.output, 1, nullptr, x, hidden, middle, hidden);
     if (adapted)
         adapt(layer.adapted_output, batch.runs, batch.num_runs, attended, attended_width, middle, hidden);
@@ -136,4 +149,21 @@ static void run_layer(const Layer& layer, const Batch& batch, const float* input
              hidden);
     if (adapted)
         adapt(layer.adapted_down, batch.runs, batch.num_runs, active, layer.intermediate, out, hidden);
+}
+
+// `run_layer` of rows in the layer's kind.
+static void run_rounded_layer(const Layer& layer, const Batch& batch, const void* x, void* out) {
+    if (layer.kind == FLOAT) return run_layer(layer, batch, batch.inputs, (const float*)x, (float*)out);
+    int64_t hidden = layer.hidden;
+    static thread_local std::vector<float> scratch;
+    if ((int64_t)scratch.size() < 2 * batch.num_rows * hidden) scratch.resize(2 * batch.num_rows * hidden);
+    float *entering = scratch.data(), *leaving = entering + batch.num_rows * hidden;
+    by_kind(layer.kind, [&](auto number) {
+        using Rounded = decltype(number);
+        for (int64_t row = 0; row < batch.num_rows; row++)
+            copy_row((const Rounded*)x + row * hidden, hidden, entering + row * hidden);
+        run_layer(layer, batch, batch.inputs, entering, leaving);
+        for (int64_t row = 0; row < batch.num_rows; row++)
+            copy_row(leaving + row * hidden, hidden, (Rounded*)out + row * hidden);
+    });
 }

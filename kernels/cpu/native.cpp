@@ -24,23 +24,22 @@ void wingbeat_norm(const float* x, int64_t num_rows, int64_t width, const float*
 }
 
 void wingbeat_attention(const Heads* heads, const Segment* segments, int64_t num_segments, const float* query,
-                        const void* key_cache, const void* value_cache, int half, int64_t block_size, float* out) {
+                        const void* key_cache, const void* value_cache, int64_t kind, int64_t block_size, float* out) {
     Threads::Turn turn(threads);
     int64_t query_stride = heads->num_heads * heads->key_dim, out_stride = heads->num_heads * heads->value_dim;
-    if (half)
-        attend(*heads, segments, num_segments, query, query_stride, (const bfloat*)key_cache,
-               (const bfloat*)value_cache, block_size, out, out_stride);
-    else
-        attend(*heads, segments, num_segments, query, query_stride, (const float*)key_cache,
-               (const float*)value_cache, block_size, out, out_stride);
+    by_kind(kind, [&](auto number) {
+        using Stored = decltype(number);
+        attend(*heads, segments, num_segments, query, query_stride, (const Stored*)key_cache,
+               (const Stored*)value_cache, block_size, out, out_stride);
+    });
 }
 
-void wingbeat_layers(const Layer* layers, int64_t num_layers, const Batch* batch, const float* x, float* out) {
+void wingbeat_layers(const Layer* layers, int64_t num_layers, const Batch* batch, const void* x, void* out) {
     Threads::Turn turn(threads);
     for (int64_t index = 0; index < num_layers; index++) {
-        run_layer(layers[index], *batch, batch->inputs, x, out);
+        run_rounded_layer(layers[index], *batch, x, out);
         x = out;
-        out += batch->num_rows * layers[index].hidden;
+        out = (void*)element(out, batch->num_rows * layers[index].hidden, layers[index].kind);
     }
 }
 }

@@ -1,4 +1,8 @@
-"""Python's side of the C++: tensors in, pointers out. Tensors are float32 on the CPU unless it says otherwise."""
+"""Python's side of the C++: tensors in, pointers out.
+
+Tensors are float32 on the CPU unless it says otherwise. Weights, keys and values may be of any of `KINDS`: what is made
+of them is summed in float32, and rounded where it is stored.
+"""
 
 import ctypes
 from pathlib import Path
@@ -11,7 +15,9 @@ from wingbeat.kernels.cpu.library import largest_matrix, open_library
 from wingbeat.kernels.cpu.structs import AdapterRun, Adapters, Batch, Heads, Layer, Matrix, Segment, declare
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 
-CACHE_DTYPES = (torch.float32, torch.bfloat16)
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Of numbers, as the C++ names them."""
+CACHE_DTYPES = tuple(KINDS)
 
 
 class Segments(NamedTuple):
@@ -47,33 +53,43 @@ class CpuKernels:
             self._library.wingbeat_threads(count)
             self.num_threads = count
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[..., in] times a weight [in, out], both contiguous -> [..., out].
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        """[..., in] times a weight [in, out], both contiguous and of one dtype -> [..., out].
+
+        Args:
+            bias: float32 [out].
+            wide: leave the sums in float32.
 
         Raises:
-            ValueError: the rows are not float32.
+            ValueError: the rows' dtype is another one than the weight's, or none of `KINDS`.
         """
-        if x.dtype != torch.float32:
-            raise ValueError(f"rows are {x.dtype}: float32 needed")
+        if x.dtype != weight.dtype or x.dtype not in KINDS:
+            raise ValueError(f"rows are {x.dtype} and weights {weight.dtype}: one dtype of float32, bfloat16, float16")
         inputs, columns = weight.shape
-        out = x.new_empty(*x.shape[:-1], columns)
-        matrix = Matrix(weight.data_ptr(), None, columns, columns)
-        rows = x.numel() // inputs
-        self._library.wingbeat_product(x.data_ptr(), rows, inputs, ctypes.byref(matrix), out.data_ptr())
-        return out
+        rows, address = x.float(), None if bias is None else bias.data_ptr()
+        out = rows.new_empty(*x.shape[:-1], columns)
+        matrix = Matrix(weight.data_ptr(), address, columns, columns, KINDS[weight.dtype])
+        count = x.numel() // inputs
+        self._library.wingbeat_product(rows.data_ptr(), count, inputs, ctypes.byref(matrix), out.data_ptr())
+        return out if wide else out.to(x.dtype)
 
     def adapt(self, out: Tensor, x: Tensor, adapters: StackedAdapters, rows: AdapterRows) -> None:
-        """`wingbeat.kernels.layer.adapters.add_adapters` of contiguous rows."""
-        runs = runs_of(rows)
-        made = adapters_of(adapters)
-        self._library.wingbeat_adapt(ctypes.byref(made), runs, len(runs), x.data_ptr(), out.data_ptr(), out.shape[-1])
+        """`wingbeat.kernels.layer.adapters.add_adapters` of contiguous rows, in the dtype of the adapters."""
+        runs, made = runs_of(rows), adapters_of(adapters)
+        wide, inputs = out.float(), x.float()
+        self._library.wingbeat_adapt(
+            ctypes.byref(made), runs, len(runs), inputs.data_ptr(), wide.data_ptr(), out.shape[-1]
+        )
+        if wide is not out:
+            out.copy_(wide)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root-mean-square norm of each row of x [..., size] by a weight [size]."""
-        x = x.contiguous()  # rows may be part of wider ones, such as the latents that a split leaves
-        out, size = torch.empty_like(x), len(weight)
-        self._library.wingbeat_norm(x.data_ptr(), x.numel() // size, size, weight.data_ptr(), eps, out.data_ptr())
-        return out
+        """Root-mean-square norm of each row of x [..., size] by a weight [size], in any dtype of `KINDS`."""
+        # Rows may be part of wider ones, such as the latents that a split leaves.
+        rows, wide = x.float().contiguous(), weight.float()
+        out, size = torch.empty_like(rows), len(weight)
+        self._library.wingbeat_norm(rows.data_ptr(), x.numel() // size, size, wide.data_ptr(), eps, out.data_ptr())
+        return out.to(x.dtype)
 
     def attend(
         self,
@@ -121,7 +137,7 @@ class CpuKernels:
             wide.data_ptr(),
             key_cache.data_ptr(),
             value_cache.data_ptr(),
-            key_cache.dtype == torch.bfloat16,
+            KINDS[key_cache.dtype],
             key_cache.shape[1],
             out.data_ptr(),
         )
@@ -132,8 +148,8 @@ class CpuKernels:
 
         Args:
             layers: of `Layer`.
-            x: [num_tokens, hidden_size], contiguous: what enters the first one.
-            out: [count, num_tokens, hidden_size], contiguous: what each one leaves.
+            x: [num_tokens, hidden_size], contiguous, of the layers' kind: what enters the first one.
+            out: [count, num_tokens, hidden_size], likewise: what each one leaves.
         """
         self._library.wingbeat_layers(
             ctypes.byref(layers[first]), count, ctypes.byref(batch), x.data_ptr(), out.data_ptr()
@@ -220,11 +236,11 @@ def adapters_of(adapters: StackedAdapters) -> Adapters:
     """Adapters of one product; whoever holds it holds the tensors.
 
     Raises:
-        ValueError: they are not float32 on the CPU.
+        ValueError: they are of no dtype of `KINDS` on the CPU.
     """
     a, b, parts = adapters.a, adapters.b, adapters.parts
-    if a.dtype != torch.float32 or a.device.type != "cpu":
-        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32 on the CPU needed")
+    if a.dtype not in KINDS or a.device.type != "cpu":
+        raise ValueError(f"adapters are {a.dtype} on {a.device}: float32, bfloat16 or float16 on the CPU needed")
     return Adapters(
         a.data_ptr(),
         b.data_ptr(),
@@ -237,26 +253,34 @@ def adapters_of(adapters: StackedAdapters) -> Adapters:
         adapters.rank,
         len(parts),
         (ctypes.c_int64 * 3)(*parts),
+        KINDS[a.dtype],
     )
 
 
-def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
-    """A linear layer's weight [out, in], which lies input by input, and its bias.
+def matrix_of(weight: Tensor, bias: Tensor | None, any_size: bool = False) -> Matrix:
+    """A linear layer's weight [out, in], which lies input by input, and its float32 bias.
+
+    Args:
+        any_size: also where torch multiplies more quickly.
 
     Raises:
-        ValueError: it lies otherwise, is not float32, or is too large to be multiplied by this library.
+        ValueError: it lies otherwise, is of no dtype of `KINDS`, or is too large to be multiplied by this library.
     """
-    if weight.numel() > largest_matrix():
+    if weight.numel() > largest_matrix() and not any_size:
         raise ValueError("torch multiplies by matrices of this size more quickly on this processor")
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or weight.stride(0) != 1:
-        raise ValueError(f"weight is {weight.dtype} with strides {weight.stride()}: float32, input by input, needed")
+    if weight.dtype not in KINDS or weight.device.type != "cpu" or weight.stride(0) != 1:
+        raise ValueError(
+            f"weight is {weight.dtype} with strides {weight.stride()}: float32, bfloat16 or float16, input by input, "
+            "needed"
+        )
     bias_address = None if bias is None else bias.data_ptr()
-    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1))
+    return Matrix(weight.data_ptr(), bias_address, weight.shape[0], weight.stride(1), KINDS[weight.dtype])
 
 
 def part_of(matrix: Matrix, begin: int, end: int) -> Matrix:
     """Some columns of a matrix without a bias."""
-    return Matrix(matrix.weight + 4 * begin, None, end - begin, matrix.stride)
+    size = 4 if matrix.kind == KINDS[torch.float32] else 2
+    return Matrix(matrix.weight + size * begin, None, end - begin, matrix.stride, matrix.kind)
 
 
 def layer_of(heads: Heads, hidden: int, intermediate: int, **fields: object) -> Layer:

@@ -6,34 +6,34 @@
 #include <array>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "threads.h"
 #include "vectors.h"
 
 // Sums of so many rows and of two vectors of columns fit into the registers, beside what they are made of.
 constexpr int MOST_ROWS = REGISTERS == 32 ? 12 : 6;
-constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 16, WORTH_PACKING = 3;
+constexpr int MOST_COLUMNS = 128, AHEAD = 16, CACHE_LINE = 64, WORTH_PACKING = 3;
 
 struct Matrix {
-    const float* weight;  // [inputs, columns], its rows `stride` apart
-    const float* bias;    // [columns], or null
-    int64_t columns, stride;
+    const void* weight;  // [inputs, columns] of `kind`, its rows `stride` apart
+    const float* bias;   // [columns], or null
+    int64_t columns, stride, kind;
 };
 
 // sums[row][vector] = x[row] * w, for ROWS rows and VECTORS * LANES columns; the last vector has `last` columns. What is
 // multiplied next, at `next`, is fetched meanwhile: where these columns were read before, `again`, all of it.
-template <int ROWS, int VECTORS, bool WHOLE>
-__attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const float* w, int64_t w_stride,
-                                               int64_t inputs, int64_t last, const float* next, bool again,
-                                               vec* sums) {
+template <class T, int ROWS, int VECTORS, bool WHOLE>
+__attribute__((noinline)) static void multiply(const float* x, int64_t x_stride, const T* w, int64_t w_stride,
+                                               int64_t inputs, int64_t last, const T* next, bool again, vec* sums) {
     vec kept[ROWS][VECTORS] = {};
     auto pass = [&](int64_t begin, int64_t end, int64_t ahead) __attribute__((always_inline)) {
         for (int64_t k = begin; k < end; k++) {
-            const float* from = w + k * w_stride;
+            const T* from = w + k * w_stride;
             vec columns[VECTORS];
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
-                if (v * LANES % CACHE_LINE == 0) __builtin_prefetch(from + ahead + v * LANES, 0, 3);
+                if (v * LANES % (CACHE_LINE / (int64_t)sizeof(T)) == 0) __builtin_prefetch(from + ahead + v * LANES, 0, 3);
                 columns[v] = WHOLE ? load(from + v * LANES) : load_some(from + v * LANES, last);
             }
 #pragma GCC unroll 16
@@ -53,27 +53,30 @@ __attribute__((noinline)) static void multiply(const float* x, int64_t x_stride,
         for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = kept[row][v];
 }
 
-using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, int64_t, const float*, bool, vec*);
+template <class T>
+using Multiply = void (*)(const float*, int64_t, const T*, int64_t, int64_t, int64_t, const T*, bool, vec*);
 
 // By vectors, as wide as registers allow for so many rows; then by rows.
+template <class T>
 struct Multiplies {
-    Multiply widest, two, one, some;
+    Multiply<T> widest, two, one, some;
     int most_vectors;
 };
 
-template <int ROWS>
-static constexpr Multiplies of_rows() {
+template <class T, int ROWS>
+static constexpr Multiplies<T> of_rows() {
     constexpr int WIDEST = ROWS * (32 / REGISTERS) <= 2 ? 8 : ROWS * (32 / REGISTERS) <= 6 ? 4 : 2;
-    return {multiply<ROWS, WIDEST, true>, multiply<ROWS, 2, true>, multiply<ROWS, 1, true>, multiply<ROWS, 1, false>,
-            WIDEST};
+    return {multiply<T, ROWS, WIDEST, true>, multiply<T, ROWS, 2, true>, multiply<T, ROWS, 1, true>,
+            multiply<T, ROWS, 1, false>, WIDEST};
 }
 
-template <int... LESS_ONE>
-static constexpr std::array<Multiplies, MOST_ROWS + 1> by_rows(std::integer_sequence<int, LESS_ONE...>) {
-    return {Multiplies{}, of_rows<LESS_ONE + 1>()...};
+template <class T, int... LESS_ONE>
+static constexpr std::array<Multiplies<T>, MOST_ROWS + 1> by_rows(std::integer_sequence<int, LESS_ONE...>) {
+    return {Multiplies<T>{}, of_rows<T, LESS_ONE + 1>()...};
 }
 
-static const auto MULTIPLIES = by_rows(std::make_integer_sequence<int, MOST_ROWS>());
+template <class T>
+static const auto MULTIPLIES = by_rows<T>(std::make_integer_sequence<int, MOST_ROWS>());
 
 // One product, as its tiles see it.
 struct Tile {
@@ -84,22 +87,23 @@ struct Tile {
     const float* residual;
     int64_t residual_stride;
     const Matrix* matrix;
-    const Matrix* gated;  // silu(matrix) * gated where given
+    const Matrix* gated;  // silu(matrix) * gated where given; of the same kind
 };
 
 // Columns [begin, end) of `count` rows from `row`; `again` where rows before these had the same columns.
+template <class T>
 static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, int64_t end, bool again) {
-    const Multiplies& ways = MULTIPLIES[count];
+    const Multiplies<T>& ways = MULTIPLIES<T>[count];
     const float* x = tile.x + row * tile.x_stride;
     vec sums[MOST_ROWS * 8], others[MOST_ROWS * 8];
     for (int64_t column = begin; column < end;) {
         int64_t left = end - column, vectors = 1;
-        Multiply multiply = left < LANES ? ways.some : ways.one;
+        Multiply<T> multiply = left < LANES ? ways.some : ways.one;
         if (left >= ways.most_vectors * LANES) multiply = ways.widest, vectors = ways.most_vectors;
         else if (left >= 2 * LANES) multiply = ways.two, vectors = 2;
         auto multiplied = [&](const Matrix& matrix, vec* into, const Matrix& then, int64_t skipped) {
-            multiply(x, tile.x_stride, matrix.weight + column, matrix.stride, tile.inputs, left,
-                     then.weight + column + skipped, again, into);
+            multiply(x, tile.x_stride, (const T*)matrix.weight + column, matrix.stride, tile.inputs, left,
+                     (const T*)then.weight + column + skipped, again, into);
             for (int64_t v = 0; matrix.bias && v < vectors; v++) {
                 vec bias = load_upto(matrix.bias + column + v * LANES, left);
                 for (int64_t r = 0; r < count; r++) into[r * vectors + v] += bias;
@@ -124,14 +128,19 @@ static void strip(const Tile& tile, int64_t row, int64_t count, int64_t begin, i
     }
 }
 
-// Columns [begin, end) of a matrix, their rows one behind the other in `into`: rows that lie a power of two apart would
-// drive each other out of the nearest cache.
+// Columns [begin, end) of a matrix as floats, their rows one behind the other in `into`: rows that lie a power of two
+// apart would drive each other out of the nearest cache.
 static Matrix packed(const Matrix& matrix, int64_t inputs, int64_t begin, int64_t end, std::vector<float>& into) {
     int64_t width = end - begin;
     if ((int64_t)into.size() < inputs * width) into.resize(inputs * width);
-    for (int64_t k = 0; k < inputs; k++)
-        memcpy(into.data() + k * width, matrix.weight + k * matrix.stride + begin, width * sizeof(float));
-    return {into.data() - begin, matrix.bias, matrix.columns, width};
+    by_kind(matrix.kind, [&](auto number) {
+        auto* weight = (const decltype(number)*)matrix.weight;
+        for (int64_t k = 0; k < inputs; k++)
+            for (int64_t i = 0; i < width; i += LANES)
+                store_upto(into.data() + k * width + i, load_upto(weight + k * matrix.stride + begin + i, width - i),
+                           width - i);
+    });
+    return {into.data() - begin, matrix.bias, matrix.columns, width, FLOAT};
 }
 
 // out [num_rows, all columns] = x [num_rows, inputs] * the matrices side by side; with `gated`, of which there is then
@@ -179,7 +188,9 @@ static void products(const float* x, int64_t x_stride, int64_t num_rows, int64_t
             }
             for (int64_t block = 0; block < num_blocks; block++) {
                 int64_t first = num_rows * block / num_blocks, last = num_rows * (block + 1) / num_blocks;
-                strip(tile, first, last - first, begin, end, block > 0);
+                by_kind(tile.matrix->kind, [&](auto number) {
+                    strip<decltype(number)>(tile, first, last - first, begin, end, block > 0);
+                });
             }
         }
     });

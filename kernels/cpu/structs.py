@@ -1,13 +1,13 @@
-"""The structures of the C++ sources, field for field."""
+"""The structures of the C++ sources, field for field; `kind` says what numbers a pointer points to."""
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 
 
 class Matrix(Structure):
-    """Weights [inputs, columns] whose rows are `stride` apart, and a bias or none."""
+    """Weights [inputs, columns] whose rows are `stride` apart, and a float32 bias or none."""
 
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64), ("stride", c_int64)]
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("columns", c_int64), ("stride", c_int64), ("kind", c_int64)]
 
 
 class Segment(Structure):
@@ -61,6 +61,7 @@ class Adapters(Structure):
         ("rank", c_int64),
         ("num_parts", c_int64),
         ("columns", c_int64 * 3),
+        ("kind", c_int64),
     ]
 
 
@@ -92,6 +93,7 @@ class Layer(Structure):
         ("down", Matrix),
         ("key_cache", c_void_p),
         ("value_cache", c_void_p),
+        ("kind", c_int64),
         ("adapted_qkv", Adapters),
         ("adapted_output", Adapters),
         ("adapted_gate_up", Adapters),
@@ -136,7 +138,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
         c_void_p,
         c_void_p,
         c_void_p,
-        ctypes.c_int,
+        c_int64,
         c_int64,
         c_void_p,
     ]

@@ -33,10 +33,30 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 typedef uint16_t loose_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-// bfloat16 as it lies in memory.
+// bfloat16 and float16 as they lie in memory.
 struct bfloat {
     uint16_t bits;
 };
+struct half {
+    uint16_t bits;
+};
+
+// Of numbers that lie where only a pointer says: as Python has them.
+enum Kind : int64_t { FLOAT, BFLOAT, HALF };
+
+static inline int64_t size_of(int64_t kind) { return kind == FLOAT ? 4 : 2; }
+
+static inline const void* element(const void* from, int64_t index, int64_t kind) {
+    return (const char*)from + index * size_of(kind);
+}
+
+// run(a number of the kind's type, which says no more than that type)
+template <class Run>
+static inline void by_kind(int64_t kind, const Run& run) {
+    if (kind == FLOAT) run(float{});
+    else if (kind == BFLOAT) run(bfloat{});
+    else run(half{});
+}
 
 static inline vec all(float x) { return x - vec{}; }
 
@@ -61,6 +81,18 @@ static inline vec load(const bfloat* from) {
     return (vec)(__builtin_convertvector(bits, words) << 16);
 }
 
+// Exponents are moved by a product, which subnormal numbers survive.
+static inline vec load(const half* from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps((__m256i)*(const loose_halves*)from);
+#else
+    words bits = __builtin_convertvector(*(const loose_halves*)from, words);
+    words wide = (words)((vec)((bits & 0x7fff) << 13) * 0x1p112f);
+    wide |= (words)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (vec)(wide | (bits & 0x8000) << 16);
+#endif
+}
+
 static inline void store(float* to, vec x) { *(loose_vec*)to = x; }
 
 // To the nearest, ties to even.
@@ -68,6 +100,16 @@ static inline void store(bfloat* to, vec x) {
     words bits = (words)x;
     bits += 0x7fff + ((bits >> 16) & 1);
     *(loose_halves*)to = __builtin_convertvector(bits >> 16, halves);
+}
+
+static inline void store(half* to, vec x) {
+    words bits = (words)x, sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    words normal = (bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+    words subnormal = (words)((vec)bits + 0.5f) - 0x3f000000;  // 0.5f's last place is that of subnormal halves
+    words out = bits < 0x38800000 ? subnormal : normal;
+    out = bits >= 0x477ff000 ? 0x7c00 | ((words)(bits > 0x7f800000) & 0x200) : out;
+    *(loose_halves*)to = __builtin_convertvector(out | sign, halves);
 }
 
 // The first `count` lanes, the others 0.

@@ -226,6 +226,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         fingerprint() if _in_place(loaded, config) else None,
         str(loaded.dtype),
         config.kv_cache_dtype,
+        config.deterministic,
         loaded.description,
         config.max_num_seqs,
         _long_width(config),

@@ -26,7 +26,9 @@ def identity_of(folder: Path, loaded: LoadedModel, block_size: int, kv_cache_dty
     rounded = "" if kv_cache_dtype == "auto" else f" with {kv_cache_dtype} KV"
     return {
         "weights": weights_digest(folder),
-        "dtype": str(loaded.dtype).removeprefix("torch.") + rounded,
+        "dtype": str(loaded.dtype).removeprefix("torch.")
+        + rounded
+        + (" deterministic" if loaded.deterministic else ""),
         "device": loaded.device.type,
         "block_size": str(block_size),
         "version": " ".join(f"{package} {version(package)}" for package in _PACKAGES),

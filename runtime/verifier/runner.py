@@ -49,7 +49,7 @@ class ModelRunner:
         states: of layers that keep a state of their own.
 
     Raises:
-        ValueError: `cuda_graphs` or `compile` is not to be had on this device.
+        ValueError: `cuda_graphs`, `compile` or `deterministic` is not to be had on this device.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class ModelRunner:
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         pieces = graph_device is not None
         self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces, states)
+        if config.deterministic and not (loaded.deterministic and self.builder.in_place):
+            raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")
         self.windows = loaded.windows
         self.max_depth = config.speculation.max_path - 1
         self._ahead = torch.arange(1, config.speculation.max_path + 1, device=self.device)

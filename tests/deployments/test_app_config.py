@@ -114,6 +114,13 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"tensor_parallel_size": 2, "compile": True}, "compile is True: tensor_parallel_size is 2"),
         ({"tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8: tensor_parallel_size is 2"),
         ({"compile": True, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8 and compile is True"),
+        (
+            {"tensor_parallel_size": 2, "deterministic": True},
+            "deterministic is True: tensor_parallel_size is 2, and sums",
+        ),
+        ({"compile": True, "deterministic": True}, "deterministic is True and compile is True"),
+        ({"kv_cache_dtype": "fp8", "deterministic": True}, "deterministic is True and kv_cache_dtype is fp8"),
+        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "deterministic": True}, "device 'cuda' does not have"),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype\n.*'auto' or 'fp8'"),
         (
             {"tensor_parallel_size": 2, "lora_update_dir": "/"},
@@ -310,8 +317,8 @@ def test_what_decides_the_text_is_told_apart_and_nothing_else(tmp_path: Path):
         for one in ({"drafter": "ngram"}, {"max_num_seqs": 3}, {"dtype": "float32"}, {"served_model_name": "m"})
     )
     others = [AppConfig(model=str(tmp_path), drafter="ngram"), AppConfig(dtype="bfloat16")]
-    others.append(AppConfig(kv_cache_dtype="fp8"))
-    assert len({own, *(other.text_identity() for other in others)}) == 4
+    others += [AppConfig(kv_cache_dtype="fp8"), AppConfig(deterministic=True)]
+    assert len({own, *(other.text_identity() for other in others)}) == 5
 
 
 def test_rounded_keys_are_a_limit_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path):
@@ -319,6 +326,13 @@ def test_rounded_keys_are_a_limit_of_the_engine_that_the_tensorrt_backend_refuse
     (tmp_path / "base_config.json").write_text("{}")
     with pytest.raises(ValidationError, match="kv_cache_dtype is fp8 and backend is tensorrt: its engines round no KV"):
         AppConfig(backend="tensorrt", engine_dir=tmp_path, kv_cache_dtype="fp8")
+
+
+def test_determinism_is_a_limit_of_the_engine_that_the_tensorrt_backend_refuses(tmp_path: Path):
+    assert AppConfig(deterministic=True).engine_config().deterministic
+    (tmp_path / "base_config.json").write_text("{}")
+    with pytest.raises(ValidationError, match="deterministic is True and backend is tensorrt: its products depend"):
+        AppConfig(backend="tensorrt", engine_dir=tmp_path, deterministic=True)
 
 
 def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():

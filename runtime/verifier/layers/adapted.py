@@ -146,7 +146,8 @@ class AdaptedLinear(nn.Module):
         rows, stack = self._adapters[0].rows, self._adapters[1]
         x = input.reshape(-1, input.shape[-1])
         added = out.view(-1, out.shape[-1])
-        kernels = cpu_kernels() if x.device.type == "cpu" and x.dtype == torch.float32 else None
+        ours = x.device.type == "cpu" and (x.dtype == torch.float32 or getattr(self, "deterministic", False))
+        kernels = cpu_kernels() if ours else None
         if kernels is None or rows.runs is None or not x.is_contiguous() or len(x) != len(rows.ids):
             add_adapters(added, x, stack, rows)
         else:

@@ -27,6 +27,7 @@ from wingbeat.runtime.verifier.layers.attention import (
 )
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
+from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -56,21 +57,33 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 @torch.inference_mode()
-def fuse(model: nn.Module, layers: nn.ModuleList, attention: list[LayerAttention], ops: LayerOps | None = None) -> int:
+def fuse(
+    model: nn.Module,
+    layers: nn.ModuleList,
+    attention: list[LayerAttention],
+    ops: LayerOps | None = None,
+    deterministic: bool = False,
+) -> int:
     """Swap a model's layers and its other norms where that changes nothing but speed; returns how many layers.
 
     Args:
         attention: of each layer, as it was probed.
         ops: in place of the device's own.
+        deterministic: on CPUs, swap them in any dtype and size.
+
+    Raises:
+        UnsupportedModelError: one is left that `deterministic` needs swapped.
     """
     parameter = next(model.parameters())
     ops = ops or OPS.get(parameter.device.type)
-    swap = _swap(parameter, ops)
+    swap = _swap(parameter, ops, deterministic)
     if swap is None:
         return 0
     left: dict[str, int] = {}
     for layer, kind in zip(layers, attention, strict=True):
         reason = _fuse_layer(layer, kind, swap)
+        if reason is not None and deterministic:
+            raise UnsupportedModelError(f"deterministic is True, and its layers are not our kernels': {reason}")
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
     for module in model.modules():
@@ -97,12 +110,13 @@ Swap = Callable[[nn.Module, LayerAttention], None]
 """Gives a layer another class; what it does not cover raises ValueError, and leaves the layer as it is."""
 
 
-def _swap(parameter: Tensor, ops: LayerOps | None) -> Swap | None:
+def _swap(parameter: Tensor, ops: LayerOps | None, deterministic: bool) -> Swap | None:
     """How layers like this parameter are swapped; None where they are left alone."""
     if ops is not None:
         return partial(_use_ops, ops=ops) if parameter.dtype in _TOLERANCE else None
-    kernels = cpu_kernels() if parameter.device.type == "cpu" and parameter.dtype == torch.float32 else None
-    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels))
+    ours = parameter.device.type == "cpu" and (deterministic or parameter.dtype == torch.float32)
+    kernels = cpu_kernels() if ours else None
+    return None if kernels is None else partial(join_stack, stack=LayerStack(kernels, any_size=deterministic))
 
 
 def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None:

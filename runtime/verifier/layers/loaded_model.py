@@ -45,6 +45,8 @@ class LoadedModel:
     """Of layers that keep a recurrent or convolution state."""
     vision: "Vision | None" = None
     """Its part that reads images; None where it serves none."""
+    deterministic: bool = False
+    """A row has the same bits whatever shares its pass: no layer runs but by our kernels."""
     images: str | None = None
     """`scheduling.images.SERVED`, or why the images of a model that takes some are not; None for a model of text."""
 

@@ -24,29 +24,33 @@ _NUM_ROWS = 7
 _EPS_NAMES = ("variance_epsilon", "eps")
 
 
-def speed_up(model: nn.Module) -> None:
+def speed_up(model: nn.Module, deterministic: bool = False) -> None:
     """Replace norms and rotations where that changes no bit, and lay out linear layers (`lay_out_linears`)."""
     fuse_norms(model)
     fuse_rope(model)
-    lay_out_linears(model)
+    lay_out_linears(model, deterministic)
 
 
-def lay_out_linears(module: nn.Module) -> int:
+def lay_out_linears(module: nn.Module, deterministic: bool = False) -> int:
     """Store float32 weights on the CPU input by input, as [out, in] with strides (1, out); returns how many linears.
 
     With these strides the product of eight rows, a chain to be verified, takes half the time that PyTorch's own layout
     asks for, and one row takes no longer. Shapes, names and values stay; tied embeddings are re-laid with their head.
     Other dtypes and devices have kernels that want the usual layout, and are left alone.
+
+    Args:
+        deterministic: of every dtype, to be multiplied by our kernels whatever that takes.
     """
     num_laid = 0
     for linear in module.modules():
         if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
             continue
-        if linear.weight.dtype != torch.float32:
+        if linear.weight.dtype != torch.float32 and not deterministic:
             continue
         linear.weight.data = linear.weight.data.t().contiguous().t()
         if type(linear) is nn.Linear and linear.bias is None and not linear.weight.requires_grad:
             linear.__class__ = InputMajorLinear
+            linear.deterministic = deterministic
             linear.lay()
         num_laid += 1
     return num_laid
@@ -58,6 +62,10 @@ class InputMajorLinear(nn.Linear):
     By our kernels, where there are some, a row's product does not depend on the rows beside it.
     """
 
+    deterministic = False
+    """Multiplied by our kernels in any dtype and size, so that a row never depends on the rows beside it."""
+    wide = False
+    """Then what comes out is float32."""
     _laid: tuple[Tensor, Tensor, bool] | None = None
     """The weight, a view of it [in, out], and whether our kernels may multiply by it."""
 
@@ -67,6 +75,8 @@ class InputMajorLinear(nn.Linear):
         if laid is None or laid[0] is not weight:
             laid = self.lay()
         _, laid_weight, ours = laid
+        if self.deterministic:
+            return cpu_kernels().linear(input.contiguous(), laid_weight, wide=self.wide)
         if not ours or torch.compiler.is_compiling() or torch.is_grad_enabled() or not input.is_contiguous():
             return torch.matmul(input, laid_weight)
         kernels = cpu_kernels()

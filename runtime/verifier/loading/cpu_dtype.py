@@ -29,22 +29,23 @@ def has_bfloat16_units() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def load_in_faster_dtype(folder: Path, device: torch.device) -> LoadedModel:
+def load_in_faster_dtype(folder: Path, device: torch.device, deterministic: bool = False) -> LoadedModel:
     """A verifier in bfloat16 where its rounds are clearly shorter so, else in float32; one log line says which.
 
     What was found is kept on disk: an engine that starts again writes the text that it wrote before.
 
     Args:
         folder: the checkpoint, stored in bfloat16: its weights lose nothing.
+        deterministic: as for `load_model`.
 
     Raises:
         UnsupportedModelError: the model would be served wrongly or not at all.
     """
-    path = cache_dir() / f"dtype-{_key(folder)}.json"
+    path = cache_dir() / f"dtype-{_key(folder, deterministic)}.json"
     kept = recall(path, lambda fields: {str(dtype): dtype for dtype in _DTYPES}[fields["dtype"]])
     if kept is not None:
-        return load_model(folder, kept, device)
-    exact, rounded = (load_model(folder, dtype, device) for dtype in _DTYPES)
+        return load_model(folder, kept, device, deterministic)
+    exact, rounded = (load_model(folder, dtype, device, deterministic) for dtype in _DTYPES)
     seconds = least_seconds({loaded.dtype: decode_rounds(loaded) for loaded in (exact, rounded)})
     chosen = rounded if share(seconds[rounded.dtype], seconds[exact.dtype]) < _LEAST_GAIN else exact
     figures = "; ".join(f"{dtype}: {' / '.join(f'{1e3 * s:.2f}' for s in row)}" for dtype, row in seconds.items())
@@ -53,7 +54,7 @@ def load_in_faster_dtype(folder: Path, device: torch.device) -> LoadedModel:
     return chosen
 
 
-def _key(folder: Path) -> str:
+def _key(folder: Path, deterministic: bool) -> str:
     machine = (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    described = repr((machine, fingerprint(), (folder / "config.json").read_text()))
+    described = repr((machine, fingerprint(), (folder / "config.json").read_text(), deterministic))
     return hashlib.sha256(described.encode()).hexdigest()[:16]

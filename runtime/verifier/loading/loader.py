@@ -29,14 +29,18 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.mixers import install_mixers
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
+from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
 
 logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load_model(path: str | Path, dtype: torch.dtype, device: torch.device, deterministic: bool = False) -> LoadedModel:
     """Load a checkpoint directory and prepare it for the runner.
+
+    Args:
+        deterministic: see `prepare_model`.
 
     Raises:
         ModelCheckpointError: a file, a field or a tensor is wrong; one line that names it.
@@ -51,14 +55,15 @@ def load_model(path: str | Path, dtype: torch.dtype, device: torch.device) -> Lo
     check_finite(model)
     logger.info("testing %s against transformers' own decoding", file.name)
     with one_line(file.name):
-        return prepare_model(model, Path(path).name)
+        return prepare_model(model, Path(path).name, deterministic=deterministic)
 
 
-def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> LoadedModel:
+def prepare_model(model: PreTrainedModel, name: str, whole: bool = True, deterministic: bool = False) -> LoadedModel:
     """Probe a model's attention, switch it to ours, and try it against transformers' own decoding.
 
     Args:
         whole: False where its products are parts of what several processes add up: no layer is one function then.
+        deterministic: a row shall have the same bits whatever shares its pass, of a model that is `whole`.
 
     Raises:
         UnsupportedModelError: it would be served wrongly or not at all; one line with the architecture and the reason.
@@ -67,6 +72,8 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
     try:
         model.eval().requires_grad_(False)
         check_architecture(model)
+        if deterministic:
+            check_rows_can_be_alike(model)
         kinds = check_cache(model)
         check_keywords(model)
         probed = probe_attention(model, position_limit(model), kinds.without_attention)
@@ -75,8 +82,10 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
         references = reference_logits(model, texts)
         images = image_trial(model, texts, whole)
         stage = "it fails under our attention function"
-        loaded = _switch(model, name, probed, kinds.states, whole)
+        loaded = _switch(model, name, probed, kinds.states, whole, deterministic)
         try_model(loaded, references)
+        if deterministic:
+            try_rows(loaded, texts)
         images.serve(loaded)
     except (torch.OutOfMemoryError, MemoryError, BackendLost):
         raise
@@ -89,17 +98,24 @@ def prepare_model(model: PreTrainedModel, name: str, whole: bool = True) -> Load
 
 
 def _switch(
-    model: PreTrainedModel, name: str, probed: ProbedAttention, states: list[LayerState], whole: bool
+    model: PreTrainedModel,
+    name: str,
+    probed: ProbedAttention,
+    states: list[LayerState],
+    whole: bool,
+    deterministic: bool,
 ) -> LoadedModel:
     """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`)."""
     if states and not whole:
         raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
-    speed_up(model)
+    speed_up(model, deterministic)
     layers = decoder_layers(model, len(probed.layers))
     if whole:
-        fuse(model, layers, probed.layers)
+        fuse(model, layers, probed.layers, deterministic=deterministic)
+    if deterministic:
+        make_rows_alike(model, layers)
     return LoadedModel(
         model=model,
         name=name,
@@ -110,6 +126,7 @@ def _switch(
         max_position_embeddings=probed.max_positions,
         eos_token_ids=end_of_text_ids(model),
         mixers=install_mixers(model, states),
+        deterministic=deterministic,
     )
 
 

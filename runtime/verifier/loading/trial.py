@@ -35,7 +35,8 @@ from wingbeat.runtime.verifier.state_keeper import StateKeeper
 PARENTS = (-1, 0, 0, 1, 1, 2)
 """Of the tree's nodes: two children of the root; two of the first of them, one of the second."""
 _DEPTHS = (0, 1, 1, 2, 2, 2)
-_PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
+PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
+"""From the root to each leaf."""
 _ACCEPTED, _BEHIND = (0, 1), 3
 """Where layers keep states: the path that is accepted, and its node behind it, whose logits the next step must have."""
 _NUM_STEPS = 3
@@ -64,7 +65,7 @@ class TrialText(NamedTuple):
     def paths(self) -> Tensor:
         """Each path of the tree behind all before it: int64 [num_paths, length]."""
         before = [*self.prompt, *self.steps[:-1]]
-        return torch.tensor([before + [self.tree[node] for node in path] for path in _PATHS])
+        return torch.tensor([before + [self.tree[node] for node in path] for path in PATHS])
 
 
 class Reference(NamedTuple):
@@ -176,9 +177,7 @@ def _reference(model: PreTrainedModel, text: TrialText, inputs: Callable[[Tensor
         at_once = model(input_ids=paths, use_cache=False, **inputs(paths)).logits[:, start - 1 :].float()
         noise = max(map(distance, at_once.flatten(0, 1), logits.flatten(0, 1)))
     before_tree = logits[0, : num_new - 1 - max(_DEPTHS)]
-    where = {
-        node: (row, len(before_tree) + depth) for row, path in enumerate(_PATHS) for depth, node in enumerate(path)
-    }
+    where = {node: (row, len(before_tree) + depth) for row, path in enumerate(PATHS) for depth, node in enumerate(path)}
     nodes = torch.stack([logits[where[node]] for node in range(len(PARENTS))])
     return Reference(text, torch.cat([before_tree, nodes]), noise)
 
@@ -190,7 +189,7 @@ def try_model(loaded: LoadedModel, references: list[Reference]) -> None:
     Raises:
         UnsupportedModelError: they differ; says where, without the model's name.
     """
-    trial = _Trial(loaded, [reference.text for reference in references])
+    trial = Trial(loaded, [reference.text for reference in references])
     ours = trial.run()
     tolerance = _TOLERANCE.get(loaded.dtype)
     if tolerance is None:
@@ -232,7 +231,7 @@ def distance(row: Tensor, expected: Tensor) -> float:
     return float("inf") if math.isnan(found) else found
 
 
-class _Trial:
+class Trial:
     """Two sequences in an engine's own batches, with nobody to schedule them."""
 
     def __init__(self, loaded: LoadedModel, texts: list[TrialText]) -> None:
@@ -285,6 +284,11 @@ class _Trial:
             torch.cat([*own, tree, *behind[seq : seq + 1]])
             for seq, (own, tree) in enumerate(zip(rows, trees, strict=True))
         ]
+
+    def behind_prompt(self) -> Tensor:
+        """Logits [vocab_size] behind the first text's whole prompt, alone."""
+        seq = self.seqs[0]
+        return self._round([], [Chunk(seq, 0, seq.num_prompt_tokens, samples=True)])[0]
 
     def _step(self, seqs: list[Sequence], chunks: list[Chunk] | None = None) -> Tensor:
         """Plain steps, each of its sequence's next token, beside chunks."""

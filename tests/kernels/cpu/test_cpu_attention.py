@@ -17,7 +17,7 @@ CASES += [
     Case((270, 20), 8, heads=(32, 2), dims=(64, 64), block_size=16, window=100),
     Case((530,), 40, mask="causal", heads=(8, 4), dims=(80, 80), block_size=16, softcap=3.0),
 ]
-CASES += [replace(case, dtype=torch.bfloat16) for case in CASES[::3]]
+CASES += [replace(case, dtype=dtype) for dtype in (torch.bfloat16, torch.float16) for case in CASES[::3]]
 
 
 def attend(inputs, row_starts=None, query=None) -> torch.Tensor:
@@ -58,6 +58,31 @@ def test_a_row_has_the_same_bits_alone_and_in_a_chunk():
         alone.arguments[0] = alone.arguments[0][:, row : row + 1].contiguous()
         alone.arguments[4] = alone.arguments[4] + row
         assert torch.equal(attend(alone)[:, 0], chunk[:, row])
+
+
+@pytest.mark.parametrize("window", [None, 5, 100], ids=str)
+@pytest.mark.parametrize("context", [9, 250, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_node_of_a_tree_has_the_bits_of_its_path_alone(dtype, context, window):
+    case = Case((context,), 24, heads=(5, 1), dims=(32, 32), block_size=16, window=window, dtype=dtype)
+    inputs = build(case, poison=0.0)
+    query, key_cache, value_cache, tables, contexts, positions, words, _ = inputs.arguments
+    tree = attend(inputs)
+    seen = [[node for node in range(24) if int(words[0, row, 0]) >> node & 1] for row in range(24)]
+    deepest = max(range(24), key=lambda row: len(seen[row]))
+    for row in (1, 12, deepest, 23):
+        path = seen[row]
+        alone = build(case, poison=0.0)
+        keys, values = key_cache.clone(), value_cache.clone()
+        where = [(int(tables[0, slot // 16]), slot % 16) for slot in (context + node for node in range(24))]
+        for depth, node in enumerate(path):
+            for cache, own in ((keys, key_cache), (values, value_cache)):
+                cache[where[depth]] = own[where[node]]
+        alone.arguments[0] = query[:, row : row + 1].contiguous()
+        alone.arguments[1:3] = keys, values
+        alone.arguments[4] = contexts + len(path) - 1
+        alone.arguments[5], alone.arguments[6] = positions[:, row : row + 1], None
+        assert torch.equal(attend(alone)[:, 0], tree[:, row])
 
 
 def test_threads_change_no_bit():
