@@ -1,6 +1,6 @@
 """The rooms of the project, and which of them each may import (`test_layering.py` holds it to that)."""
 
-ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling"}
+ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling", "cluster.gpus"}
 
 MAY_IMPORT = {
     "cluster.autoscaling": set(),
@@ -9,7 +9,9 @@ MAY_IMPORT = {
     "cluster.cores": set(),
     "cluster.engine_speed": {"cluster.routing"},
     "cluster.fork_server": {"cluster.child_process"},
+    "cluster.gpus": {"cluster.nvml", "cluster.placement"},
     "cluster.memory_kills": set(),
+    "cluster.nvml": set(),
     "cluster.placement": set(),
     "cluster.prefix_index": {"runtime.kv"},
     "cluster.process_tree": {"cluster.channels"},
@@ -36,6 +38,7 @@ MAY_IMPORT = {
         "deployments.app_config",
         "deployments.door",
         "deployments.fleet",
+        "deployments.gpu_shares",
         "deployments.http_server",
         "deployments.log",
         "deployments.parsing",
@@ -48,8 +51,10 @@ MAY_IMPORT = {
     },
     "deployments.cli": {
         "cluster.channels",
+        "cluster.gpus",
         "deployments.app_config",
         "deployments.door",
+        "deployments.gpu_shares",
         "deployments.launch",
         "deployments.log",
         "deployments.options",
@@ -92,16 +97,22 @@ MAY_IMPORT = {
         "runtime.prefixes",
         "runtime.scheduling",
     },
+    "deployments.gpu_shares": {
+        "cluster.gpus",
+        "cluster.placement",
+        "deployments.app_config",
+        "deployments.options",
+    },
     "deployments.handle_calls": set(),
     "deployments.head_watch": {"cluster.channels"},
     "deployments.http_server": set(),
     "deployments.launch": {
         "cluster.channels",
-        "cluster.placement",
         "cluster.process_tree",
         "deployments.app",
         "deployments.app_config",
         "deployments.door",
+        "deployments.gpu_shares",
         "deployments.head_watch",
         "deployments.replica",
         "deployments.start_up",
