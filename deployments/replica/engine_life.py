@@ -127,6 +127,11 @@ class EngineLife:
         """Of the engine."""
         return self._process.pid
 
+    @property
+    def fell_back(self) -> bool:
+        """Whether rounds go through host memory because GPU memory did not carry them."""
+        return self.supervisor is not None and self.supervisor.fell_back
+
     async def end(self) -> None:
         """Leave neither process behind; harmless a second time."""
         for task in (self._supervising, self._guarding):
