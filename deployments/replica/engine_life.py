@@ -18,6 +18,7 @@ from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, Draf
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
+from wingbeat.runtime.disk_cache import compiler_env
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class EngineLife:
         link = Link.create()
         try:
             # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-            self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+            env = {"OMP_NUM_THREADS": str(start.config.threads or 1), **compiler_env()}
+            self._process = ChildProcess(MODULE, link.child_fds, env)
         except BaseException:  # such as no memory: nobody else knows of what has been launched
             link.close()
             self._end_others()
