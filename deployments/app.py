@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from pydantic import ValidationError
 from ray import serve
@@ -27,6 +28,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
+from wingbeat.deployments.gpu_shares import shares_here, shares_in_cluster
 from wingbeat.deployments.http_server import HttpServer
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.client_figures import RouterFigures
@@ -179,10 +181,17 @@ def warn_if_open(config: AppConfig, bound_host: str | None) -> None:
 def build(args: AppConfig | Mapping[str, Any]) -> Application:
     """The application for settings; starts nothing.
 
+    Shares of GPUs that are left open are settled here: by Ray's count where this process is connected to a cluster, as
+    it is below `serve run` and `serve deploy`, else by this machine's.
+
     Raises:
-        SettingsError: a setting is unknown or wrong; one line that names it.
+        SettingsError: a setting is unknown or wrong, or needs more GPUs than there are; one line that names it.
     """
-    return build_at(args if isinstance(args, AppConfig) else _settings(args), None)
+    config = args if isinstance(args, AppConfig) else _settings(args)
+    placed = shares_in_cluster(config) if ray.is_initialized() else shares_here(config)
+    if placed.line is not None:
+        logger.info("%s", placed.line)
+    return build_at(placed.config, None)
 
 
 def build_at(config: AppConfig, door: DoorKey | None) -> Application:

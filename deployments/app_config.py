@@ -117,9 +117,12 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         "pair uses, where the machine has one to spare.",
     )
     num_gpus_per_verifier: float = Field(
-        0.0, ge=0, description="A GPU, or a share of one, per verifier; of each of its ranks, where it has several."
+        0.0,
+        ge=0,
+        description="A GPU, or a share of one, per verifier; of each of its ranks, where it has several. With neither "
+        "share given, 1 and 1 where two GPUs are free for a pair, else 0.7 and 0.3 of one.",
     )
-    num_gpus_per_drafter: float = Field(0.0, ge=0, description="GPUs, or a share of one, per drafter.")
+    num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
     num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
     num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
@@ -183,13 +186,11 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         for name in ("engine_wait_s", "max_queued_requests"):
             if self.may_sleep() and not getattr(self, name):
                 raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")
-        if self.device == "cuda" and self.num_gpus_per_verifier == 0:
+        if self.device == "cuda" and self.num_gpus_per_verifier == 0 and not self.leaves_gpus_open():
             raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
         if self.device == "cpu" and self.num_gpus_per_verifier > 0:
             raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
-        if self.device == "cuda" and self.choice().needs_gpu and self.num_gpus_per_drafter == 0:
-            raise ValueError("num_gpus_per_drafter is 0: device 'cuda' needs a GPU or a share of one, such as 0.3")
-        if self.cuda_graphs and self.resolved_device() == "cpu":
+        if self.cuda_graphs and self.resolved_device() == "cpu" and not self.leaves_gpus_open():
             raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
         if self.deterministic and self.resolved_device() == "cuda":
             raise ValueError("deterministic is True: device 'cuda' does not have this mode; use device cpu")
@@ -202,7 +203,13 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         self.check_ranks(
             self.num_gpus_per_verifier, bool(self.cuda_graphs), self.serves_adapters(), self.may_span_nodes()
         )
-        if self.has_drafter():
+        if self.num_gpus_per_verifier > 0 and self.choice().needs_gpu and self.num_gpus_per_drafter == 0:
+            raise ValueError(
+                f"num_gpus_per_drafter is 0: drafter {self.drafter!r} has weights and would run on the CPU beside a "
+                "verifier on a GPU; give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 "
+                "and 1 of two"
+            )
+        if self.has_drafter() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
             self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
@@ -216,6 +223,16 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         self.check_prefixes(self.enable_prefix_caching)
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
+
+    def leaves_gpus_open(self) -> bool:
+        """Whether it is for the GPUs there are to decide device and shares (`wingbeat.deployments.gpu_shares`).
+
+        Until that is done everything is on the CPU, unless the device is given. An engine of the user's own and a
+        TensorRT engine directory take a GPU only by a share that is given.
+        """
+        given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & self.model_fields_set
+        wingbeats_own = self.engine_factory is None and self.backend == "torch"
+        return not given and self.device != "cpu" and wingbeats_own
 
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""

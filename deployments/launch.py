@@ -18,11 +18,11 @@ from ray.serve.schema import ApplicationStatus
 
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.channels.segment_files import remove_stale_segments
-from wingbeat.cluster.placement import check_node_gpus, node_gpus
 from wingbeat.cluster.process_tree import descendants, end
 from wingbeat.deployments.app import ROUTER, VERIFIER, build_at
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door
+from wingbeat.deployments.gpu_shares import check_in_cluster, shares_in_cluster
 from wingbeat.deployments.head_watch import HeadWatch
 from wingbeat.deployments.replica.drafters.supervisor import root_cause
 from wingbeat.deployments.start_up import StartUp, curl_command, ready_facts
@@ -127,8 +127,7 @@ class ServedApplication:
                 f"this Ray cluster has an application named {APP_NAME} already: end it with `serve shutdown`, or unset "
                 "RAY_ADDRESS to start a cluster of its own"
             )
-        if self._config.resolved_device() == "cuda":
-            self._check_gpus()
+        self._take_gpus()
         self._deployed = True
         if self._start_up is not None:
             self._start_up.event("starting the router, the verifier and its drafter")
@@ -255,19 +254,14 @@ class ServedApplication:
             head = [info.process.pid for kind in HEAD for info in node.all_processes.get(kind, ())]
             self._head_watch = HeadWatch([PeerProcess(pid, process_start(pid)) for pid in head], self._lose_head)
 
-    def _check_gpus(self) -> None:
-        config = self._config
-        drafter = config.drafter_share() if config.has_own_drafter() else None
+    def _take_gpus(self) -> None:
         try:
-            check_node_gpus(
-                config.verifier_share(),
-                drafter,
-                node_gpus(),
-                one_node=not config.may_span_nodes(),
-                num_ranks=config.tensor_parallel_size,
-            )
+            self._config, line = shares_in_cluster(self._config)
+            check_in_cluster(self._config)
         except ValueError as error:
             raise StartError(str(error)) from None
+        if line is not None and self._start_up is not None:
+            self._start_up.event(line)
 
 
 def serve_until_stopped(

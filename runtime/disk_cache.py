@@ -17,6 +17,12 @@ def cache_dir() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wingbeat"
 
 
+def compiler_env() -> dict[str, str]:
+    """What a process that compiles kernels is told by its environment: Triton keeps them below `cache_dir` too, so that
+    one volume of a container holds all that a first start has made; nothing where the environment names a folder."""
+    return {} if os.environ.get("TRITON_CACHE_DIR") else {"TRITON_CACHE_DIR": str(cache_dir() / "triton")}
+
+
 def recall(path: Path, read: Callable[[dict[str, Any]], Kept]) -> Kept | None:
     """What was kept there; None where there is nothing, or nothing that can be read, which is warned of.
 

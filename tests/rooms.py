@@ -1,6 +1,6 @@
 """The rooms of the project, and which of them each may import (`test_layering.py` holds it to that)."""
 
-ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling"}
+ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling", "cluster.gpus"}
 
 MAY_IMPORT = {
     "cluster.autoscaling": set(),
@@ -9,7 +9,9 @@ MAY_IMPORT = {
     "cluster.cores": set(),
     "cluster.engine_speed": {"cluster.routing"},
     "cluster.fork_server": {"cluster.child_process"},
+    "cluster.gpus": {"cluster.nvml", "cluster.placement"},
     "cluster.memory_kills": set(),
+    "cluster.nvml": set(),
     "cluster.placement": set(),
     "cluster.prefix_index": {"runtime.kv"},
     "cluster.process_tree": {"cluster.channels"},
@@ -36,6 +38,7 @@ MAY_IMPORT = {
         "deployments.app_config",
         "deployments.door",
         "deployments.fleet",
+        "deployments.gpu_shares",
         "deployments.http_server",
         "deployments.log",
         "deployments.parsing",
@@ -49,8 +52,10 @@ MAY_IMPORT = {
     "deployments.cli": {
         "deployments.doctor",
         "cluster.channels",
+        "cluster.gpus",
         "deployments.app_config",
         "deployments.door",
+        "deployments.gpu_shares",
         "deployments.launch",
         "deployments.log",
         "deployments.options",
@@ -60,6 +65,7 @@ MAY_IMPORT = {
         "runtime.config",
         "runtime.disk_cache",
         "runtime.drafters",
+        "runtime.fp8_devices",
         "runtime.free_memory",
         "runtime.heads",
         "runtime.hub",
@@ -101,16 +107,22 @@ MAY_IMPORT = {
         "runtime.prefixes",
         "runtime.scheduling",
     },
+    "deployments.gpu_shares": {
+        "cluster.gpus",
+        "cluster.placement",
+        "deployments.app_config",
+        "deployments.options",
+    },
     "deployments.handle_calls": set(),
     "deployments.head_watch": {"cluster.channels"},
     "deployments.http_server": set(),
     "deployments.launch": {
         "cluster.channels",
-        "cluster.placement",
         "cluster.process_tree",
         "deployments.app",
         "deployments.app_config",
         "deployments.door",
+        "deployments.gpu_shares",
         "deployments.head_watch",
         "deployments.replica",
         "deployments.start_up",
@@ -158,6 +170,7 @@ MAY_IMPORT = {
         "deployments.metrics",
         "runtime.checks",
         "runtime.config",
+        "runtime.disk_cache",
         "runtime.drafters",
         "runtime.engine",
         "runtime.grammar",
@@ -238,6 +251,7 @@ MAY_IMPORT = {
         "runtime.speculation",
         "runtime.verifier",
     },
+    "runtime.fp8_devices": set(),
     "runtime.free_memory": set(),
     "runtime.grammar": {"runtime.scheduling", "runtime.tokenizer"},
     "runtime.graphs": set(),
@@ -245,6 +259,7 @@ MAY_IMPORT = {
         "kernels.cpu",
         "kernels.layer",
         "runtime.config_numbers",
+        "runtime.fp8_devices",
         "runtime.hub",
         "runtime.kv",
         "runtime.tensor_files",
@@ -253,7 +268,7 @@ MAY_IMPORT = {
     "runtime.histogram": set(),
     "runtime.hub": {"runtime.tensor_files"},
     "runtime.lora": set(),
-    "runtime.kv": {"kernels.kv", "runtime.config", "runtime.free_memory"},
+    "runtime.kv": {"kernels.kv", "runtime.config", "runtime.fp8_devices", "runtime.free_memory"},
     "runtime.llm": {
         "runtime.config",
         "runtime.drafters",

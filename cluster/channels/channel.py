@@ -25,6 +25,7 @@ from wingbeat.cluster.channels.header import (
     MAX_INCARNATION,
     NUM_WORDS,
     PID_BITS,
+    REPLY_EVENTS,
     ROUND_BITS,
     ChannelError,
     Word,
@@ -163,8 +164,11 @@ class DrafterSide:
     drafter has never seen.
     """
 
-    def __init__(self, memory: ChannelMemory, incarnation: int) -> None:
+    def __init__(self, memory: ChannelMemory, incarnation: int, event_handles: bytes = b"") -> None:
         """Take over as the channel's drafter: rounds published so far are skipped.
+
+        Args:
+            event_handles: of the events of its replies, for the verifier; none where its answers are in host memory.
 
         Raises ChannelError if the channel is closed or `incarnation` is not larger than the one attached.
         """
@@ -188,9 +192,9 @@ class DrafterSide:
         self._polled = 0
         self._answered = 0
         self._attached = 0
-        self._attach()
+        self._attach(event_handles)
 
-    def _attach(self) -> None:
+    def _attach(self, event_handles: bytes) -> None:
         words, current = self._words, self._words[Word.ATTACHED] >> PID_BITS
         if words[Word.CLOSED] or not self._verifier.alive():
             raise ChannelError(f"the channel's verifier (process {self._verifier.pid}) has closed it or is gone")
@@ -201,6 +205,8 @@ class DrafterSide:
         self._attached = self.incarnation << PID_BITS | os.getpid()
         words[Word.REPLIED] = self._own_reply_word()
         words[Word.DRAFTER_START] = process_start(os.getpid())
+        if event_handles:
+            words[REPLY_EVENTS] = memoryview(event_handles).cast("q")
         fence()
         words[Word.ATTACHED] = self._attached
 

@@ -25,21 +25,27 @@ The header of a reply (round, incarnation) goes from host to host, its other fie
 So a host reads nothing that a device computes, and may run a round behind or ahead of its device. The slots in host
 memory are a few hundred bytes, which a device that needs them gets in the pass's own upload.
 
-Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). The verifier makes
-all four, as the owner of the memory; the drafter opens them on its own device, where it also records those of its
-replies, as NVIDIA's simpleIPC sample does. So what outlives a drafter does not depend on an event that went with it.
+Two events per direction, one per parity, order the devices (`memory.ReadyEvents`). Each side makes those that it
+records, on its own GPU, as an event is recorded by streams of its own device alone. A drafter hands over the handles of
+its two through the header's words when it attaches, before it is seen as attached.
+
+That all this carries is tried with every drafter, because CUDA's word alone is not enough in some virtual machines:
+the block ends with a pattern that the verifier has written; the drafter reads it, writes its answer beside it and
+records both its events; and the verifier reads that once the events are finished.
 """
 
 import logging
 import os
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from wingbeat.cluster.channels.channel import DrafterSide, VerifierSide
-from wingbeat.cluster.channels.cuda_runtime import CudaRuntime, IpcEvent, TorchCudaRuntime
-from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess
+from wingbeat.cluster.channels.cuda_events import PAIR, DeviceEvents, DrafterEvents, new_events, open_events
+from wingbeat.cluster.channels.cuda_runtime import CudaError, CudaRuntime, TorchCudaRuntime
+from wingbeat.cluster.channels.doorbell import Bell, Doorbell, PeerProcess, poll
 from wingbeat.cluster.channels.header import PID_BITS, ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, ChannelMemory, Region, buffer_bytes, carve
 from wingbeat.cluster.channels.segment import Details, Segment, SegmentHeader
@@ -52,48 +58,10 @@ DRAIN_TIMEOUT_S = 5.0
 """A device that is not done with the memory by then hangs."""
 DETACH_TIMEOUT_S = 2.0
 """A drafter lets go within one of its passes, or is dead."""
-PAIR = (0, 1)
-
-
-class DeviceEvents:
-    """`ReadyEvents` by two interprocess CUDA events.
-
-    CUDA makes a wait for an event that was never recorded do nothing, and one for an event of an earlier round end
-    early: both would let a stream read what is not there yet. And the record of a process that was killed before its
-    device got there may never complete, so that a waiting stream would hang. Hence the channel looks only at events of
-    a round whose doorbell rang. A verifier's stream never waits: its host asks, and looks meanwhile whether the drafter
-    lives, because a drafter may be killed at any time and must cost speed alone. A drafter's stream waits, so that its
-    pass is enqueued by the time the verifier's device is done; one whose verifier is gone has nobody to work for.
-    """
-
-    def __init__(self, runtime: CudaRuntime, device: torch.device, events: list[IpcEvent]) -> None:
-        self._runtime = runtime
-        self._device = device
-        self._events = events
-        self.last_stream: object | None = None
-        """The last stream that recorded or waited here: the one to drain before the memory goes."""
-
-    def record(self, parity: int) -> None:
-        """Mark the calling thread's current stream of the channel's device."""
-        self.last_stream = self._runtime.current_stream(self._device)
-        self._events[parity].record(self.last_stream)
-
-    def wait(self, parity: int, writer_alive: bool) -> bool:
-        """Order the calling thread's current stream after the mark; of a dead writer only finished work is taken."""
-        if not writer_alive:
-            return self._events[parity].query()
-        self.last_stream = self._runtime.current_stream(self._device)
-        self._events[parity].wait(self.last_stream)
-        return True
-
-    def finished(self, parity: int) -> bool:
-        """Whether the device of the writer has reached the mark."""
-        return self._events[parity].query()
-
-    def release(self) -> None:
-        """Destroy the events, or this process's hold on them."""
-        self._events.clear()
-        self.last_stream = None
+TRIAL_TIMEOUT_S = 10.0
+"""For a device to finish a mark that has nothing before it."""
+PATTERN_BYTES = 64
+"""At the end of the device block: what the verifier has written, and behind it what the drafter answers."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +80,12 @@ class _Mapping:
         raw = self.runtime.tensor(self.device, self.address, buffer_bytes(spec, DEVICE_FIELDS))
         regions = (Region(segment.body, HOST_FIELDS), Region(raw, DEVICE_FIELDS))
         return carve(spec, segment.words, *regions, outcome_ready=self.outcome_ready, reply_ready=self.reply_ready)
+
+    def patterns(self, spec: ChannelSpec) -> tuple[Tensor, Tensor]:
+        """uint8 [PATTERN_BYTES] each: the verifier's and the drafter's, on the device."""
+        start = buffer_bytes(spec, DEVICE_FIELDS)
+        raw = self.runtime.tensor(self.device, self.address, start + 2 * PATTERN_BYTES)
+        return raw[start : start + PATTERN_BYTES], raw[start + PATTERN_BYTES :]
 
     def drain(self) -> bool:
         """Whether this process's device is done with the block, after waiting for it."""
@@ -133,6 +107,8 @@ class CudaIpcChannel:
 
     def __init__(self, name: str, segment: Segment, mapping: _Mapping) -> None:
         self.name = name
+        self._segment, self._replies = segment, DrafterEvents(mapping.runtime, mapping.device, segment.words)
+        mapping = self._mapping = replace(mapping, reply_ready=self._replies)
         self.verifier_end = VerifierSide(mapping.memory(segment), Doorbell(Bell(segment.words, Word.REPLIED)))
         pid = os.getpid()
         # Of a channel dropped unclosed the later finalizer runs first: the drafter must see it closed to let go.
@@ -146,14 +122,33 @@ class CudaIpcChannel:
 
         self.verifier_end.on_close = close
 
+    def try_drafter(self, timeout_s: float = TRIAL_TIMEOUT_S) -> None:
+        """Open the events of the drafter that is attached, and see what it wrote into the block when it attached.
+
+        Raises:
+            ChannelError: its marks or its writes do not arrive here.
+        """
+        details = self._segment.header.details
+        expected = _answer(bytes.fromhex(details["pattern"]), self.verifier_end.incarnation)
+        try:
+            self._replies.open()
+            marked = poll(lambda: all(self._replies.finished(parity) for parity in PAIR), timeout_s)
+            found = bytes(self._mapping.patterns(self._segment.header.spec)[1].cpu().numpy())
+        except RuntimeError as error:
+            reason = f"the verifier cannot open the drafter's events: {_one_line(error)}"
+            raise ChannelError(f"channel {self.name!r}: {reason}") from error
+        if not marked or found != expected:
+            what = "wrote is not there" if marked else "marked as done stays undone"
+            raise ChannelError(f"channel {self.name!r}: what the drafter {what} for the verifier's {details['device']}")
+
     @classmethod
     def create(
         cls, name: str, spec: ChannelSpec, device: torch.device, runtime: CudaRuntime | None = None
     ) -> "CudaIpcChannel":
         """Make the channel `name` on the verifier's device, after removing segments of dead verifiers.
 
-        Raises ChannelError if `device` is no CUDA device with an index, the device block cannot be made or exported,
-        the name is not a plain file name or belongs to a live verifier, or /dev/shm is too full.
+        Raises ChannelError if `device` is no CUDA device with an index or shares no events, the device block cannot be
+        made or exported, the name is not a plain file name or belongs to a live verifier, or /dev/shm is too full.
         """
         try:
             runtime = runtime or TorchCudaRuntime()
@@ -178,7 +173,8 @@ class CudaIpcChannel:
         `close` waits for the device, unmaps the block and destroys this process's events.
 
         Raises ChannelError if there is no such channel, it was made by another version or is of another kind, `device`
-        cannot reach the verifier's, its verifier is gone, or `incarnation` is not larger than the one attached.
+        cannot reach the verifier's or does not read there what that wrote, its verifier is gone, or `incarnation` is
+        not larger than the one attached.
         """
         segment = Segment.attach(name, KIND, host_bytes)
         if not PeerProcess(segment.words[Word.VERIFIER_PID], segment.words[Word.VERIFIER_START]).alive():
@@ -189,14 +185,14 @@ class CudaIpcChannel:
             runtime = runtime or TorchCudaRuntime()
             _check_device(runtime, device, "drafter")
             check_reach(runtime, device, str(details["uuid"]), str(details["device"]))
-            mapping = _open(details, device, runtime)
+            mapping, handles = _open(segment.header, incarnation, device, runtime)
         except ChannelError:
             raise
         except RuntimeError as error:
             reason = f"the drafter's {device} cannot open the verifier's {details['device']}: {_one_line(error)}"
             raise ChannelError(f"channel {name!r}: {reason}") from error
         try:
-            end = DrafterSide(mapping.memory(segment), incarnation)
+            end = DrafterSide(mapping.memory(segment), incarnation, handles)
         except BaseException:
             mapping.release_events()
             runtime.close_memory(device, mapping.address)
@@ -236,39 +232,69 @@ def _check_device(runtime: CudaRuntime, device: torch.device, side: str) -> None
     if device.type != "cuda" or device.index is None or device.index >= count:
         allowed = f"one of cuda:0..cuda:{count - 1}" if count else "a CUDA device, and this process sees none"
         raise ChannelError(f"channel 'cuda_ipc': the {side}'s device is {str(device)!r}, it must be {allowed}")
+    if not runtime.shares_events(device):
+        raise ChannelError(
+            f"channel 'cuda_ipc': the {side}'s {runtime.describe(device)} shares no events between processes "
+            "(cudaDevAttrIpcEventSupport is 0), as under WSL2 and in some virtual machines; use channel 'shm'"
+        )
 
 
 def _export(spec: ChannelSpec, device: torch.device, runtime: CudaRuntime) -> tuple[_Mapping, Details]:
-    """The device block and events of a new channel, and what a drafter needs to open them."""
-    address = runtime.allocate(device, buffer_bytes(spec, DEVICE_FIELDS))
+    """The device block and the outcomes' events of a new channel, and what a drafter needs to open them."""
+    address = runtime.allocate(device, buffer_bytes(spec, DEVICE_FIELDS) + 2 * PATTERN_BYTES)
     try:
-        outcome_ready = [runtime.create_event(device) for _ in PAIR]
-        reply_ready = [runtime.create_event(device) for _ in PAIR]
+        made, handles = new_events(runtime, device)
+        pattern = os.urandom(PATTERN_BYTES)
         details: Details = {
             "uuid": runtime.uuid(device),
             "device": runtime.describe(device),
             "memory": runtime.export_memory(device, address).hex(),
-            "outcome_ready": [event.ipc_handle().hex() for event in outcome_ready],
-            "reply_ready": [event.ipc_handle().hex() for event in reply_ready],
+            "outcome_ready": handles.hex(),
+            "pattern": pattern.hex(),
         }
+        events = DeviceEvents(runtime, device, made)
+        mapping = _Mapping(runtime, device, address, events, DeviceEvents(runtime, device, []))
+        mapping.patterns(spec)[0].copy_(_bytes(pattern))
+        if not runtime.drain(device, runtime.current_stream(device), DRAIN_TIMEOUT_S):
+            raise CudaError(f"{device} has not written {PATTERN_BYTES} bytes within {DRAIN_TIMEOUT_S:.0f} s")
     except BaseException:
         runtime.free(device, address)
         raise
-    events = (DeviceEvents(runtime, device, made) for made in (outcome_ready, reply_ready))
-    return _Mapping(runtime, device, address, *events), details
+    return mapping, details
 
 
-def _open(details: Details, device: torch.device, runtime: CudaRuntime) -> _Mapping:
+def _open(
+    header: SegmentHeader, incarnation: int, device: torch.device, runtime: CudaRuntime
+) -> tuple[_Mapping, bytes]:
+    """The drafter's hold on the block, and the handles of its own events; it has been tried from this side."""
+    details = header.details
     address = runtime.open_memory(device, bytes.fromhex(details["memory"]))
     try:
-        events = [
-            [runtime.open_event(device, bytes.fromhex(handle)) for handle in details[direction]]
-            for direction in ("outcome_ready", "reply_ready")
-        ]
+        outcome_ready = DeviceEvents(
+            runtime, device, open_events(runtime, device, bytes.fromhex(details["outcome_ready"]))
+        )
+        made, handles = new_events(runtime, device)
+        mapping = _Mapping(runtime, device, address, outcome_ready, DeviceEvents(runtime, device, made))
+        theirs, mine = mapping.patterns(header.spec)
+        pattern = bytes.fromhex(details["pattern"])
+        if bytes(theirs.cpu().numpy()) != pattern:
+            raise CudaError("what the verifier wrote is not there")
+        mine.copy_(_bytes(_answer(pattern, incarnation)))
+        for parity in PAIR:
+            mapping.reply_ready.record(parity)
     except BaseException:
         runtime.close_memory(device, address)
         raise
-    return _Mapping(runtime, device, address, *(DeviceEvents(runtime, device, opened) for opened in events))
+    return mapping, handles
+
+
+def _answer(pattern: bytes, incarnation: int) -> bytes:
+    """What a drafter writes behind the verifier's pattern; no other one writes the same."""
+    return incarnation.to_bytes(8, "little") + bytes(byte ^ 0xFF for byte in pattern[8:])
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _unmap(mapping: _Mapping) -> bool:

@@ -3,7 +3,7 @@
 Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own way to share,
 `UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
 reference per export and receiver, so that every new drafter would need a new export and every killed one would keep the
-memory for good. The six runtime functions used here have kept their signatures since CUDA 4.1.
+memory for good. The runtime functions used here have kept their signatures since CUDA 5.0.
 
 Events come from `torch.cuda.Event`, whose IPC interface is public and the same in torch 2.11 to 2.13. Tensors are made
 over an address by DLPack, where the caller names the device: memory of a peer GPU then counts as memory of the GPU that
@@ -24,6 +24,8 @@ GRANULARITY_BYTES = 2 * 2**20
 """cudaMalloc carves smaller allocations out of blocks of 2 MiB, and a handle exports the block."""
 DRAIN_POLL_S = 1e-3
 _LAZY_PEER_ACCESS = 1
+_IPC_EVENT_SUPPORT = 125
+"""cudaDevAttrIpcEventSupport"""
 
 
 class CudaError(RuntimeError):
@@ -57,6 +59,9 @@ class CudaRuntime(Protocol):
     def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
         """Whether kernels on `device` can use memory of `peer`."""
 
+    def shares_events(self, device: torch.device) -> bool:
+        """Whether its events can be opened by other processes, which its memory then can be too."""
+
     def allocate(self, device: torch.device, num_bytes: int) -> int:
         """Address of new zeroed memory that can be exported."""
 
@@ -79,7 +84,7 @@ class CudaRuntime(Protocol):
         """A new interprocess event of the device."""
 
     def open_event(self, device: torch.device, handle: bytes) -> IpcEvent:
-        """Another process's event, for streams of `device` to wait for and to record."""
+        """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
 
     def current_stream(self, device: torch.device) -> object:
         """The calling thread's stream on the device."""
@@ -106,6 +111,12 @@ class TorchCudaRuntime:
 
     def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
         return torch.cuda.can_device_access_peer(device, peer)
+
+    def shares_events(self, device: torch.device) -> bool:
+        value = ctypes.c_int()
+        attribute, index = ctypes.c_int(_IPC_EVENT_SUPPORT), ctypes.c_int(device.index)
+        _call(device, "cudaDeviceGetAttribute", ctypes.byref(value), attribute, index)
+        return bool(value.value)
 
     def allocate(self, device: torch.device, num_bytes: int) -> int:
         address = ctypes.c_void_p()

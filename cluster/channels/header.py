@@ -35,6 +35,8 @@ class Word:
     """The last incarnation that left on its own and has let go of the memory."""
 
 
+REPLY_EVENTS = slice(32, 48)
+"""Words that hold what a drafter hands over before it is attached: the handles of its two events, 64 bytes each."""
 ROUND_BITS = 40
 PID_BITS = 32
 MAX_INCARNATION = 2**22

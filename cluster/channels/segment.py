@@ -30,7 +30,7 @@ from wingbeat.cluster.channels.segment_files import (
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 HEADER_BYTES = 4096
-VERSION = 5
+VERSION = 6
 """Of the header and of the layout that follows from a spec; raise it with any change to either."""
 
 Details = dict[str, str | int | list[str]]
@@ -91,6 +91,12 @@ class Segment:
         if len(mapping) != HEADER_BYTES + body_bytes(header.spec):
             raise ChannelError(f"channel {name!r} is {len(mapping)} bytes, its spec asks for another size")
         return cls(path, header, words, _body(mapping))
+
+
+def kind_of(name: str) -> str:
+    """The kind of the channel `name`. Raises ChannelError if there is none."""
+    mapping = _map(segment_path(name), name)
+    return _read_header(mapping, memoryview(mapping)[:JSON_START].cast("q"), name).kind
 
 
 def _allocate(path: Path, num_bytes: int) -> mmap.mmap:

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import torch
 
+from wingbeat.cluster.gpus import driver_problem
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.buffer_sizes import check_channel
 from wingbeat.deployments.cli.preflight import PreflightError, check_positions, drafter_is_ours
 from wingbeat.deployments.replica.engine.factories import load_factory
 from wingbeat.runtime.checks.drafter_fit import check_drafter_fits
+from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.capacity import check_budget
 from wingbeat.runtime.tensor_parallel.divisible import check_divisible
@@ -40,7 +42,11 @@ def _check_device(config: AppConfig) -> None:
     if config.resolved_device() != "cuda":
         return
     if not torch.cuda.is_available():
-        raise PreflightError("device is 'cuda': torch sees no CUDA device here; use device cpu and no num_gpus_*")
+        problem = driver_problem(torch.__version__, torch.version.cuda)
+        raise PreflightError(f"device is 'cuda': {problem}, or use device cpu and no num_gpus_*")
+    for setting in ("kv_cache_dtype", "drafter_weights"):
+        if getattr(config, setting) == "fp8":
+            check_fp8(setting, torch.device("cuda", 0))
     total = torch.cuda.get_device_properties(0).total_memory
     check_budget("kv_cache_memory_bytes", config.kv_cache_memory_bytes or 0, total, "cuda")
 

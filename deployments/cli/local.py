@@ -65,10 +65,12 @@ def open_engine(config: LocalConfig, max_num_seqs: int) -> "LLM":
     from transformers.utils import logging as transformers_logging
 
     from wingbeat.cluster.channels.channel import InProcessChannel
+    from wingbeat.cluster.gpus import driver_problem
     from wingbeat.runtime.llm import LLM
 
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no CUDA device; use --device cpu")
+        problem = driver_problem(torch.__version__, torch.version.cuda)
+        raise UserError(f"--device cuda: {problem}, or use --device cpu")
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:

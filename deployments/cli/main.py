@@ -18,6 +18,7 @@ from wingbeat.deployments.cli.local import OpenEngine, open_engine
 from wingbeat.deployments.cli.named_folders import check_named_folders
 from wingbeat.deployments.cli.options import Config, UserError, model_command, option_name
 from wingbeat.deployments.cli.prefix_command import add_prefix_commands
+from wingbeat.deployments.gpu_shares import shares_here
 from wingbeat.deployments.log import show_lines
 from wingbeat.deployments.options.foreign_names import hint
 from wingbeat.deployments.start_up import StartUp
@@ -128,6 +129,10 @@ def _serve(
     start_up = StartUp()
     try:
         start_up.event("checking the settings and the checkpoints")
+        if preflight.is_here(address):  # else Ray's own count decides, once it is joined
+            config, line = shares_here(config)
+            if line is not None:
+                start_up.event(line)
         preflight.check(config, host, port, address)
         check_unless_known(config, preflight.is_here(address))
         start_up.event("starting Ray" if address is None else f"joining the Ray cluster at {address}")

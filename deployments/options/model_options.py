@@ -74,7 +74,8 @@ class LoadOptions(ModelFolder):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="'auto' is cuda where there is one; of a server, where num_gpus_per_verifier is above 0.",
+        description="'auto' is cuda where there is one; of a server whose shares of GPUs are given, where they are "
+        "above 0. 'cpu' takes no GPU.",
     )
     threads: int = Field(
         1,

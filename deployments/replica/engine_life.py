@@ -18,6 +18,7 @@ from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, Draf
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
+from wingbeat.runtime.disk_cache import compiler_env
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class EngineLife:
         link = Link.create()
         try:
             # Ray gives its workers as many threads as CPUs, rounded; the engine has its own number.
-            self._process = ChildProcess(MODULE, link.child_fds, {"OMP_NUM_THREADS": str(start.config.threads or 1)})
+            env = {"OMP_NUM_THREADS": str(start.config.threads or 1), **compiler_env()}
+            self._process = ChildProcess(MODULE, link.child_fds, env)
         except BaseException:  # such as no memory: nobody else knows of what has been launched
             link.close()
             self._end_others()
@@ -126,6 +128,11 @@ class EngineLife:
     def process_id(self) -> int:
         """Of the engine."""
         return self._process.pid
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether rounds go through host memory because GPU memory did not carry them."""
+        return self.supervisor is not None and self.supervisor.fell_back
 
     async def end(self) -> None:
         """Leave neither process behind; harmless a second time."""

@@ -79,7 +79,8 @@ class Verifier(ServedNames):
         if config.has_own_drafter():
             launch = partial(RayDrafter, config, core)
         elif config.has_drafter():
-            launch = partial(PoolDrafter, ServedPool(drafters))
+            falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
+            launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
         self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._prefixes))
         try:
             await self._engines.start()
@@ -220,7 +221,7 @@ class Verifier(ServedNames):
             "device": config.resolved_device(),
             "max_model_len": info.max_model_len,
             "num_kv_tokens": info.num_kv_tokens,
-            "channel": self._channel,
+            "channel": "shm" if life is not None and life.fell_back else self._channel,
             "self_test": None if life is None else life.self_test,
         }
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
 MIB = 1 << 20
+SHORT = 10
+"""An engine is warned of whose memory holds less than one such part of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
 _CHOICES = (
     _SAMPLED,
@@ -54,7 +56,8 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
-    if settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings):
+    lowered = settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings)
+    if lowered:
         why = f"all that the memory holds of the model's {loaded.max_position_embeddings} positions"
     else:
         why = f"the model has {loaded.max_position_embeddings} positions"
@@ -65,6 +68,14 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
         settled.max_model_len,
         why,
     )
+    if SHORT * settled.max_model_len < loaded.max_position_embeddings and lowered:
+        logger.warning(
+            "max_model_len is %d, less than a tenth of the model's %d positions: the memory beside the weights "
+            "holds no more; kv_cache_dtype fp8, a lower max_num_batched_tokens or max_num_seqs, or a smaller drafter "
+            "make it longer",
+            settled.max_model_len,
+            loaded.max_position_embeddings,
+        )
     return settled
 
 

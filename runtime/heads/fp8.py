@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from wingbeat.kernels.layer.fp8 import Fp8Weight, fp8_linear, to_fp8
+from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.heads.layer import DecoderHead
 
 _PRODUCTS = ("fc", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
@@ -29,7 +30,12 @@ class Fp8Linear(nn.Module):
 
 @torch.no_grad()
 def use_fp8(head: DecoderHead) -> None:
-    """Round the weights of a head's products, in its present dtype and on its device; embeddings and norms stay."""
+    """Round the weights of a head's products, in its present dtype and on its device; embeddings and norms stay.
+
+    Raises:
+        ValueError: the device has no float8.
+    """
+    check_fp8("drafter_weights", head.device)
     for name in _PRODUCTS:
         linear = getattr(head, name)
         if isinstance(linear, nn.Linear):

@@ -7,14 +7,13 @@ from torch import Tensor
 
 from wingbeat.kernels.kv.reference import move_kv, pool_table
 from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.fp8_devices import check_fp8
 from wingbeat.runtime.free_memory import free_memory, total_memory
 from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.kv.host_pages import mapped_zeros, populate
 
 UNKNOWN_RAM = 1 << 30
 """Bytes taken for free where the system does not say what is."""
-LEAST_CAPABILITY = (8, 9)
-"""Of a GPU whose kernels convert float8_e4m3fn."""
 CONTEXT_BYTES = 600 << 20
 """Of a process on a GPU before it allocates anything: CUDA's context and the kernels of the libraries."""
 
@@ -53,7 +52,8 @@ class KVCache:
     ) -> None:
         self.block_size = config.block_size
         dtype = kv_dtype(config, dtype)
-        _check_device(dtype, device)
+        if dtype == torch.float8_e4m3fn:
+            check_fp8("kv_cache_dtype", device)
         self.block_bytes = block_bytes(layers, config.block_size, dtype)
         if config.num_kv_blocks is None:
             config = fit(config, memory_budget(config, device), self.block_bytes)
@@ -110,15 +110,6 @@ def memory_budget(config: EngineConfig, device: torch.device, reserved: int = 0,
 def kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """Of keys and values in the pool, of a model whose weights have this dtype."""
     return torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
-
-
-def _check_device(dtype: torch.dtype, device: torch.device) -> None:
-    if dtype != torch.float8_e4m3fn or device.type != "cuda":
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < LEAST_CAPABILITY:
-        least, own = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
-        raise ValueError(f"kv_cache_dtype is fp8: the GPU's compute capability is {own}, {least} is needed; use auto")
 
 
 def block_bytes(layers: list[LayerAttention], block_size: int, dtype: torch.dtype) -> int:

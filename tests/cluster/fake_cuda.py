@@ -18,6 +18,8 @@ FILE_PREFIX = "wingbeat-fake-cuda-"
 class FakeEventState:
     """What an event is on the device, whichever process holds it."""
 
+    gpu: int | None = None
+    """The GPU it was made on; None where the maker is another process of the test."""
     num_records: int = 0
     num_finished: int = 0
     """Of the records; behind while the recorder's stream has work left."""
@@ -44,8 +46,10 @@ class FakeMachine:
 class FakeEvent:
     """One process's hold on an event."""
 
-    def __init__(self, machine: FakeMachine, handle: bytes, log: list[tuple[str, str]]) -> None:
-        self.handle, self._machine, self._log = handle, machine, log
+    may_record = True
+
+    def __init__(self, machine: FakeMachine, handle: bytes, log: list[tuple[str, str]], gpu: int) -> None:
+        self.handle, self._machine, self._log, self._gpu = handle, machine, log, gpu
         # A process that opens a handle from elsewhere sees only its own records; enough where memory is synchronous.
         self._state = machine.events.setdefault(handle, FakeEventState())
         machine.num_events_held += 1
@@ -58,6 +62,10 @@ class FakeEvent:
         return self.handle.rstrip(b"\0").decode()
 
     def record(self, stream: object) -> None:
+        if not self.may_record:
+            raise CudaError("cudaEventRecord failed: invalid resource handle (cudaError 400)")
+        if self._state.gpu not in (None, self._gpu):
+            raise CudaError("cudaEventRecord failed: the event is of another device than the stream (cudaError 400)")
         self._state.num_records += 1
         if not self._machine.busy:
             self._state.num_finished = self._state.num_records
@@ -107,6 +115,9 @@ class FakeCuda:
     def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
         return (self.visible[device.index], self.visible[peer.index]) in self.machine.peers
 
+    def shares_events(self, device: torch.device) -> bool:
+        return self.fail != "shares_events"
+
     def allocate(self, device: torch.device, num_bytes: int) -> int:
         self._may_fail("allocate")
         fd, name = tempfile.mkstemp(prefix=FILE_PREFIX, dir="/dev/shm")
@@ -134,15 +145,22 @@ class FakeCuda:
         self.machine.num_mapped -= 1
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
+        if self.fail == "carry":  # memory that is mapped and not the other process's, as some virtual machines have it
+            return torch.zeros(num_bytes, dtype=torch.uint8)
         return torch.frombuffer(self._mappings[address][1], dtype=torch.uint8)[:num_bytes]
 
     def create_event(self, device: torch.device) -> FakeEvent:
         self._may_fail("create_event")
-        return FakeEvent(self.machine, str(len(self.machine.events)).encode().ljust(HANDLE_BYTES, b"\0"), self.log)
+        handle = str(len(self.machine.events)).encode().ljust(HANDLE_BYTES, b"\0")
+        gpu = self.visible[device.index]
+        self.machine.events[handle] = FakeEventState(gpu)
+        event = FakeEvent(self.machine, handle, self.log, gpu)
+        event.may_record = self.fail != "record"
+        return event
 
     def open_event(self, device: torch.device, handle: bytes) -> FakeEvent:
         self._may_fail("open_event")
-        return FakeEvent(self.machine, handle, self.log)
+        return FakeEvent(self.machine, handle, self.log, self.visible[device.index])
 
     def current_stream(self, device: torch.device) -> object:
         return "stream"

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 from ray._private.ray_logging import WorkerStandardStreamDispatcher
 
+from wingbeat.cluster.gpus import Gpu
+
 REPORT = {
     "model": "wingbeat-demo",
     "drafter": "demo",
@@ -39,6 +41,8 @@ class FakeRay:
         node = SimpleNamespace(
             is_head=lambda: not attached, get_session_dir_path=lambda: "/session", all_processes=self.head
         )
+        self.gpus: list[list[Gpu]] = [[]]
+        """Of each node."""
         self.worker = SimpleNamespace(_global_node=node, _worker_logs_enabled=True)
 
     def note(self, call: str) -> None:

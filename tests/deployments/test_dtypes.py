@@ -25,7 +25,7 @@ def test_weights_are_held_as_they_are_stored_on_a_gpu_and_in_float32_on_a_cpu(tm
 
 
 def test_a_dtype_that_is_given_is_kept():
-    assert AppConfig(num_gpus_per_verifier=1, dtype="float16").resolved_dtype() == "float16"
+    assert AppConfig(num_gpus_per_verifier=1, num_gpus_per_drafter=1, dtype="float16").resolved_dtype() == "float16"
     assert AppConfig(dtype="bfloat16").resolved_dtype() == "bfloat16"
 
 

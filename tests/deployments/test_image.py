@@ -124,3 +124,8 @@ def test_the_variant_decides_which_torch_is_installed(steps, tmp_path: Path, var
         assert not done.stdout
     else:
         assert done.stdout == f"pip install --no-cache-dir {installs}\nrm -rf /tmp/build\n"
+
+
+def test_one_volume_holds_the_compiled_kernels_too():
+    lines = dict(re.findall(r"(WINGBEAT_CACHE_DIR|TRITON_CACHE_DIR)=(\S+)", (ROOT / "Dockerfile").read_text()))
+    assert lines["TRITON_CACHE_DIR"] == lines["WINGBEAT_CACHE_DIR"] + "/triton"

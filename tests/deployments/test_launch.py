@@ -15,7 +15,8 @@ from rich.console import Console
 
 from tests.deployments.fake_ray import FakeRay
 from tests.ports import free_port
-from wingbeat.deployments import head_watch, launch
+from wingbeat.cluster.gpus import Gpu
+from wingbeat.deployments import gpu_shares, head_watch, launch
 from wingbeat.deployments.app import warn_if_open
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.door import Door, DoorError, bind
@@ -42,6 +43,7 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
         # At a port that is free, unless a test asks for one.
         monkeypatch.setattr(launch, "Door", lambda host, port: Door(host, 0 if port == 8000 else port))
         monkeypatch.setattr(launch, "global_worker_stdstream_dispatcher", fake.dispatcher)
+        monkeypatch.setattr(gpu_shares, "gpus_of_cluster", lambda: fake.gpus)
         monkeypatch.setattr(launch, "POLL_S", 0.01)
         monkeypatch.setattr(launch, "PROCESS_GRACE_S", 0.0)
         monkeypatch.setattr(launch, "descendants", lambda pid: [])
@@ -56,10 +58,22 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_pair_that_fits_no_node_ends_the_start_before_anything_is_deployed(fake_ray, monkeypatch):
     fake = fake_ray()
-    monkeypatch.setattr(launch, "node_gpus", lambda: [0.0])
+    monkeypatch.setattr(gpu_shares, "node_gpus", lambda: [0.0])
     with pytest.raises(StartError, match=r"per_verifier is 0\.7 and .* is 0\.3: a pair needs 1 GPU\(s\)"):
         ServedApplication(ON_GPU).start()
     assert "run" not in fake.calls
+
+
+def test_shares_left_open_are_taken_of_the_gpus_that_ray_counts_and_said_in_one_line(fake_ray, monkeypatch):
+    fake = fake_ray()
+    fake.gpus = [[], [Gpu("H100")]]
+    monkeypatch.setattr(gpu_shares, "node_gpus", lambda: [0.0, 1.0])
+    monkeypatch.setattr(launch, "build_at", lambda config, door: config)
+    output = io.StringIO()
+    ServedApplication(AppConfig(), start_up=StartUp(Console(file=output))).start()
+    shares = fake.application.num_gpus_per_verifier, fake.application.num_gpus_per_drafter
+    assert (shares, fake.application.resolved_device()) == ((0.7, 0.3), "cuda")
+    assert output.getvalue().count("aking 0.7 of a GPU for the verifier and 0.3 for the drafter") == 1
 
 
 @pytest.mark.parametrize(

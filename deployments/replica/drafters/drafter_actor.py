@@ -18,6 +18,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.replica.actor_process import ActorProcess
 from wingbeat.deployments.replica.drafters.drafter_messages import DrafterStatus
+from wingbeat.runtime.disk_cache import compiler_env
 
 logger = logging.getLogger(__name__)
 SERVE = "wingbeat.deployments.replica.drafters.drafter_calls:serve"
@@ -45,7 +46,7 @@ class DrafterActor:
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
-        self._server = ForkServer(SERVE, FORKED_ENV)
+        self._server = ForkServer(SERVE, FORKED_ENV | compiler_env())
         self._drafter: Forked | None = None
         self.renew(convention)
 

@@ -104,7 +104,7 @@ class DrafterThread:
         """
         with self._lock:
             self._read_as(convention)
-            end = attach_channel(self._config, name, incarnation)
+            end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
             try:
                 self._worker.detach(name)  # a connection that broke
                 self._worker.attach(name, end)

@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.placement import node_id
 from wingbeat.deployments.handle_calls import call_apart
 from wingbeat.deployments.replica.drafters.shared_drafter import Candidate
@@ -57,12 +58,14 @@ class PoolDrafter:
 
     Args:
         convention: how the drafter shall read its head, pickled; None where that is not settled.
+        falls_back: its verifier has another channel to offer where none of the drafters reaches this one.
     """
 
     def __init__(
         self,
         pool: Pool,
         convention: bytes | None = None,
+        falls_back: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,6 +73,7 @@ class PoolDrafter:
         self.lacks_room = False
         """Whether every drafter that is there has refused it for want of room."""
         self._pool = pool
+        self._falls_back = falls_back
         self._sleep = sleep
         self._clock = clock
         self._channel_name = ""
@@ -84,6 +88,9 @@ class PoolDrafter:
 
         Args:
             next_incarnation: gives one that none has had, for every attempt.
+
+        Raises:
+            ChannelError: every drafter that is there fails to reach the channel, and the verifier falls back; once.
         """
         self._channel_name = channel_name
         began, told = self._clock(), ""
@@ -118,7 +125,7 @@ class PoolDrafter:
         except (RayError, RayServeException, TimeoutError) as error:
             self.lacks_room = False
             return None, f"the pool cannot be asked ({root_cause(error)})"
-        why, num_refused = "none is running", 0
+        why, num_refused, num_unreached = "none is running", 0, 0
         for candidate in candidates:
             self._at = candidate
             try:
@@ -126,6 +133,10 @@ class PoolDrafter:
             except Exception as error:  # gone, silent, or made for other verifiers: another one may do
                 why = f"drafter {candidate.number} cannot be had ({root_cause(error)})"
                 self.kill()
+                num_unreached += isinstance(error, ChannelError)
+                if self._falls_back and num_unreached == len(candidates):
+                    self._falls_back = False
+                    raise ChannelError(why) from None
                 continue
             if placed.refusal is None:
                 self.lacks_room = False

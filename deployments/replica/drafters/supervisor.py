@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.drafters.back_off import FIRST_S, BackOff
 from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
@@ -59,7 +60,7 @@ class DrafterSupervisor:
 
     def __init__(
         self,
-        call: Callable[[str], Awaitable[Any]],
+        call: Callable[..., Awaitable[Any]],
         channel_name: ChannelName,
         launch: Callable[[], DrafterHandle],
         back_off_s: float = FIRST_S,
@@ -68,6 +69,8 @@ class DrafterSupervisor:
     ) -> None:
         self.incarnation = 0
         self.pid = 0
+        self.fell_back = False
+        """Whether another channel has taken over because a drafter did not reach the first."""
         self._call = call
         self._channel_name = channel_name
         self._back_off = BackOff(back_off_s)
@@ -155,10 +158,20 @@ class DrafterSupervisor:
 
     async def _attach(self) -> None:
         self._attached_at = None
-        self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
-        await self._call("attach_drafter")
+        try:
+            await self._attach_once()
+        except ChannelError as error:
+            other = await self._call("fall_back", root_cause(error))
+            if other is None:
+                raise
+            self._channel_name, self.fell_back = other, True
+            await self._attach_once()
         self._attached_at = self._clock()
         logger.info("Drafter incarnation %d attached, process %d", self.incarnation, self.pid)
+
+    async def _attach_once(self) -> None:
+        self.pid = await self._drafter.attach(self._channel_name, self._next_incarnation)
+        await self._call("attach_drafter")
 
     def _next_incarnation(self) -> int:
         self.incarnation += 1

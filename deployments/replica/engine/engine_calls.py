@@ -12,10 +12,11 @@ from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from wingbeat.cluster.channels.tcp.remote_address import ChannelName
     from wingbeat.deployments.replica.engine.live_recording import TrafficCapture
+    from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.round_clock import RoundTrace
     from wingbeat.runtime.prefixes.prefix_keeper import Refusal
-    from wingbeat.runtime.protocol.ends import VerifierEnd
 
 
 class EngineFigures(NamedTuple):
@@ -32,10 +33,12 @@ class EngineCalls:
     """Methods that `EngineClient.call` names; the engine's thread runs them.
 
     Args:
-        end: the verifier's end of the channel; None where there is no drafter.
+        channel: to its drafters; None where there is none.
     """
 
-    def __init__(self, setup: EngineSetup, config: AppConfig, engine_id: str, end: "VerifierEnd | None" = None) -> None:
+    def __init__(
+        self, setup: EngineSetup, config: AppConfig, engine_id: str, channel: "PairChannel | None" = None
+    ) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
         self._adapters = setup.adapters
@@ -43,7 +46,7 @@ class EngineCalls:
         self._prefixes = setup.prefixes
         self._config = config
         self._engine_id = engine_id
-        self._end = end
+        self._channel = channel
         self._capture: TrafficCapture | None = None
         self._traces: dict[int, RoundTrace] = {}
         self._numbers = itertools.count()
@@ -122,12 +125,21 @@ class EngineCalls:
         return self._prefixes.describe()
 
     def attach_drafter(self) -> None:
-        """Draft from the next round on, with the drafter that has attached to the channel."""
-        self._engine.attach_drafter(self._end)
+        """Draft from the next round on, with the drafter that has attached to the channel.
+
+        Raises:
+            ChannelError: what it writes does not arrive here.
+        """
+        self._channel.try_drafter()
+        self._engine.attach_drafter(self._channel.verifier_end)
+
+    def fall_back(self, reason: str) -> "ChannelName | None":
+        """Where drafters are to attach now that the channel does not carry; None where they have no other."""
+        return self._channel.fall_back(reason)
 
     def drafter_is_lost(self) -> bool:
         """Whether there is no drafter; an idle engine exchanges no rounds and learns of its death here."""
-        if self._engine.drafter_state == "attached" and not self._end.peer_alive():
+        if self._engine.drafter_state == "attached" and not self._channel.verifier_end.peer_alive():
             self._engine.detach_drafter()
         return self._engine.drafter_state != "attached"
 

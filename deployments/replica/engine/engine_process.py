@@ -87,7 +87,7 @@ def serve(link: Link) -> bool:
     gc.freeze()
     gc.enable()
     name = None if channel is None else channel.name
-    calls = EngineCalls(setup, config, start.engine_id, None if channel is None else channel.verifier_end)
+    calls = EngineCalls(setup, config, start.engine_id, channel)
     interval_s = config.stream_interval_ms / 1000
     own = {} if setup.prefixes is None else {"take_own": setup.prefixes.take}
     loop = EngineLoop(setup.engine, link, calls, interval_s, _grammar_trial(setup), setup.cache_log, **own)
@@ -124,9 +124,9 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
     setup = build(config, ask_needs if config.has_drafter() else _no_needs)
     if not config.has_drafter() or setup.channel_spec is None:
         return setup, None
-    from wingbeat.deployments.replica.engine.pair_channel import create_channel
+    from wingbeat.deployments.replica.engine.pair_channel import PairChannel
 
-    return setup, create_channel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
+    return setup, PairChannel(config, f"{start.engine_id}.{os.getpid()}", setup.channel_spec, start.address)
 
 
 def _build(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None) -> EngineSetup:

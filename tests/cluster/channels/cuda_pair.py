@@ -14,7 +14,8 @@ class Pair:
     def __init__(self, name: str, machine: FakeMachine) -> None:
         self.name, self.machine = name, machine
         self.verifier_cuda, self.drafter_cuda = FakeCuda(machine), FakeCuda(machine)
-        self.verifier: VerifierSide = CudaIpcChannel.create(name, SPEC, DEVICE, self.verifier_cuda).verifier_end
+        self.channel = CudaIpcChannel.create(name, SPEC, DEVICE, self.verifier_cuda)
+        self.verifier: VerifierSide = self.channel.verifier_end
         self.drafter = self.attach(1)
 
     def attach(self, incarnation: int) -> DrafterSide:

@@ -13,13 +13,13 @@ from tests.cluster.fake_cuda import FakeMachine
 from tests.cluster.peers import DEVICE, LONG_S, SHORT_S, SPEC, publish
 from wingbeat.cluster.channels import cuda_ipc
 from wingbeat.cluster.channels.cuda_runtime import tensor_at
-from wingbeat.cluster.channels.header import Word
+from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.memory import DEVICE_FIELDS, HOST_FIELDS, buffer_bytes, channel_layouts
 from wingbeat.runtime.protocol.messages import ReplyHeader
 
 OUTCOME = ["0", "1"]
 REPLY = ["2", "3"]
-"""Names of the fake's events, by parity: the verifier makes the outcome's first."""
+"""Names of the fake's events, by parity: the verifier makes the outcome's, then the drafter its replies'."""
 
 
 @pytest.fixture
@@ -169,14 +169,17 @@ def test_ten_lives_release_memory_mappings_and_events(name: str):
     machine = FakeMachine()
     for _ in range(10):
         pair = Pair(name, machine)
-        publish(pair.verifier)
+        round_number = publish(pair.verifier)
         pair.answer()
+        assert pair.verifier.wait_reply(round_number, LONG_S) is not None
         pair.drafter.close()
         pair.drafter.close()
         for incarnation in (2, 3):
-            pair.attach(incarnation).close()
+            pair.attach(incarnation)
+            pair.channel.try_drafter()
+            pair.drafter.close()
         assert machine.num_mapped == 0
-        assert machine.num_events_held == 4
+        assert machine.num_events_held == 4, "the verifier's own two, and two of the latest drafter"
         pair.verifier.close()
         assert machine.is_clean()
 
@@ -218,6 +221,33 @@ def test_what_a_hanging_device_still_uses_stays_mapped(pair: Pair):
     pair.drafter_cuda.close_memory(DEVICE, 1)
     pair.verifier._words[Word.DETACHED] = 1
     pair.machine.busy = False
+
+
+def test_each_drafters_writes_and_marks_are_seen_by_the_verifier_before_it_drafts(pair: Pair):
+    pair.channel.try_drafter()
+    pair.attach(2)
+    pair.channel.try_drafter()
+    pair.machine.busy = True
+    pair.attach(3)
+    with pytest.raises(ChannelError, match=r"what the drafter marked as done stays undone for the verifier's cuda:0"):
+        pair.channel.try_drafter(SHORT_S)
+    pair.machine.busy = False
+    pair.attach(4)
+    pair.verifier_cuda.fail = "carry"
+    with pytest.raises(ChannelError, match="what the drafter wrote is not there for the verifier's cuda:0") as refusal:
+        pair.channel.try_drafter()
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_event_that_cannot_be_asked_counts_as_unfinished(pair: Pair):
+    round_number = publish(pair.verifier)
+    pair.answer()
+    pair.verifier_cuda.fail = "open_event"
+    assert pair.verifier.wait_reply(round_number, SHORT_S) is None
+    with pytest.raises(ChannelError, match="the verifier cannot open the drafter's events: open_event failed"):
+        pair.channel.try_drafter()
+    pair.verifier_cuda.fail = ""
+    assert pair.verifier.wait_reply(round_number, LONG_S) is not None
 
 
 def test_a_tensor_over_an_address_shares_its_bytes():

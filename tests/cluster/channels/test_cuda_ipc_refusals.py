@@ -10,7 +10,7 @@ import torch
 
 from tests.cluster.channels.cuda_pair import Pair
 from tests.cluster.fake_cuda import FakeCuda, FakeMachine
-from tests.cluster.peers import DEVICE, SPEC, publish
+from tests.cluster.peers import DEVICE, LONG_S, SPEC, publish
 from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel, host_bytes
 from wingbeat.cluster.channels.header import ChannelError, Word
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
@@ -47,13 +47,33 @@ def test_a_name_that_is_taken_leaves_no_memory(name: str):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("call", ["open_memory", "open_event"])
+@pytest.mark.parametrize("call", ["open_memory", "open_event", "create_event"])
 def test_a_drafter_that_cannot_open_the_memory_names_both_devices_and_keeps_nothing(pair: Pair, call: str):
     held = pair.machine.num_mapped, pair.machine.num_events_held
     with pytest.raises(ChannelError, match=rf"the drafter's cuda:0 cannot open the verifier's cuda:0 \(fake.*{call}"):
         CudaIpcChannel.attach(pair.name, 2, DEVICE, FakeCuda(pair.machine, fail=call))
     gc.collect()
     assert (pair.machine.num_mapped, pair.machine.num_events_held) == held
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"), [("record", "cudaEventRecord failed"), ("carry", "what the verifier wrote is not there")]
+)
+def test_a_drafter_tries_events_and_memory_before_the_one_that_is_attached_is_replaced(pair: Pair, fails, words):
+    with pytest.raises(ChannelError, match=words) as refusal:
+        CudaIpcChannel.attach(pair.name, 2, DEVICE, FakeCuda(pair.machine, fail=fails))
+    assert "\n" not in str(refusal.value)
+    assert pair.verifier.incarnation == 1
+    gc.collect()
+    assert pair.machine.num_mapped == 1
+
+
+def test_a_gpu_that_shares_no_events_is_refused_on_either_side(pair: Pair, name: str):
+    cuda = FakeCuda(pair.machine, fail="shares_events")
+    with pytest.raises(ChannelError, match=r"the verifier's cuda:0 \(fake, GPU-0\) shares no events between processes"):
+        CudaIpcChannel.create(f"{name}-other", SPEC, DEVICE, cuda)
+    with pytest.raises(ChannelError, match=r"the drafter's cuda:0 .* shares no events"):
+        CudaIpcChannel.attach(pair.name, 2, DEVICE, cuda)
 
 
 def test_a_drafter_that_is_refused_keeps_nothing(pair: Pair):
@@ -65,10 +85,14 @@ def test_a_drafter_that_is_refused_keeps_nothing(pair: Pair):
 
 def test_another_gpu_of_the_node_serves_if_it_has_peer_access(name: str):
     machine = FakeMachine(num_gpus=2, peers=frozenset({(1, 0)}))
-    verifier = CudaIpcChannel.create(name, SPEC, DEVICE, FakeCuda(machine, visible=(0, 1))).verifier_end
+    channel = CudaIpcChannel.create(name, SPEC, DEVICE, FakeCuda(machine, visible=(0, 1)))
+    verifier = channel.verifier_end
     drafter = CudaIpcChannel.attach(name, 1, DEVICE, FakeCuda(machine, visible=(1, 0)))
+    channel.try_drafter()
     publish(verifier)
     assert RoundHeader.read(drafter.poll_outcome().header).round_number == 1
+    drafter.publish_reply()  # an event is recorded by streams of the GPU that it was made on alone
+    assert verifier.wait_reply(1, LONG_S) is not None
     drafter.close()
     verifier.close()
 

@@ -110,3 +110,21 @@ def test_a_round_too_large_for_the_gpu_is_refused_by_its_limits(gpu: FakeGpu, mo
     monkeypatch.setattr(memory, "activation_bytes", too_large)
     with pytest.raises(ValueError, match=r"max_num_batched_tokens is 16 and max_num_seqs is 4: .* lower them"):
         fit_to_memory(verifier(), LIMITS, NEEDS)
+
+
+@pytest.mark.parametrize(("share", "warned"), [(11, True), (9, False)])
+def test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_once(
+    gpu: FakeGpu, monkeypatch, caplog, share, warned
+):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    loaded = replace(verifier(), max_position_embeddings=9900)
+    config = replace(LIMITS, max_model_len=9900, lower_max_model_len=True)
+    size = block_bytes(loaded.layers, 16, loaded.dtype)
+    blocks = 1 + (9900 // share + TREE.num_nodes) // 16
+    fit_to_memory(loaded, replace(config, kv_cache_memory_bytes=blocks * size), DrafterNeeds())
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.startswith("max_model_len is") for line in said] == [True] * warned
+    caplog.clear()
+    asked_for = replace(config, max_model_len=200, lower_max_model_len=False)
+    fit_to_memory(loaded, replace(asked_for, kv_cache_memory_bytes=100 * size), DrafterNeeds())
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

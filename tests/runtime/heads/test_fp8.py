@@ -1,5 +1,7 @@
 """EAGLE heads with weights of eight bits: other drafts perhaps, the same text."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -24,6 +26,13 @@ def test_the_heads_logits_are_close_to_those_of_its_own_weights():
     near = torch.nn.functional.cosine_similarity(head.logits(hidden), before, dim=-1)
     assert bool((near > 0.99).all())
     assert not torch.equal(head.logits(hidden), before)
+
+
+def test_a_gpu_without_float8_is_refused_by_the_settings_name(monkeypatch):
+    head = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ValueError, match=r"drafter_weights is fp8: the GPU's compute capability is 8\.6, 8\.9 is"):
+        use_fp8(head)
 
 
 def test_text_drafted_by_fp8_weights_is_the_verifiers():

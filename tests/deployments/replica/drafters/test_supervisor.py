@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName, RemoteAddress
 from wingbeat.deployments.replica.drafters.supervisor import POLL_S, DrafterSupervisor
+from wingbeat.deployments.replica.engine.engine_setup import DrafterStartError
 from wingbeat.deployments.replica.engine_client import EngineFailed
 
 CANNOT_START = None
@@ -19,9 +21,12 @@ class FakeCalls:
         self.world = world
         self.failed = False
 
-    async def call(self, name: str) -> bool | None:
+    async def call(self, name: str, *arguments: str) -> bool | str | None:
         if self.failed or self.world.time.now > self.world.ends_at:
             raise EngineFailed("over")
+        if name == "fall_back":
+            self.world.reasons += arguments
+            return self.world.other_channel
         return {"attach_drafter": None, "drafter_is_lost": self.world.time.now >= self.world.dies_at}[name]
 
 
@@ -51,6 +56,9 @@ class FakeDrafter:
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         if self.lives_s is None:
             raise RuntimeError("cannot start")
+        if channel_name == self.world.unreachable:
+            raise ChannelError("no peer access")
+        self.world.attached_to.append(channel_name)
         self.num_attached += 1
         self.world.incarnations.append(next_incarnation())
         if self.num_attached > 1 and not self.world.connects_again:
@@ -80,6 +88,10 @@ class World:
         self.num_renewed = 0
         self.ends_at = float("inf")
         self.incarnations: list[int] = []
+        self.unreachable, self.other_channel = "", None
+        """Where no drafter can attach, and what the engine offers in its place."""
+        self.reasons: list[str] = []
+        self.attached_to: list[str] = []
         self.engine = FakeCalls(self)
         self.dies_at = 0.0
         self.num_killed = self.num_launched = 0
@@ -201,3 +213,24 @@ def test_where_the_engine_ends_while_its_drafter_is_being_replaced_none_is_left_
 
     asyncio.run(main())
     assert world.num_killed == 1
+
+
+def test_drafters_that_do_not_reach_the_channel_attach_to_the_one_that_takes_over():
+    world = World(1.0)
+    world.unreachable, world.other_channel = "channel", "channel.host"
+
+    async def main() -> None:
+        await world.supervisor.start(FakeDrafter(world, 0.0))
+        await asyncio.wait_for(world.supervisor.run(), 10)
+
+    asyncio.run(main())
+    assert world.reasons == ["no peer access"]
+    assert set(world.attached_to) == {"channel.host"}
+    assert world.supervisor.fell_back
+
+
+def test_without_another_channel_the_start_says_why_the_first_does_not_do():
+    world = World()
+    world.unreachable = "channel"
+    with pytest.raises(DrafterStartError, match="the drafter cannot start: no peer access"):
+        asyncio.run(world.supervisor.start(FakeDrafter(world, 0.0)))

@@ -8,10 +8,11 @@ import sys
 import pytest
 import torch
 
+from tests.cluster.fake_cuda import FakeCuda
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.shm import ShmChannel
+from wingbeat.cluster.channels.segment import kind_of
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.replica.engine.pair_channel import attach_channel, create_channel
+from wingbeat.deployments.replica.engine.pair_channel import PairChannel, attach_channel
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -31,30 +32,61 @@ ON_GPU = AppConfig(num_gpus_per_verifier=0.7, num_gpus_per_drafter=0.3)
 
 def test_without_gpus_both_sides_meet_in_shared_memory():
     name = f"test-channels-{os.getpid()}"
-    channel = create_channel(AppConfig(), name, SPEC)
-    assert isinstance(channel, ShmChannel)
-    drafter = attach_channel(AppConfig(), name, 1)
+    channel = PairChannel(AppConfig(), name, SPEC)
+    assert kind_of(channel.name) == "shm"
+    drafter = attach_channel(name, 1, on_gpu=False)
+    channel.try_drafter()
     assert channel.verifier_end.incarnation == 1
     assert drafter.spec == SPEC
-    with pytest.raises(ChannelError, match="is of kind 'shm', this drafter attaches 'cuda_ipc'"):
-        attach_channel(ON_GPU, name, 2)
+    assert channel.fall_back("whatever the reason") is None
     drafter.close()
     channel.verifier_end.close()
 
 
 def test_over_the_network_both_sides_meet_at_an_address():
-    channel = create_channel(AppConfig(), "unused", SPEC, "127.0.0.1")
-    drafter = attach_channel(AppConfig(), pickle.loads(pickle.dumps(channel.name)), 1)
+    channel = PairChannel(AppConfig(), "unused", SPEC, "127.0.0.1")
+    drafter = attach_channel(pickle.loads(pickle.dumps(channel.name)), 1, on_gpu=False)
     assert channel.verifier_end.incarnation == 1
     assert drafter.spec == SPEC
     drafter.close()
+    channel.verifier_end.close()
+
+
+@pytest.mark.parametrize("fails", ["shares_events", "allocate", "export_memory"])
+def test_a_verifier_whose_gpu_memory_cannot_be_shared_takes_host_memory_with_one_warning(caplog, fails):
+    name = f"test-channels-{os.getpid()}"
+    channel = PairChannel(ON_GPU, name, SPEC, runtime=FakeCuda(fail=fails))
+    assert kind_of(channel.name) == "shm"
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "host memory does" in warning.message
+    assert (fails if fails != "shares_events" else "cudaDevAttr") in warning.message
+    drafter = attach_channel(channel.name, 1, on_gpu=True)
+    assert channel.verifier_end.incarnation == 1
+    drafter.close()
+    channel.verifier_end.close()
+
+
+def test_a_channel_that_does_not_carry_falls_back_unless_it_was_asked_for_by_name(caplog):
+    name, asked_for = f"test-channels-{os.getpid()}", ON_GPU.model_copy(update={"channel": "cuda_ipc"})
+    with pytest.raises(ChannelError, match="shares no events between processes"):
+        PairChannel(asked_for, name, SPEC, runtime=FakeCuda(fail="shares_events"))
+    cuda = FakeCuda()
+    by_name = PairChannel(asked_for, name, SPEC, runtime=cuda)
+    assert by_name.fall_back("no peer access") is None
+    assert kind_of(by_name.name) == "cuda_ipc"
+    by_name.verifier_end.close()
+    channel = PairChannel(ON_GPU, name, SPEC, runtime=cuda)
+    other = channel.fall_back("no peer access")
+    assert kind_of(other) == kind_of(channel.name) == "shm"
+    assert [record.message.count("no peer access") for record in caplog.records] == [1]
+    assert cuda.machine.is_clean()
     channel.verifier_end.close()
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU")
 def test_a_verifier_configured_for_a_gpu_that_is_not_there_says_so():
     with pytest.raises(ChannelError, match=r"the verifier's device is 'cuda:0'.*this process sees none"):
-        create_channel(ON_GPU, f"test-channels-{os.getpid()}", SPEC)
+        PairChannel(ON_GPU.model_copy(update={"channel": "cuda_ipc"}), f"test-channels-{os.getpid()}", SPEC)
 
 
 def test_neither_a_replica_nor_its_engines_process_before_it_loads_imports_torch():
