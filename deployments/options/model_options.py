@@ -163,6 +163,7 @@ class ModelOptions(LoadOptions):
         "auto",
         description="On GPUs: 'auto' compiles Wingbeat's own and takes torch's operations where one of them does not "
         "compute the same on this device; 'torch' compiles none, which is slower.",
+    )
     deterministic: bool = Field(
         False,
         description="On CPUs, in any dtype: a request gets the same tokens, bit for bit, with and without speculation, "
