@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.layers.probe import PROBE_KEYWORD, PROBE_NAME, Recorder
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 
 class MtpModule(nn.Module):

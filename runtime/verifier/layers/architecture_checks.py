@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.layers.mask_shape import MOST_POSITIONS
 from wingbeat.runtime.verifier.layers.mixers import CacheKinds, cache_kinds
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from wingbeat.runtime.verifier.layers.attention import (
 )
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

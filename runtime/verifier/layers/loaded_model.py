@@ -12,6 +12,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import LayerState
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 if TYPE_CHECKING:
     from wingbeat.runtime.lora.resident import ResidentAdapters
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-
-class UnsupportedModelError(ValueError):
-    """The architecture cannot be served without silent errors; the message names it and says why."""
 
 
 @dataclass

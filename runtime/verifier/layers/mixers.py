@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 from wingbeat.runtime.state.mixer import CACHE_ARGUMENTS, Mixer
 from wingbeat.runtime.state.pool import LayerState, StatePart
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 _READS = {"get_conv_state", "get_recurrent_state"}
 

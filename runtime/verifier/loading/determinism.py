@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from wingbeat.kernels.cpu.ops import KINDS
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, UnsupportedModelError
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.trial import PARENTS, PATHS, Trial, TrialText
 
 _ASKED = "deterministic is True"

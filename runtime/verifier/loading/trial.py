@@ -26,8 +26,9 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder
-from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, UnsupportedModelError, num_words
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, num_words
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper

@@ -16,8 +16,8 @@ from wingbeat.runtime.prefixes.identity import identity_of
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
 from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 needs_compiler = pytest.mark.skipif(cpu_kernels() is None, reason="no C++ compiler")

@@ -9,7 +9,7 @@ from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.engine.memory import fit_to_memory
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.state.pool import row_bytes
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.state_limits import SHARE_OF_SAVED
 
 pytestmark = needs_states

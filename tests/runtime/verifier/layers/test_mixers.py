@@ -6,7 +6,8 @@ import torch
 from tests.runtime.hybrids import hybrid, needs_states, random_hybrid
 from wingbeat.runtime.state.mixer import Mixer
 from wingbeat.runtime.state.pool import StatePool
-from wingbeat.runtime.verifier.loading.loader import UnsupportedModelError, prepare_model
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier.loading.loader import prepare_model
 
 pytestmark = needs_states
 

@@ -19,7 +19,7 @@ from tests.runtime.models import (
 )
 from tests.runtime.scripted import ScriptedDrafter, right_tree
 from wingbeat.runtime.verifier.layers import attention
-from wingbeat.runtime.verifier.layers.loaded_model import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.trial import PARENTS, trial_texts
 
 
