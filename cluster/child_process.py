@@ -64,9 +64,13 @@ class ChildProcess:
         self._process.kill()
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, be it stopped or not. Call first in the child."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends. Call first in the child.
+
+    Args:
+        number: SIGKILL ends it at once, be it stopped or not.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
 

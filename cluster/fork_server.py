@@ -9,16 +9,21 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.child_process import ChildProcess, die_with_parent
+from wingbeat.cluster.mps import under_mps
 
 MODULE = "wingbeat.cluster.fork_server"
 FORK_S = 180.0
 """For a process, the first of which waits until everything is imported."""
+ASKED_S, ASKED_POLL_S = 2.0, 0.005
+"""For a process that was asked to end to finish its work on a GPU."""
 LONGEST = 4096
 """Bytes of a message between a fork server and the process that asks."""
 Target = Callable[[Connection], None]
@@ -31,15 +36,29 @@ class Forked(NamedTuple):
     connection: Connection
 
     def kill(self) -> None:
-        """End it, be it stopped or not, without waiting; harmless once it has ended.
+        """End it, be it stopped or not; harmless once it has ended. Waits for nothing but as `end_process` does.
 
         Its fork server keeps the process id until it forks the next one.
         """
         self.connection.close()
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        end_process(self.pid)
+
+
+def end_process(pid: int) -> None:
+    """Kill a process; a client of CUDA's multi-process service is asked first, and has `ASKED_S` to end by itself.
+
+    A client that ends by SIGKILL with work on the device may take the service's server and all its clients with it.
+    """
+    try:
+        if under_mps():
+            os.kill(pid, signal.SIGTERM)
+            process = PeerProcess(pid, process_start(pid))
+            deadline = time.monotonic() + ASKED_S
+            while process.alive() and time.monotonic() < deadline:
+                time.sleep(ASKED_POLL_S)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 class ForkServer:
@@ -81,14 +100,22 @@ class ForkServer:
 
     def close(self) -> None:
         """End it and all that it forked."""
-        self._process.kill()
+        if under_mps():  # it ends what it forked, and then itself
+            self._process.signal(signal.SIGTERM)
+        else:
+            self._process.kill()
         self._control.close()
 
 
 def main() -> None:
     """Import the target, then fork on request until the process that asks is gone."""
     control_fd, parent = map(int, sys.argv[1:])
-    die_with_parent(parent)
+    children: list[int] = []
+    if under_mps():
+        signal.signal(signal.SIGTERM, lambda number, frame: _end(children))
+        die_with_parent(parent, signal.SIGTERM)
+    else:
+        die_with_parent(parent)
     # Of a terminal's Ctrl-C the process that asks decides, which gets it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=control_fd) as control:
@@ -103,14 +130,32 @@ def main() -> None:
         while True:
             message, fds, _, _ = socket.recv_fds(control, LONGEST, 1)
             if not message:
-                return
+                _end(children)
             _reap()
             pid = os.fork()
             if pid == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 control.close()
                 _run(target, Connection(fds[0]), server)
             os.close(fds[0])
+            children[:] = [*(child for child in children if _is_there(child)), pid]
             control.send(str(pid).encode())
+
+
+def _end(children: list[int]) -> NoReturn:
+    """The end of the server: what it forked goes first, as each must."""
+    for pid in children:
+        if _is_there(pid):
+            end_process(pid)
+    os._exit(0)
+
+
+def _is_there(pid: int) -> bool:
+    """Of a child that may have been reaped, and whose id is then somebody else's."""
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
 
 
 def _reap() -> None:

@@ -1,7 +1,9 @@
 """What the tests' fork server runs: says who it is, and does as it is told."""
 
 import os
+import signal
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 IMPORTED_BY = os.getpid()
 
@@ -11,3 +13,16 @@ def answer(connection: Connection) -> None:
     connection.send((IMPORTED_BY, os.getpid()))
     if connection.recv() == "fail":
         raise ValueError("as it was told")
+
+
+def rest(connection: Connection) -> None:
+    """As `answer`; told to end by SIGTERM, it first writes the file that it was given."""
+    path = Path(connection.recv())
+
+    def end(number: int, frame: object) -> None:
+        path.touch()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    connection.send(os.getpid())
+    signal.pause()

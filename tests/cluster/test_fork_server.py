@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.fakes import wait_until
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.cluster.fork_server import ForkServer
+from wingbeat.cluster.mps import under_mps
 
 TARGET = "tests.cluster.forked:answer"
 
@@ -48,6 +50,32 @@ def test_the_end_of_one_is_seen_and_another_one_can_be_had(server: ForkServer, h
     assert first_again.connection.recv()[1] == first_again.pid != first.pid
     first.kill()
     assert PeerProcess(first_again.pid, process_start(first_again.pid)).alive()
+
+
+@pytest.mark.parametrize("how", ["killed", "closed", "stopped", "alone"])
+def test_under_mps_a_process_is_asked_before_it_is_killed_by_whoever_ends_it(monkeypatch, tmp_path: Path, how: str):
+    if how != "alone":
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    server = ForkServer("tests.cluster.forked:rest")
+    forked, rested = server.fork(), tmp_path / "rested"
+    forked.connection.send(str(rested))
+    peer = PeerProcess(forked.connection.recv(), process_start(forked.pid))
+    if how == "stopped":
+        os.kill(forked.pid, signal.SIGSTOP)
+    if how == "closed":
+        server.close()
+    else:
+        forked.kill()
+    wait_until(lambda: not peer.alive())
+    assert rested.exists() == (how in ("killed", "closed"))
+    server.close()
+
+
+def test_the_daemons_pipe_tells_of_mps(monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    assert not under_mps(tmp_path)
+    (tmp_path / "control").touch()
+    assert under_mps(tmp_path)
 
 
 def test_a_target_that_cannot_be_imported_ends_the_server():

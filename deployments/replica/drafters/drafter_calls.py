@@ -3,6 +3,7 @@
 import logging
 import os
 import pickle
+import signal
 from multiprocessing.connection import Connection
 
 import transformers.modeling_utils  # noqa: F401 - every head's loading imports it late; here it is imported before a fork
@@ -85,9 +86,15 @@ class DrafterCalls:
         """Whom it serves, and for how many seconds its thread has not looked for a round."""
         return tuple(self._thread.channels()), self._thread.silent_s
 
+    def rest(self) -> None:
+        """Draft no more, and wait for what the device was given."""
+        self._thread.rest()
+
 
 def serve(connection: Connection) -> None:
-    """Load a drafter as the first message says, and answer calls until the other end is gone.
+    """Load a drafter as the first message says, and answer calls until the other end is gone or SIGTERM comes.
+
+    It then leaves its GPU with nothing under way, which clients of CUDA's multi-process service owe each other.
 
     A drafter that cannot be loaded answers every call with the reason.
     """
@@ -95,16 +102,27 @@ def serve(connection: Connection) -> None:
     # Here and below for ever: the actor closes its end when it is done, and this process ends with its fork server.
     config, core, convention = connection.recv()
     calls, problem = None, None
+    signal.signal(signal.SIGTERM, _asked_to_end)
     try:
-        calls = DrafterCalls(config, core, convention)
-    except Exception as error:
-        problem = portable(error)
-    while True:
         try:
+            calls = DrafterCalls(config, core, convention)
+        except Exception as error:
+            problem = portable(error)
+        while True:
             name, arguments = connection.recv()
-        except EOFError:
-            return
-        connection.send((None, problem) if calls is None else _answer(calls, name, arguments))
+            connection.send((None, problem) if calls is None else _answer(calls, name, arguments))
+    except (EOFError, _Asked):
+        if calls is not None:
+            calls.rest()
+
+
+class _Asked(BaseException):
+    """SIGTERM has come; nothing but `serve` is to catch it."""
+
+
+def _asked_to_end(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise _Asked
 
 
 def _answer(calls: DrafterCalls, name: str, arguments: tuple) -> tuple[object, Exception | None]:

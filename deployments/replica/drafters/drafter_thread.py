@@ -23,6 +23,8 @@ from wingbeat.runtime.protocol.ends import DrafterEnd
 
 logger = logging.getLogger(__name__)
 LOADED_POLL_S = 1.0
+REST_S = 1.0
+"""For the pass that runs to end; `wingbeat.cluster.fork_server` kills a process that takes longer."""
 WAIT_S = 0.1
 """Longest wait for a round; within it the doorbell wakes the thread at once."""
 
@@ -117,6 +119,14 @@ class DrafterThread:
         """Leave the channel `name`; harmless when it is not attached."""
         with self._lock:
             self._worker.detach(name)
+
+    def rest(self) -> None:
+        """Begin no further pass, and wait for the one that runs and for the device; the last call.
+
+        A thread that is stuck is not waited for: whoever asked has a limit of its own.
+        """
+        if self._lock.acquire(timeout=REST_S) and self._config.drafter_device() == "cuda":
+            torch.cuda.synchronize()
 
     def channels(self) -> list[str]:
         """The channels that are served, in the order in which they came."""

@@ -8,11 +8,13 @@ import sys
 import pytest
 
 from tests.fakes import wait_until
+from wingbeat.cluster import fork_server
 from wingbeat.cluster.channels.doorbell import PeerProcess, process_start
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor, DrafterLost
 from wingbeat.runtime.demo import demo_pair
 
+KILL = os.kill
 ASKING_NO_DEVICE = """
 import torch
 
@@ -72,4 +74,18 @@ def test_a_drafter_that_does_not_answer_is_killed_and_its_late_answer_is_nobodys
     wait_until(lambda: not stuck.alive())
     actor._config = actor._config.model_copy(update={"drafter_start_timeout_s": 60.0})
     actor.renew(None)
+    assert actor.status().channels == ()
+
+
+@pytest.mark.slow
+def test_under_mps_a_drafter_ends_by_itself_when_it_is_asked(actor: DrafterActor, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert actor.status().channels == ()
+    killed = []
+    monkeypatch.setattr(fork_server.os, "kill", lambda pid, number: killed.append(number) or KILL(pid, number))
+    first = PeerProcess(actor._drafter.pid, process_start(actor._drafter.pid))
+    monkeypatch.setattr(fork_server, "ASKED_S", 60.0)
+    actor.renew(None)
+    assert killed[0] == signal.SIGTERM
+    assert not first.alive(), "it was waited for, and ended before it was killed"
     assert actor.status().channels == ()

@@ -60,6 +60,16 @@ def verifiers() -> Iterator[list[Verifier]]:
         one.end.close()
 
 
+def test_a_thread_that_is_to_rest_answers_no_further_round(verifiers: list[Verifier]):
+    thread, one = DrafterThread(CONFIG), verifiers[0]
+    thread.attach(one.name, 1)
+    assert one.drafted() == [6, 7, 5]
+    thread.rest()
+    one.end.acquire_outcome(PATIENCE_S)
+    assert one.end.wait_reply(one.end.publish_outcome(), 0.3) is None
+    assert one.end.peer_alive()
+
+
 def test_verifiers_come_and_go_while_others_are_drafted_for(verifiers: list[Verifier]):
     thread, (a, b, c) = DrafterThread(CONFIG), verifiers
     for one in (a, b):
