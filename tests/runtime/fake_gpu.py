@@ -30,6 +30,18 @@ from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
 NUM_SMS = 132
+CARD = {
+    "name": "fake",
+    "major": 9,
+    "minor": 0,
+    "multi_processor_count": NUM_SMS,
+    "total_memory": FREE_BYTES,
+    "shared_memory_per_block_optin": 232448,
+    "shared_memory_per_multiprocessor": 233472,
+    "regs_per_multiprocessor": 65536,
+    "max_threads_per_multi_processor": 2048,
+}
+"""An H100's properties, as torch names them."""
 
 # Indexing asks for a device guard, which a torch without CUDA has none of.
 _GUARD = """
@@ -95,7 +107,8 @@ class FakeGpu(TorchDispatchMode):
             return self._pin(func(*args, **(kwargs | {"pin_memory": False})))
         tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(tensor, GpuTensor) for tensor in tensors)
-        target = kwargs.get("device")
+        # Where nothing takes operations apart, `to` itself comes here, its device by position.
+        target = kwargs.get("device", next((value for value in args if isinstance(value, torch.device)), None))
         if not on_device and (target is None or torch.device(target).type != "cuda"):
             return func(*args, **kwargs)
         name = name_of(func)
@@ -272,7 +285,8 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "_lazy_init": lambda: None,
         "device_of": lambda tensor: nullcontext(),
         "get_device_name": lambda device=None: "fake",
-        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=NUM_SMS),
+        "get_device_properties": lambda device=None: SimpleNamespace(**CARD),
+        "get_device_capability": lambda device=None: (CARD["major"], CARD["minor"]),
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
         "memory_allocated": lambda device=None: METER.allocated,
         "max_memory_allocated": lambda device=None: METER.peak,
