@@ -1,19 +1,14 @@
 """The machine of machine/*.cpp from Python: compiled once, kept by what it was compiled from."""
 
 import ctypes
-import hashlib
-import os
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tests.native import compiled_library
 from tests.ptx.program import Program
 from tests.ptx.statements import PtxError
-from wingbeat.kernels.cpu.library import compiler
-from wingbeat.runtime.disk_cache import cache_dir
 
 SOURCES = Path(__file__).parent / "machine"
 FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC")
@@ -108,20 +103,7 @@ class Machine:
 
 @cache
 def _library() -> ctypes.CDLL:
-    sources = sorted(SOURCES.glob("*.cpp"))
-    parts = [file.read_bytes() for file in sorted(SOURCES.iterdir())] + [" ".join(FLAGS).encode(), _processor()]
-    path = cache_dir() / "kernels" / f"ptx-{hashlib.sha256(b''.join(parts)).hexdigest()[:24]}.so"
-    if not path.is_file():
-        command = compiler()
-        if command is None:
-            raise RuntimeError("no C++ compiler")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may compile it at once: whoever is last replaces a file by an equal one.
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            subprocess.run([command, *FLAGS, "-o", str(made), *map(str, sources)], check=True)
-            os.replace(made, path)
-    library = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(compiled_library("ptx", sorted(SOURCES.iterdir()), FLAGS, [_processor()])))
     library.ptx_program.restype = ctypes.c_void_p
     library.ptx_program.argtypes = [ctypes.c_char_p, *[ctypes.c_int] * 5]
     library.ptx_free.argtypes = [ctypes.c_void_p]

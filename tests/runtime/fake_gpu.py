@@ -29,16 +29,18 @@ from tests.runtime.fake_gpu_tensor import CUDA, METER, GpuTensor, is_composite, 
 from wingbeat.runtime.protocol.transfer import Download
 
 FREE_BYTES = 70 << 30
-PROPERTIES = {
+CARD = {
+    "name": "fake",
     "major": 9,
     "minor": 0,
     "multi_processor_count": 132,
+    "total_memory": FREE_BYTES,
     "shared_memory_per_block_optin": 227 << 10,
     "shared_memory_per_multiprocessor": 228 << 10,
     "regs_per_multiprocessor": 65536,
     "max_threads_per_multi_processor": 2048,
 }
-"""Of an H100."""
+"""An H100's properties, as torch names them."""
 REGISTERS = 128
 """Of any kernel as compiled; `SHARED_BYTES` likewise."""
 SHARED_BYTES = 72 << 10
@@ -107,7 +109,8 @@ class FakeGpu(TorchDispatchMode):
             return self._pin(func(*args, **(kwargs | {"pin_memory": False})))
         tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(tensor, GpuTensor) for tensor in tensors)
-        target = kwargs.get("device")
+        # Where nothing takes operations apart, `to` itself comes here, its device by position.
+        target = kwargs.get("device", next((value for value in args if isinstance(value, torch.device)), None))
         if not on_device and (target is None or torch.device(target).type != "cuda"):
             return func(*args, **kwargs)
         name = name_of(func)
@@ -291,7 +294,8 @@ def fake_gpu() -> Iterator[FakeGpu]:
         "_lazy_init": lambda: None,
         "device_of": lambda tensor: nullcontext(),
         "get_device_name": lambda device=None: "fake",
-        "get_device_properties": lambda device=None: SimpleNamespace(**PROPERTIES),
+        "get_device_properties": lambda device=None: SimpleNamespace(**CARD),
+        "get_device_capability": lambda device=None: (CARD["major"], CARD["minor"]),
         "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
         "memory_allocated": lambda device=None: METER.allocated,
         "max_memory_allocated": lambda device=None: METER.peak,

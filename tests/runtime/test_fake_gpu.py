@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from tests.runtime.fake_gpu import (
     CUDA,
     FREE_BYTES,
+    NUM_SMS,
     FakeGpu,
     FakeGraphDevice,
     HostWaitError,
@@ -176,6 +177,34 @@ def test_what_a_gpu_does_without_a_wait_is_none(gpu):
         x[transfer.upload([1, 2], CUDA)] = 0
         arrived = transfer.Download([x[:, 0].long(), x[0].long()]).wait()
     assert [part.shape for part in arrived] == [(8,), (4,)]
+
+
+MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "device": lambda x: x.to(CUDA),
+    "device-dtype": lambda x: x.to(CUDA, torch.bfloat16),
+    "named": lambda x: x.to(device=CUDA, dtype=torch.bfloat16),
+    "another's": lambda x: x.to(torch.zeros(1, dtype=torch.bfloat16, device=CUDA)),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_move_to_the_device_is_an_upload_in_whatever_way_it_is_said(gpu, name, inference):
+    with torch.inference_mode(inference):
+        moved = MOVES[name](torch.ones(3))
+        assert moved.device == CUDA
+        assert moved.dtype == (torch.float32 if name == "device" else torch.bfloat16)
+        back = moved.to("cpu", torch.float64)
+        assert (back.device.type, back.dtype) == ("cpu", torch.float64)
+        gpu.strict = True
+        with pytest.raises(HostWaitError, match="pageable"):
+            MOVES[name](torch.ones(3))
+
+
+def test_the_card_says_what_it_can(gpu):
+    found = torch.cuda.get_device_properties(CUDA)
+    assert (found.major, found.minor) == torch.cuda.get_device_capability(CUDA)
+    assert found.multi_processor_count == NUM_SMS
 
 
 def test_nothing_touches_the_host_in_a_capture(gpu):

@@ -21,7 +21,6 @@ from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME
 from wingbeat.runtime.verifier.layers.fused import fuse
 from wingbeat.runtime.verifier.layers.loaded_model import (
     LoadedModel,
-    UnsupportedModelError,
     decoder_layers,
     end_of_text_ids,
     num_words,

@@ -1,0 +1,56 @@
+"""The device of device.cpp from Python: real tensors on cuda:0 whose memory is the host's, counted as allocators count.
+
+Loading it is for good: a process that has done so has a device "cuda", which tests of other things do not expect.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.cpp_extension import include_paths, library_paths
+
+from tests.native import compiled_library
+
+CUDA = torch.device("cuda", 0)
+ON_THE_HOST = ("scaled_dot_product_attention",)
+"""Operations made of others by torch, in a way that ends in its own kernels of CUDA."""
+_SOURCE = Path(__file__).with_name("device.cpp")
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Bring the device into this process; its counters of memory.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, or a real GPU.
+    """
+    if torch.cuda.is_available():
+        raise RuntimeError("this machine has a real GPU")
+    names = ",".join(f'"{name}"' for name in ON_THE_HOST)
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DON_THE_HOST={names}"]
+    flags += [f"-I{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+    path = compiled_library("gpu-of-numbers", [_SOURCE], [*flags, "-lc10", "-ltorch_cpu"], [torch.__version__.encode()])
+    torch.ops.load_library(str(path))
+    library = ctypes.CDLL(str(path))
+    library.gpu_allocated.restype = library.gpu_peak.restype = ctypes.c_int64
+    library.gpu_limit.argtypes = [ctypes.c_int64]
+    return library
+
+
+def on_host(value: Tensor) -> Tensor:
+    """The same memory as a tensor of the host; any other tensor as it is."""
+    return torch.ops.gpu_of_numbers.host(value) if value.is_cuda else value
+
+
+def borrowed(value: Tensor) -> Tensor:
+    """The same memory on the device, not kept alive."""
+    return torch.ops.gpu_of_numbers.borrowed(value)
+
+
+def poison(value: Tensor) -> None:
+    """Make the whole memory behind a tensor NaN, and no index."""
+    storage = value.untyped_storage()
+    if storage.nbytes():
+        ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())

@@ -1,0 +1,63 @@
+"""Two layers of random weights and a random head: whole rounds on the GPU of numbers, in seconds."""
+
+from functools import partial
+
+import pytest
+
+from tests.gpu_of_numbers.device import CUDA
+from tests.runtime.models import engine_config, generate, random_head, random_model, random_prompts
+from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier.loading.loader import prepare_model
+
+SHAPE = SpeculationConfig(draft_steps=1, draft_top_k=2, verify_tree_size=3)
+PROMPTS = random_prompts((5, 9))
+GREEDY = {"temperature": 0.0}
+SAMPLED = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
+
+
+def params(speculation: bool) -> list[SamplingParams]:
+    """One greedy request beside a sampled one."""
+    fields = {"max_tokens": 4, "ignore_eos": True, "speculation": speculation}
+    return [SamplingParams(**fields, **way) for way in (GREEDY, SAMPLED)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What the CPU writes plainly."""
+    loaded = prepare_model(random_model("llama", num_hidden_layers=2), "llama")
+    return generate(loaded, engine_config(SHAPE), None, PROMPTS, params(False))[0]
+
+
+@pytest.fixture(scope="module")
+def engine(gpu):
+    loaded = prepare_model(random_model("llama", num_hidden_layers=2).to(CUDA), "llama")
+    head = random_head(loaded, 3).to(CUDA)
+    head.reset_rope(CUDA)
+    drafter = EagleDrafter(head, SHAPE, CudaGraphDevice(CUDA))
+    limits = engine_config(SHAPE, max_num_seqs=2, max_model_len=64, max_num_batched_tokens=8, num_kv_blocks=16)
+    return build_engine(loaded, limits, drafter, partial(InProcessChannel, device=CUDA))
+
+
+@pytest.mark.parametrize("speculation", [True, False], ids=["drafted", "plain"])
+def test_captured_rounds_write_what_the_cpu_writes(gpu, engine, expected, speculation):
+    found: list[list[int]] = [[] for _ in PROMPTS]
+    for index, (prompt, wanted) in enumerate(zip(PROMPTS, params(speculation), strict=True)):
+        engine.add_request(Request(str(index), tuple(prompt), wanted))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert output.failure is None
+            found[int(output.request_id)] += output.token_ids
+    assert found == expected
+    stats = engine.runner.graphs.stats
+    assert stats.failed == []
+    assert not stats.eager_runs
+    assert stats.replays[Stage.BASE_VERIFICATION if speculation else Stage.BASE_DECODING]
+    assert gpu.launches["tree_attention_kernel"] > 0
+    assert engine.drafter_state == "attached"
+    engine.check_integrity()

@@ -1,0 +1,53 @@
+"""The CUDA branches in numbers: a GPU whose memory is the host's, each file of cases in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wingbeat.kernels.cpu.library import compiler
+
+pytest.importorskip("triton")
+if compiler() is None:
+    pytest.skip("no C++ compiler", allow_module_level=True)
+
+
+def run(*options: str, **environment: str) -> None:
+    """All cases must pass, and none be skipped."""
+    given = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTEST_ADDOPTS")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-m", "", *options]
+    folder, given = Path(__file__).parent, given | environment
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_the_device_and_small_rounds_on_it():
+    run("device_cases.py", "engine_cases.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_the_device_and_small_rounds_of_compiled_kernels(capability):
+    run("device_cases.py", "engine_cases.py", "--ptx", capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["chain", "tree", "adaptive"])
+def test_the_demo_pair_from_its_load_to_its_tokens(shape):
+    """As compiled for sm_90: interpreted, its 24 layers take an hour."""
+    run("pair_cases.py", "--ptx", "90", "-k", f"{shape} or (adapter and {shape == 'tree'})")
+
+
+@pytest.mark.slow
+def test_the_demo_pair_in_bfloat16():
+    run(
+        "pair_cases.py",
+        "--ptx",
+        "90",
+        "-k",
+        "tree and (start or (drafted and (greedy or top-p)))",
+        PAIR_DTYPE="bfloat16",
+    )

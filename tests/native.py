@@ -1,0 +1,40 @@
+"""Libraries of the tests' own C++: compiled once, kept by what they were compiled from."""
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from wingbeat.kernels.cpu.library import compiler
+from wingbeat.runtime.disk_cache import cache_dir
+
+
+def compiled_library(
+    name: str, sources: Sequence[Path], flags: Sequence[str], depends_on: Sequence[bytes] = ()
+) -> Path:
+    """The library's file.
+
+    Args:
+        depends_on: what else, beside sources and flags, makes another library.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+        subprocess.CalledProcessError: it does not compile.
+    """
+    parts = [*(file.read_bytes() for file in sources), " ".join(flags).encode(), *depends_on]
+    path = cache_dir() / "kernels" / f"{name}-{hashlib.sha256(b''.join(parts)).hexdigest()[:24]}.so"
+    if path.is_file():
+        return path
+    command = compiler()
+    if command is None:
+        raise RuntimeError("no C++ compiler")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may compile it at once: whoever is last replaces a file by an equal one.
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        units = [str(file) for file in sources if file.suffix == ".cpp"]
+        subprocess.run([command, "-o", str(made), *units, *flags], check=True)
+        os.replace(made, path)
+    return path
