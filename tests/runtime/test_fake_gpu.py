@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.runtime.fake_gpu import (
+    CARD,
     CUDA,
     FREE_BYTES,
-    NUM_SMS,
     FakeGpu,
     FakeGraphDevice,
     HostWaitError,
@@ -204,7 +204,7 @@ def test_a_move_to_the_device_is_an_upload_in_whatever_way_it_is_said(gpu, name,
 def test_the_card_says_what_it_can(gpu):
     found = torch.cuda.get_device_properties(CUDA)
     assert (found.major, found.minor) == torch.cuda.get_device_capability(CUDA)
-    assert found.multi_processor_count == NUM_SMS
+    assert found.multi_processor_count == CARD["multi_processor_count"]
 
 
 def test_nothing_touches_the_host_in_a_capture(gpu):

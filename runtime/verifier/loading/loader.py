@@ -28,6 +28,7 @@ from wingbeat.runtime.verifier.layers.loaded_model import (
 from wingbeat.runtime.verifier.layers.mixers import install_mixers
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
+from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
