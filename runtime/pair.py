@@ -109,6 +109,7 @@ def engine_of_pair(
     from wingbeat.runtime.grammar.compiler import Grammars
     from wingbeat.runtime.tokenizer import Tokenizer
 
+    _refuse_what_cannot_run(settings, torch.device(device))
     _choose_kernels(settings, torch.device(device))
     loaded, limits, backend = _verifier_of_pair(settings, torch.device(device))
     tokenizer, choice, check = Tokenizer.find(settings.model), None, None
@@ -129,10 +130,12 @@ def engine_of_pair(
     return PairEngine(engine, tokenizer, choice, check)
 
 
-def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
-    """The verifier, the limits of an engine over it, and what runs it."""
-    from wingbeat.runtime.verifier.backend import TORCH
+def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> None:
+    """Before anything is compiled or read.
 
+    Raises:
+        ValueError: one line that says why.
+    """
     limits = settings.engine
     if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
         kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
@@ -148,15 +151,21 @@ def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[Lo
             f"deterministic is True and device is {device.type}: its products depend on the rows beside; CPUs alone "
             "have this mode"
         )
+
+
+def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":
+    """The verifier, the limits of an engine over it, and what runs it."""
+    from wingbeat.runtime.verifier.backend import TORCH
+
     if settings.engine_dir is not None:
         from wingbeat.runtime.tensorrt.backend import open_backend
 
-        return open_backend(settings.engine_dir, settings.model, limits, device)
+        return open_backend(settings.engine_dir, settings.model, settings.engine, device)
     if settings.ranks is not None:
         from wingbeat.runtime.tensor_parallel.leader import lead
 
-        return lead(settings.ranks, settings.model, settings.dtype, device, limits)
-    return _load(settings, device), limits, TORCH
+        return lead(settings.ranks, settings.model, settings.dtype, device, settings.engine)
+    return _load(settings, device), settings.engine, TORCH
 
 
 def _choose_kernels(settings: PairSettings, device: torch.device) -> None:

@@ -245,6 +245,8 @@ def _resident_programs(launch: _Launch) -> int:
         arguments, merge_constants = launch.merge_arguments(partial, 1)
         merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
         compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
+        if compiled is None:  # Triton interprets: there is no multiprocessor to fill
+            return 1
         _ = compiled.run  # which loads it: its registers are known from then on
         _RESIDENT[key] = device_limits(index).resident_programs(
             compiled.metadata.shared,

@@ -18,6 +18,7 @@ struct Layer {
     const float* output_norm;
     Matrix gate, up, down;
     void *key_cache, *value_cache;  // of `kind`, as x and out are
+    void* captured;                 // likewise, each row's keys and values side by side, or null
     int64_t kind;
     Adapters adapted_qkv, adapted_output, adapted_gate_up, adapted_down;  // read where a batch has `runs`
 };
@@ -90,6 +91,9 @@ static void rotate_and_store(const Layer& layer, const Batch& batch, float* qkv,
             using Stored = decltype(number);
             copy_row(key, width, (Stored*)layer.key_cache + slot * width);
             copy_row(key + width, value_width, (Stored*)layer.value_cache + slot * value_width);
+            // Beside the caches, where rows of a replay store nothing of their own.
+            int64_t both = width + value_width;
+            if (layer.captured) copy_row(key, both, (Stored*)layer.captured + row * both);
         });
     });
 }

@@ -93,6 +93,7 @@ class Layer(Structure):
         ("down", Matrix),
         ("key_cache", c_void_p),
         ("value_cache", c_void_p),
+        ("captured", c_void_p),
         ("kind", c_int64),
         ("adapted_qkv", Adapters),
         ("adapted_output", Adapters),

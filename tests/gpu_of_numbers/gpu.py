@@ -61,7 +61,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
     Raises:
         RuntimeError: there is a real GPU or no compiler, or the process has chosen otherwise (`launching`).
     """
-    from wingbeat.kernels.attention import splits
+    from wingbeat.kernels.attention.device import device_limits
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None
@@ -76,12 +76,12 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor, *args: tensor.clone())
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
             patch.setattr(torch._C, name, lambda *args: None, raising=False)
-        splits.num_sms.cache_clear()
+        device_limits.cache_clear()
         memory.gpu_limit(gpu.card.total_memory - CONTEXT_BYTES)
         try:
             yield gpu
         finally:
-            splits.num_sms.cache_clear()
+            device_limits.cache_clear()
 
 
 def _of_the_host(gpu: NumberGpu) -> dict[str, Any]:

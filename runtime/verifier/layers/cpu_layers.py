@@ -135,6 +135,13 @@ class LayerStack:
         count, most = 1, _MOST_AHEAD // hidden.numel()
         while index + count in self._layers and count < most:
             count += 1
+        captured = metadata.captured or {}
+        for layer in range(index, index + count):
+            array[layer].captured = None
+            if layer in captured:
+                width = sum(cache.shape[2] * cache.shape[3] for cache in metadata.caches[layer])
+                captured[layer] = hidden.new_empty(hidden.shape[1], width)
+                array[layer].captured = captured[layer].data_ptr()
         cos, sin = (part.float().contiguous() for part in position_embeddings)
         block_size = metadata.caches[index][0].shape[1]
         runs = None if metadata.adapters is None else runs_of(metadata.adapters)
@@ -179,12 +186,7 @@ class CpuLayer(nn.Module):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        index = self.self_attn.layer_idx
-        out = stack.run(index, hidden_states, position_embeddings, metadata)
-        if metadata.captured and index in metadata.captured:
-            stored = (cache.flatten(0, 1)[metadata.slot_mapping].flatten(1) for cache in metadata.caches[index])
-            metadata.captured[index] = torch.cat(list(stored), dim=1)
-        return out
+        return stack.run(self.self_attn.layer_idx, hidden_states, position_embeddings, metadata)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CpuLayer":
         # The weights may go elsewhere, or become of another type.

@@ -27,7 +27,6 @@ from wingbeat.runtime.verifier.layers.attention import (
 )
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer, LayerStack, join_stack
-from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +69,6 @@ def fuse(
         attention: of each layer, as it was probed.
         ops: in place of the device's own.
         deterministic: on CPUs, swap them in any dtype and size.
-
-    Raises:
-        UnsupportedModelError: one is left that `deterministic` needs swapped.
     """
     parameter = next(model.parameters())
     ops = ops or OPS.get(parameter.device.type)
@@ -82,8 +78,6 @@ def fuse(
     left: dict[str, int] = {}
     for layer, kind in zip(layers, attention, strict=True):
         reason = _fuse_layer(layer, kind, swap)
-        if reason is not None and deterministic:
-            raise UnsupportedModelError(f"deterministic is True, and its layers are not our kernels': {reason}")
         if reason is not None:
             left[reason] = left.get(reason, 0) + 1
     for module in model.modules():

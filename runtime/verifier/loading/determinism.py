@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.ops import KINDS
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.speed_up import InputMajorLinear
@@ -35,14 +36,18 @@ def check_rows_can_be_alike(model: PreTrainedModel) -> None:
 
 
 def make_rows_alike(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    """Let the output matrix leave float32, once all that runs beside the layers is known to be ours.
+    """Let the output matrix leave float32, once all that runs is known to be ours.
 
     Args:
-        layers: of our kernels, every one (`wingbeat.runtime.verifier.layers.fused.fuse`).
+        layers: of the decoder, swapped as far as they can be (`wingbeat.runtime.verifier.layers.fused.fuse`, whose log
+            line says why one is left).
 
     Raises:
         UnsupportedModelError: without the model's name.
     """
+    for layer in layers:
+        if not isinstance(layer, CpuLayer):
+            raise UnsupportedModelError(f"{_ASKED}, and its layers ({type(layer).__name__}) are not our kernels'")
     head, inside = model.get_output_embeddings(), set(layers.modules())
     for name, module in model.named_modules():
         if module in inside or not list(module.parameters(recurse=False)):

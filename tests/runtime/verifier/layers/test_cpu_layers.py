@@ -79,7 +79,7 @@ def test_layers_of_the_llama_kind_are_ours_and_give_the_models_numbers(name, num
 
 
 @torch.inference_mode()
-def test_keys_that_are_asked_for_are_read_where_they_are_stored(num_calls):
+def test_keys_that_are_asked_for_are_those_of_the_models_own_code(num_calls):
     loaded = prepared("llama")
     model = VerifierModel(loaded, kv_layers=(2,))
     num_calls.clear()
