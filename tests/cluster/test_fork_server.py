@@ -86,8 +86,9 @@ def test_a_target_that_cannot_be_imported_ends_the_server():
 
 
 def test_what_was_forked_ends_with_the_process_that_asked_even_where_it_is_stopped():
-    code = f"import time; from wingbeat.cluster.fork_server import ForkServer; one = ForkServer({TARGET!r}).fork();"
-    code += "print(one.pid, one.connection.recv()[0], flush=True); time.sleep(60)"
+    # A server that nobody holds any more is closed, and what it forked ends.
+    code = f"import time; from wingbeat.cluster.fork_server import ForkServer; server = ForkServer({TARGET!r});"
+    code += "one = server.fork(); print(one.pid, one.connection.recv()[0], flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         peers = [PeerProcess(int(pid), process_start(int(pid))) for pid in parent.stdout.readline().split()]
         os.kill(peers[0].pid, signal.SIGSTOP)
