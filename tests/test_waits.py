@@ -142,9 +142,8 @@ OF_A_SETTING = re.compile(r"`(\w+_s)` (\d+)")
 def limits_in_the_docs() -> list[str]:
     """By row of the table of `docs/operations.md`, its limits."""
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    rows = [line.split("|") for line in text.partition("### Who waits for whom")[2].splitlines() if line[:1] == "|"]
-    table = [row for row in rows[2:] if len(row) == 6]
-    return [row[3] for row in table]
+    table = text.partition("### Who waits for whom")[2].partition("\n|")[2].partition("\n\n")[0]
+    return [line.split("|")[3] for line in table.splitlines()[2:]]
 
 
 def test_the_limits_in_the_docs_are_those_of_the_code():
