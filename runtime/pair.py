@@ -136,14 +136,14 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     Raises:
         ValueError: one line that says why.
     """
-    limits = settings.engine
-    if limits.max_loras and (settings.engine_dir is not None or settings.ranks is not None):
+    limits, by_torch = settings.engine, settings.engine_dir is None and settings.ranks is None
+    if limits.max_loras and not by_torch:
         kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
         raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
-    if limits.kv_cache_dtype != "auto" and (settings.engine_dir is not None or settings.ranks is not None):
+    if limits.kv_cache_dtype != "auto" and not by_torch:
         kind = "the tensorrt backend rounds" if settings.ranks is None else "tensor parallel ranks round"
         raise ValueError(f"kv_cache_dtype is {limits.kv_cache_dtype}: {kind} no keys and values; use auto")
-    if limits.deterministic and (settings.engine_dir is not None or settings.ranks is not None):
+    if limits.deterministic and not by_torch:
         kind = "products of the tensorrt backend" if settings.ranks is None else "sums over tensor parallel ranks"
         raise ValueError(f"deterministic is True: {kind} have no fixed order")
     if limits.deterministic and device.type != "cpu":
