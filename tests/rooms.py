@@ -92,6 +92,9 @@ MAY_IMPORT = {
     },
     "deployments.door": set(),
     "deployments.doctor": {
+        "cluster.channels",
+        "cluster.gpus",
+        "cluster.nvml",
         "kernels.comparison",
         "kernels.cpu",
         "runtime.checks",

@@ -12,6 +12,7 @@ TAKES_OVER = (
     "test_drafters_that_do_not_reach_the_channel_attach_to_the_one_that_takes_over",
 )
 GRAPHS, MEMORY = "runtime/graphs/test_graph_runner.py", "runtime/engine/test_memory.py"
+KERNELS, COMPARISON = "runtime/checks/test_kernel_check.py", "kernels/test_comparison.py"
 
 HELD_BY = {
     "one free GPU, no shares given": [
@@ -51,6 +52,15 @@ HELD_BY = {
         ),
         TAKES_OVER,
     ],
+    "Triton missing, broken or without a C compiler": [
+        (KERNELS, "test_an_installation_without_triton_runs_references"),
+        (COMPARISON, "test_a_kernel_that_does_not_compile_is_replaced_with_the_reason"),
+    ],
+    "a compiler that hangs": [(KERNELS, "test_a_compiler_that_hangs_ends_the_start_with_what_to_switch_off")],
+    "a kernel that computes something else on this GPU": [
+        (KERNELS, "test_a_kernel_that_differs_is_replaced_by_its_reference_in_one_line")
+    ],
+    "heads of more than 256 values, such as 512": [(COMPARISON, "test_heads_beyond_the_kernels_run_torchs_attention")],
     "fp8 KV below compute capability 8.9": [
         ("runtime/engine/test_fp8_kv.py", "test_a_gpu_without_fp8_is_refused_by_its_capability")
     ],
@@ -67,6 +77,9 @@ HELD_BY = {
         (GRAPHS, "test_a_capture_that_lacks_memory_leaves_the_smaller_ones_their_chance")
     ],
     "a capture that fails otherwise": [(GRAPHS, "test_a_failed_capture_runs_eagerly_with_one_warning_that_names_it")],
+    "graphs whose replays write something else than eager rounds": [
+        ("runtime/checks/test_graph_check.py", "test_graphs_that_write_something_else_are_not_replayed_and_it_is_said")
+    ],
 }
 
 

@@ -8,7 +8,9 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
-from wingbeat.deployments.doctor import Finding, Part, Verdict, examine, gpu_parts, machine_parts
+from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, examine
+from wingbeat.deployments.doctor.gpu import gpu_parts
+from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}

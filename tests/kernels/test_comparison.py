@@ -78,6 +78,14 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_the_reason(monkeypatch:
     assert choice.replaced() == ("silu_mul",)
 
 
+def test_heads_beyond_the_kernels_run_torchs_attention(kernels_first: None, monkeypatch: pytest.MonkeyPatch):
+    cases = {name: comparison.CASES[name] for name in ("attention", "silu_mul")}
+    monkeypatch.setattr(comparison, "CASES", cases)
+    (difference,) = replace_wrong(CPU, Shape(torch.float32, 2, 1, head_dim=512))
+    assert str(difference) == "kernel attention: ValueError: head dims are 512 and 512: at most 256 on CUDA"
+    assert choice.replaced() == ("attention",)
+
+
 def test_weights_of_eight_bits_are_not_asked_for_where_there_are_none(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(comparison, "CASES", {"fp8_linear": lambda *_: 1 / 0})
     assert differences(CPU, Shape(), without_fp8=True) == []

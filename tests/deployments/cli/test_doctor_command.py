@@ -5,11 +5,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from wingbeat.deployments import doctor
+from wingbeat.cluster.channels import ipc_trial
+from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.cli import doctor_command as command
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.doctor import Part, Verdict, examine
+from wingbeat.deployments.doctor import gpu
+from wingbeat.deployments.doctor.examination import Part, Verdict, examine
+from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.runtime import free_memory
 
 
@@ -64,7 +68,7 @@ def test_this_machine_is_examined_and_the_demo_pair_writes(capsys):
 
 def test_little_shared_memory_is_told_with_the_option_of_containers(monkeypatch):
     monkeypatch.setattr(free_memory, "free_shared_memory", lambda: 64 << 20)
-    (memory,) = (part for part in doctor.machine_parts() if part.name == "memory")
+    (memory,) = (part for part in machine_parts() if part.name == "memory")
     verdict, detail = memory.ask()
     assert verdict is Verdict.WARNING
     assert "--shm-size=2g" in detail
@@ -78,3 +82,39 @@ def test_graphs_that_stay_unused_are_told(monkeypatch):
     verdict, detail = command._written(command.DoctorConfig(), lambda config, num: llm)
     assert verdict is Verdict.WARNING
     assert detail == "m in bfloat16 on cuda:0, 2 tokens written, 2 CUDA graphs captured, but all run eagerly"
+
+
+@pytest.mark.parametrize(("installed", "verdict"), [(["H100"], Verdict.FAILED), ([], Verdict.WARNING)])
+def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verdict):
+    machine = SimpleNamespace(devices=lambda: [SimpleNamespace(name=name) for name in installed])
+    monkeypatch.setattr(gpu, "LibraryNvml", lambda: machine)
+    (part,) = gpu.gpu_parts()
+    found, detail = part.ask()
+    assert found is verdict
+    assert detail.startswith("H100 stays unused: torch" if installed else "torch")
+
+
+@pytest.mark.parametrize(
+    ("carries", "verdict", "detail"),
+    [
+        ((True, True), Verdict.OK, "carries between two processes, cuda:0 to cuda:0, cuda:0 to cuda:1"),
+        (
+            (True, False),
+            Verdict.WARNING,
+            "cuda:0 to cuda:0: carries; cuda:0 to cuda:1: no peer access; --channel auto takes host memory there",
+        ),
+        ((False,), Verdict.WARNING, "cuda:0 to cuda:0: no peer access; --channel auto takes host memory there"),
+    ],
+)
+def test_ipc_is_tried_on_the_same_gpu_and_on_the_next(monkeypatch, carries, verdict, detail):
+    def try_cuda_ipc(device, peer):
+        if not carries[peer.index]:
+            raise ChannelError("no peer access")
+
+    monkeypatch.setattr(ipc_trial, "try_cuda_ipc", try_cuda_ipc)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(carries))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = [part.name for part in gpu.gpu_parts()]
+    assert names == ["driver", "GPU", "GPU kernels", "CUDA IPC", "CUDA graphs"]
+    part = gpu.gpu_parts()[names.index("CUDA IPC")]
+    assert part.ask() == (verdict, detail)

@@ -1,0 +1,89 @@
+"""Whether CUDA IPC carries between two processes of this machine: a channel and its drafter, and nothing else.
+
+Run as a module, this file is the drafter: it attaches, waits until its input ends, and lets go.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from wingbeat.cluster.channels.cuda_ipc import CudaIpcChannel
+from wingbeat.cluster.channels.cuda_runtime import CudaRuntime
+from wingbeat.cluster.channels.doorbell import poll
+from wingbeat.cluster.channels.header import ChannelError
+from wingbeat.runtime.protocol.messages import ChannelSpec
+
+SPEC = ChannelSpec(
+    num_slots=2,
+    num_nodes=4,
+    max_path=4,
+    max_prefill_tokens=16,
+    taps_size=8,
+    max_model_len=64,
+    max_blocks_per_seq=4,
+    block_size=16,
+    num_blocks=8,
+)
+ATTACHED_S = 90.0
+"""An import of torch from a cold disk, and a context of CUDA."""
+LEFT_S = 10.0
+DRAFTER = (sys.executable, "-m", "wingbeat.cluster.channels.ipc_trial")
+
+
+def try_cuda_ipc(
+    device: torch.device, peer: torch.device, runtime: CudaRuntime | None = None, drafter: Sequence[str] = DRAFTER
+) -> None:
+    """Have a process on `peer` read what this one writes on `device`, answer there, and mark it with events.
+
+    Args:
+        runtime: of CUDA; None takes torch's.
+        drafter: the command of the other process.
+
+    Raises:
+        ChannelError: it does not carry; one line that says what is missing.
+    """
+    name = f"wingbeat-trial-{os.getpid()}"
+    end = (channel := CudaIpcChannel.create(name, SPEC, device, runtime)).verifier_end
+    try:
+        command = [*drafter, name, str(peer.index)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+            try:
+                poll(lambda: end.incarnation > 0, ATTACHED_S, gone=lambda: process.poll() is not None)
+                if not end.incarnation:
+                    raise ChannelError(_reason(process))
+                channel.try_drafter()
+                process.communicate(timeout=LEFT_S)
+            finally:
+                process.kill()
+    except subprocess.TimeoutExpired:
+        raise ChannelError(f"the process on {peer} does not let go within {LEFT_S:.0f} s") from None
+    finally:
+        end.close()
+
+
+def _reason(process: subprocess.Popen[str]) -> str:
+    if process.poll() is None:
+        return f"no process has attached within {ATTACHED_S:.0f} s"
+    said = [line for line in process.communicate(timeout=LEFT_S)[1].splitlines() if line.strip()]
+    return said[-1] if said else f"the drafter's process ended with {process.returncode}"
+
+
+def attach_until_input_ends(name: str, device: torch.device, runtime: CudaRuntime | None = None) -> int:
+    """The drafter: what keeps it from attaching is its last line, and its exit code is 1."""
+    try:
+        end = CudaIpcChannel.attach(name, 1, device, runtime)
+    except ChannelError as error:
+        print(error, file=sys.stderr)
+        return 1
+    sys.stdin.read()
+    end.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(attach_until_input_ends(sys.argv[1], torch.device("cuda", int(sys.argv[2]))))

@@ -1,0 +1,111 @@
+"""What a machine's GPUs are asked, in the order of a start; imports torch where it asks."""
+
+import os
+import shutil
+
+from wingbeat.cluster.gpus import driver_problem
+from wingbeat.cluster.nvml import LibraryNvml, NvmlError
+from wingbeat.deployments.doctor.examination import Part, Verdict
+from wingbeat.deployments.doctor.machine import gib
+
+
+def gpu_parts() -> list[Part]:
+    """What a machine is asked of its first GPU, in the order of a start; one part says so where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return [Part("GPU", 30, _no_gpu)]
+    return [
+        Part("driver", 30, _driver),
+        Part("GPU", 60, _gpu),
+        Part("GPU kernels", 600, _gpu_kernels),
+        Part("CUDA IPC", 120, _ipc),
+        Part("CUDA graphs", 120, _graphs),
+    ]
+
+
+def _no_gpu() -> tuple[Verdict, str]:
+    import torch
+
+    try:
+        here = LibraryNvml().devices()
+    except NvmlError:
+        here = []
+    if not here:
+        return Verdict.WARNING, f"torch {torch.__version__} sees none: everything runs on the CPU"
+    names = ", ".join(gpu.name for gpu in here)
+    return Verdict.FAILED, f"{names} stays unused: {driver_problem(torch.__version__, torch.version.cuda)}"
+
+
+def _driver() -> tuple[Verdict, str]:
+    import torch
+
+    needs = f"torch {torch.__version__} is of CUDA {torch.version.cuda}"
+    try:
+        return Verdict.OK, f"{LibraryNvml().driver_version()}; {needs}"
+    except NvmlError as error:  # some containers have the driver without its library
+        return Verdict.WARNING, f"unknown, as {error}; {needs}, and sees a GPU"
+
+
+def _gpu() -> tuple[Verdict, str]:
+    import torch
+
+    lines = []
+    for index in range(torch.cuda.device_count()):
+        gpu, capability = torch.cuda.get_device_properties(index), torch.cuda.get_device_capability(index)
+        lines.append(f"{gpu.name} {'.'.join(map(str, capability))} {gib(gpu.total_memory)}")
+    x = torch.arange(1024, device="cuda", dtype=torch.float32)
+    if (x @ x).item() != float(sum(i * i for i in range(1024))):
+        return Verdict.FAILED, f"{'; '.join(lines)}: a sum of squares comes out wrong"
+    return Verdict.OK, f"CUDA {torch.version.cuda}; {'; '.join(lines)}"
+
+
+def _gpu_kernels() -> tuple[Verdict, str]:
+    import torch
+
+    from wingbeat.kernels.comparison import CASES, FP8_CAPABILITY, Shape, differences
+
+    if shutil.which(os.environ.get("CC", "cc")) is None and shutil.which("gcc") is None:
+        return Verdict.FAILED, "Triton needs a C compiler: install gcc, or serve with --kernels torch"
+    device = torch.device("cuda", 0)
+    found = differences(device, Shape(), torch.cuda.get_device_capability(device) < FP8_CAPABILITY)
+    if found:
+        return Verdict.WARNING, f"torch runs in the place of {'; '.join(map(str, found))}"
+    return Verdict.OK, f"{len(CASES)} kernels compile and compute what torch does"
+
+
+def _ipc() -> tuple[Verdict, str]:
+    import torch
+
+    from wingbeat.cluster.channels.header import ChannelError
+    from wingbeat.cluster.channels.ipc_trial import try_cuda_ipc
+
+    first, carried = torch.device("cuda", 0), []
+    for index in range(min(torch.cuda.device_count(), 2)):
+        peer = torch.device("cuda", index)
+        try:
+            try_cuda_ipc(first, peer)
+        except ChannelError as error:
+            done = f"{', '.join(carried)}: carries; " if carried else ""
+            return Verdict.WARNING, f"{done}{first} to {peer}: {error}; --channel auto takes host memory there"
+        carried.append(f"{first} to {peer}")
+    return Verdict.OK, f"carries between two processes, {', '.join(carried)}"
+
+
+def _graphs() -> tuple[Verdict, str]:
+    import torch
+
+    from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+
+    graphs, static = CudaGraphDevice(torch.device("cuda", 0)), torch.zeros(64, 64, device="cuda")
+
+    def double() -> torch.Tensor:
+        return (static @ torch.eye(64, device="cuda")) * 2
+
+    graphs.warm_up(double)
+    graph, out = graphs.capture(double, graphs.new_pool())
+    static.copy_(torch.arange(64 * 64, device="cuda").view(64, 64) % 7)
+    graphs.replay(graph)
+    if not torch.equal(out, static * 2):
+        return Verdict.FAILED, "a replay computes something else than what was captured: serve with --no-cuda-graphs"
+    return Verdict.OK, "captured and replayed"
