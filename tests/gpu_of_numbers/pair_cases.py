@@ -90,7 +90,7 @@ def tokens(llm: LLM, wanted: SamplingParams) -> list[list[int]]:
 
 
 def test_a_start_tries_everything_and_every_stage_is_captured(gpu, llm):
-    assert llm.engine.device.type == "cuda"
+    assert llm.engine.loaded.device.type == "cuda"
     assert llm.self_test.passed
     stats = llm.engine.runner.graphs.stats
     assert stats.failed == []

@@ -218,6 +218,8 @@ STEPS: dict[str, Callable[[Home], None]] = {
 def _running(home: Home, words: list[str], port: int) -> Iterator["subprocess.Popen[str]"]:
     """A server in a session of its own, from when it is healthy on; what it prints is shown where something fails."""
     log = home.folder / "server.log"
+    # A shell without job control has its background jobs ignore SIGINT, and so would what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(BIN / words[0]), *words[1:]],
