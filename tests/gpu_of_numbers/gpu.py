@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 from tests.gpu_of_numbers import device
 from tests.gpu_of_numbers.cards import CARDS, CONTEXT_BYTES, Card
@@ -65,6 +66,8 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None
+    # Which functions `with torch.device(...)` turns to its device is kept from the first time on: not those put here.
+    _device_constructors()
     with pytest.MonkeyPatch.context() as patch, launching(gpu.capturing, capability) as gpu.launches:
         of_device = _of_the_host(gpu) | _of_memory(memory, gpu.card) | _of_graphs(gpu)
         for name, value in of_device.items():
