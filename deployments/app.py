@@ -90,7 +90,7 @@ class Router:
         source = ServeEngines(engines, config.text_identity())
         self._pool = EnginePool(
             source,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.most_num_seqs(),
             max_queued_requests=config.max_queued_requests,
             engine_wait_s=config.engine_wait_s,
             may_sleep=config.may_sleep(),

@@ -15,7 +15,7 @@ from wingbeat.deployments.options.rank_options import RankOptions
 from wingbeat.deployments.options.scaling_options import ScalingOptions, object_of_json
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
-from wingbeat.runtime.config import PROMPT_TOKENS, EngineConfig
+from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 
 _ENGINE = EngineConfig()
@@ -55,7 +55,11 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         30.0, ge=0, description="What running requests have to end when the server or a replica is told to stop."
     )
 
-    max_num_seqs: int = Field(_ENGINE.max_num_seqs, description="Sequences one engine runs at once.")
+    max_num_seqs: int | None = Field(
+        None,
+        description=f"Sequences one engine runs at once; by default {NUM_SEQS['cpu']} on CPUs, and on GPUs as many of "
+        f"{NUM_SEQS['cuda']} as the memory holds.",
+    )
     max_model_len: int | None = Field(
         None,
         description="Prompt and output together, in tokens; none takes the model's positions, as far as the memory "
@@ -212,7 +216,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         if self.has_drafter() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
-            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.max_num_seqs)
+            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.most_num_seqs())
             if self.channel == "remote":
                 raise ValueError("channel is 'remote': shared drafters serve verifiers of their own node")
         for name in ("engine_factory", "drafter_factory"):
@@ -252,13 +256,25 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
         if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
+        own = self.backend == "torch" and self.engine_factory is None
+        by_memory = self.max_num_seqs is None and self.resolved_device() == "cuda" and own
         return self._engine_config(
+            max_num_seqs=NUM_SEQS["cuda" if by_memory else "cpu"] if self.max_num_seqs is None else self.max_num_seqs,
+            lower_max_num_seqs=by_memory,
             max_model_len=max_model_len,
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
             drafter_beside=beside,
             max_loras=self.max_loras if self.serves_adapters() else 0,
         )
+
+    def most_num_seqs(self) -> int:
+        """Sequences that one engine runs at once, before a GPU's memory has lowered them.
+
+        Raises:
+            ValueError: a limit is out of range; names field and value.
+        """
+        return self._limits(DEFAULT_POSITIONS).max_num_seqs
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""

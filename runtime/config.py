@@ -94,6 +94,8 @@ def default_by_device(name: str) -> str:
     return f"by default {on_cpu} on CPUs and {on_gpu} on GPUs"
 
 
+NUM_SEQS = {"cpu": 16, "cuda": 256}
+"""Sequences at once where nothing else is set; on a GPU the most, which its memory may lower."""
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}
 """Prompt tokens computed per round where nothing else is set: a GPU computes so many in the time of a few hundred."""
 
@@ -188,8 +190,10 @@ class EngineConfig:
         ValueError: a limit is out of range or two limits contradict each other; names field and value.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int = NUM_SEQS["cpu"]
     """Sequences running at once; also the number of slot rows of every persistent buffer."""
+    lower_max_num_seqs: bool = False
+    """On a GPU, lower it to as many as the memory holds with contexts of some length (`num_seqs_held`)."""
     max_model_len: int = 2048
     """Longest sequence, prompt and output together, in tokens."""
     lower_max_model_len: bool = False

@@ -48,7 +48,7 @@ def check_memory(config: AppConfig, file: ConfigFile) -> None:
         return
     engine = fit(engine, budget or 0, size or 1)
     num_blocks = engine.num_kv_blocks
-    if engine.max_num_seqs > num_blocks - 1:
+    if engine.max_num_seqs > num_blocks - 1 and not engine.lower_max_num_seqs:
         raise ValueError(
             f"max_num_seqs is {engine.max_num_seqs}: the KV pool has {num_blocks - 1} blocks and a running sequence "
             f"holds at least one; lower it to {num_blocks - 1} or raise kv_cache_memory_bytes"

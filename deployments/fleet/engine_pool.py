@@ -50,6 +50,7 @@ class EnginePool:
     """All engines that serve one model, with one multiplexed connection to each.
 
     Args:
+        max_num_seqs: requests that one engine runs, until the engines say how many these are.
         engine_wait_s: what a request waits for an engine where there is none; such requests are queued, and one is
             asked for.
         may_sleep: whether there being no replica at all is as it should be, as nobody has asked for anything.
@@ -67,8 +68,7 @@ class EnginePool:
         grace_s: float = 30.0,
     ) -> None:
         self._source = source = PatientEngines(source)
-        self.max_num_seqs = max_num_seqs
-        """Requests that one engine runs."""
+        self._max_num_seqs = max_num_seqs
         self._max_queued_requests = max_queued_requests
         self._engine_wait_s = engine_wait_s
         self._may_sleep = may_sleep
@@ -155,6 +155,11 @@ class EnginePool:
     def engine_ids(self) -> frozenset[str]:
         """The engines that are live, whether they take requests or not."""
         return self._live
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests that one engine runs."""
+        return (self._info and self._info.max_num_seqs) or self._max_num_seqs
 
     @property
     def max_requests(self) -> int:

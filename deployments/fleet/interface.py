@@ -65,6 +65,8 @@ class ModelInfo:
     """One word or path for people to read."""
     num_spec_tokens: int = 0
     """Greatest depth of a draft tree."""
+    max_num_seqs: int | None = None
+    """Sequences that one engine runs at once; None where its factory does not say."""
     num_kv_tokens: int = 0
     """Tokens that the KV pool of one engine holds; 0 where its factory does not say."""
     block_size: int = 0

@@ -68,7 +68,6 @@ class Verifier(ServedNames):
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
         self._config = config
-        self._speed = EngineSpeed(config.max_num_seqs)
         address = self._address()
         self._channel = config.channel_kind(one_node=address is None) if config.has_drafter() else None
         self._core: CoreClaim | None = claim_core() if config.shares_core() and address is None else None
@@ -89,6 +88,8 @@ class Verifier(ServedNames):
             await self._end()
             raise
         self._info: ModelInfo = replace(self._engines.life.info, text_identity=config.text_identity())
+        self._num_slots = self._info.max_num_seqs or config.most_num_seqs()
+        self._speed = EngineSpeed(self._num_slots)
         self._spawn(self._engines.run())
         self._spawn(self._expire_clients())
         self._spawn(self._export())
@@ -247,10 +248,12 @@ class Verifier(ServedNames):
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""
-        life, num_slots = self._engines.life, self._config.max_num_seqs
+        life = self._engines.life
         if life is None:
-            return ReplicaLoad(num_slots=num_slots)._asdict()
-        return life.client.loads.replica_load(num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s)._asdict()
+            return ReplicaLoad(num_slots=self._num_slots)._asdict()
+        return life.client.loads.replica_load(
+            self._num_slots, self._info.num_kv_tokens, self._speed.tokens_per_s
+        )._asdict()
 
     def check_health(self) -> None:
         """Serve's hook: raises once engines have died too often, so that Serve replaces this replica."""

@@ -10,7 +10,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
-from wingbeat.runtime.kv.capacity import fit, is_automatic
+from wingbeat.runtime.kv.capacity import fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
@@ -18,12 +18,15 @@ from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS
 from wingbeat.runtime.verifier.split_memory import splits_bytes
-from wingbeat.runtime.verifier.state_limits import state_budget, with_states
+from wingbeat.runtime.verifier.state_limits import state_budget, state_bytes, with_states
 
 logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
 MIB = 1 << 20
+NODE_BYTES = 17
+"""Of a round per node and token of the vocabulary, about: logits in their dtype and in float32, scores, and what
+choosing takes, of the graphs too."""
 SHORT = 10
 """An engine is warned of whose memory holds less than one such part of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
@@ -37,7 +40,7 @@ _CHOICES = (
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """The same limits with `num_kv_blocks` and `max_model_len` settled; said in one log line.
+    """The same limits with `num_kv_blocks`, `max_model_len` and `max_num_seqs` settled; said in one log line.
 
     Args:
         loaded: on its device.
@@ -46,8 +49,8 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
-    config = with_states(loaded, config)
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
+    config = _with_num_seqs(loaded, with_states(loaded, config), needs)
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
@@ -62,9 +65,10 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     else:
         why = f"the model has {loaded.max_position_embeddings} positions"
     logger.info(
-        "KV memory: %.0f MiB for %d tokens; max_model_len is %d (%s)",
+        "KV memory: %.0f MiB for %d tokens; max_num_seqs is %d; max_model_len is %d (%s)",
         settled.num_kv_blocks * size / MIB,
         num_tokens,
+        settled.max_num_seqs,
         settled.max_model_len,
         why,
     )
@@ -77,6 +81,19 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
             loaded.max_position_embeddings,
         )
     return settled
+
+
+def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
+    """With as many sequences as there is room for, where that is left open."""
+    if not config.lower_max_num_seqs:
+        return config
+    budget = memory_budget(config, loaded.device, 0, needs.held_bytes if config.drafter_beside else 0)
+    token_bytes = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype)) // config.block_size
+    token_bytes += needs.token_bytes if config.drafter_beside else 0
+    seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size
+    seq_bytes += state_bytes(loaded)
+    held = num_seqs_held(config, budget, token_bytes, seq_bytes)
+    return replace(config, max_num_seqs=held, lower_max_num_seqs=False)
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:

@@ -4,6 +4,10 @@ from dataclasses import replace
 
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
 
+USUAL_LEN, LEAST_SEQS, SHARE_OF_SEQS = 1024, 16, 0.75
+"""Tokens of a sequence that memory is reckoned with where the number of sequences is left to it, the least of those,
+and what share of the free memory they take."""
+
 
 def is_automatic(config: EngineConfig) -> bool:
     """Whether the pool's size is left to what memory there is."""
@@ -42,6 +46,22 @@ def fit(config: EngineConfig, budget: int, block_bytes: int, num_positions: int 
         # More than all slots can ever hold, prefix cache included four times over, would only cost memory.
         num_blocks = min(num_blocks, 1 + 4 * config.max_num_seqs * settled.max_blocks_per_seq)
     return replace(settled, num_kv_blocks=num_blocks)
+
+
+def num_seqs_held(config: EngineConfig, free: int, token_bytes: int, seq_bytes: int) -> int:
+    """Sequences worth having slots for: as many as the memory holds with usual contexts, in steps of two.
+
+    Args:
+        free: bytes beside the weights, of which `SHARE_OF_SEQS` may go to them: the rest is for longer contexts.
+        token_bytes: of a token's keys and values, the drafter's included where it lies beside.
+        seq_bytes: of a sequence, whatever its length.
+    """
+    blocks = config.max_num_seqs if config.num_kv_blocks is None else max(config.num_kv_blocks - 1, 1)
+    most = min(config.max_num_seqs, blocks)
+    each = min(USUAL_LEN, config.max_model_len) * token_bytes + seq_bytes
+    while most > LEAST_SEQS and most * each > SHARE_OF_SEQS * free:
+        most = max(most // 2, LEAST_SEQS)
+    return most
 
 
 def _too_small(config: EngineConfig, budget: int, num_blocks: int, longest: int, blocks: int, num_bytes: int) -> str:

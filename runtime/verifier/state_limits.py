@@ -49,6 +49,11 @@ def manage_blocks(loaded: LoadedModel, config: EngineConfig, num_blocks: int) ->
     return BlockManager(num_blocks, config.block_size, caching, saved)
 
 
+def state_bytes(loaded: LoadedModel) -> int:
+    """Of a running sequence's recurrent states; 0 for a model without."""
+    return row_bytes(loaded.states) if loaded.mixers else 0
+
+
 def state_budget(loaded: LoadedModel, config: EngineConfig, budget: int) -> tuple[int, EngineConfig]:
     """Bytes that are left for keys and values beside states, and the limits with `num_saved_states` settled.
 
@@ -57,7 +62,7 @@ def state_budget(loaded: LoadedModel, config: EngineConfig, budget: int) -> tupl
     """
     if not loaded.mixers:
         return budget, config
-    size = row_bytes(loaded.states)
+    size = state_bytes(loaded)
     left = budget - config.max_num_seqs * size
     saved = config.num_saved_states
     if saved is None and config.num_kv_blocks is None:

@@ -338,11 +338,20 @@ def test_determinism_is_a_limit_of_the_engine_that_the_tensorrt_backend_refuses(
         AppConfig(backend="tensorrt", engine_dir=tmp_path, deterministic=True)
 
 
+def test_sequences_at_once_are_left_to_a_gpus_memory_unless_they_are_given():
+    gpu = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
+    assert [AppConfig(**more).most_num_seqs() for more in ({}, gpu, gpu | {"max_num_seqs": 7})] == [16, 256, 7]
+    lowered = [AppConfig(**more).engine_config().lower_max_num_seqs for more in ({}, gpu, gpu | {"max_num_seqs": 7})]
+    assert lowered == [False, True, False]
+    of_another = gpu | {"engine_factory": "module:function"}
+    assert AppConfig(**of_another).most_num_seqs() == 16
+
+
 def test_shared_drafters_come_as_a_mapping_or_as_json_and_leave_each_verifier_without_its_own():
     config = AppConfig(drafters='{"num": 2}')
     assert config == AppConfig(drafters={"num": 2})
     assert (config.has_drafter(), config.has_own_drafter(), config.shares_core()) == (True, False, False)
-    assert config.drafters.slots(config.max_num_seqs) == 8 * config.max_num_seqs
+    assert config.drafters.slots(config.most_num_seqs()) == 8 * 16
     assert AppConfig(drafters="none").has_own_drafter()
 
 

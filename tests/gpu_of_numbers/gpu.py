@@ -19,6 +19,9 @@ from tests.gpu_of_numbers.cards import CARDS, CONTEXT_BYTES, Card
 from tests.gpu_of_numbers.graphs import Capturing, NumberGraph, Pool
 from tests.gpu_of_numbers.kernels import launching
 
+PATIENCE_S = 1800.0
+"""What takes a GPU milliseconds takes minutes here."""
+
 
 class Stream:
     """The only one there is, under any name."""
@@ -63,6 +66,7 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         RuntimeError: there is a real GPU or no compiler, or the process has chosen otherwise (`launching`).
     """
     from wingbeat.kernels.attention.device import device_limits
+    from wingbeat.runtime.checks import graph_check, kernel_check
 
     memory, gpu = device.load(), NumberGpu(CARDS[card])
     capability = gpu.card.major * 10 + gpu.card.minor if compiled else None
@@ -72,6 +76,8 @@ def number_gpu(card: str = "H100", compiled: bool = False) -> Iterator[NumberGpu
         of_device = _of_the_host(gpu) | _of_memory(memory, gpu.card) | _of_graphs(gpu)
         for name, value in of_device.items():
             patch.setattr(torch.cuda, name, value)
+        for check in (graph_check, kernel_check):
+            patch.setattr(check, "LIMIT_S", PATIENCE_S)
         # Pinned memory is what CUDA may read while the host goes on: here nothing does.
         for name in ("empty", "zeros", "empty_like"):
             patch.setattr(torch, name, _unpinned(getattr(torch, name)))

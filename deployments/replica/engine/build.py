@@ -55,6 +55,7 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
     info = ModelInfo(
         model_name=config.model_name(),
         max_model_len=engine.config.max_model_len,
+        max_num_seqs=engine.config.max_num_seqs,
         vocab_size=engine.loaded.vocab_size,
         eos_token_ids=tuple(sorted(engine.loaded.eos_token_ids)),
         dtype=str(engine.loaded.dtype).removeprefix("torch."),

@@ -11,7 +11,7 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import FakeEngine, expected_tokens, wait_until
 from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable
+from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo
 from wingbeat.deployments.fleet.wire import Verdict, pack_output, pack_request, unpack, unpack_request
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.router_stream import Outbox, RouterStream
@@ -92,6 +92,19 @@ def test_beyond_running_capacity_and_queue_nothing_is_admitted_until_places_are_
         assert (pool.admit(4).release(), pool.num_admitted) == (None, 1)
 
     run(scenario, "a", max_num_seqs=2, max_queued_requests=3)
+
+
+def test_places_are_those_that_the_engines_say_they_have(monkeypatch):
+    async def describe(source: LocalEngines) -> ModelInfo:
+        return ModelInfo("fake", 200, 50, max_num_seqs=5)
+
+    async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        assert pool.max_requests == 5 + 3
+        with pytest.raises(EngineOverloaded):
+            pool.admit(9)
+
+    monkeypatch.setattr(LocalEngines, "describe", describe)
+    run(scenario, "a", max_num_seqs=256, max_queued_requests=3)
 
 
 def test_a_refusal_says_when_the_engines_will_have_written_enough_at_the_rate_they_write(monkeypatch):

@@ -128,3 +128,19 @@ def test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_onc
     asked_for = replace(config, max_model_len=200, lower_max_model_len=False)
     fit_to_memory(loaded, replace(asked_for, kv_cache_memory_bytes=100 * size), DrafterNeeds())
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_sequences_are_as_many_as_the_memory_holds_unless_they_are_given(gpu: FakeGpu, monkeypatch):
+    loaded, total = verifier(), 1 << 30
+    monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
+    # Of a sequence: 1,024 tokens, the drafter's own of each, and what choosing takes of each node.
+    token_bytes = block_bytes(loaded.layers, 16, loaded.dtype) // 16 + NEEDS.token_bytes
+    each = min(1024, LIMITS.max_model_len) * token_bytes + 17 * TREE.num_nodes * VOCAB_SIZE
+    for held, expected in ((70, 64), (63, 32), (1, 16)):
+        free = int(held * each / 0.75) + 1
+        used = int(0.9 * total) - free
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, used=used: (total - used, total))
+        settled = fit_to_memory(loaded, replace(LIMITS, max_num_seqs=256, lower_max_num_seqs=True), NEEDS)
+        assert settled.max_num_seqs == expected
+        assert not settled.lower_max_num_seqs
+        assert fit_to_memory(loaded, replace(LIMITS, max_num_seqs=256), NEEDS).max_num_seqs == 256

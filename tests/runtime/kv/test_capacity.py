@@ -5,7 +5,7 @@ import torch
 
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv import pool
-from wingbeat.runtime.kv.capacity import fit
+from wingbeat.runtime.kv.capacity import fit, num_seqs_held
 from wingbeat.runtime.kv.pool import KVCache, LayerAttention, memory_budget
 
 BLOCK = 1000
@@ -102,3 +102,19 @@ def test_a_pool_larger_than_the_memory_is_refused_with_what_there_is(monkeypatch
     with pytest.raises(ValueError, match=said):
         memory_budget(config, torch.device(device))
     assert memory_budget(EngineConfig(kv_cache_memory_bytes=2**30), torch.device(device)) == 2**30
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "num_seqs"), [(52.7, 128), (101, 256), (22.6, 64), (3.8, 16)], ids=["H100", "H200", "L40S", "L4"]
+)
+def test_sequences_of_an_eight_billion_model_by_what_is_free_beside_its_weights(free_gib, num_seqs):
+    # 32 layers of 8 KV heads of 128 in bfloat16, an EAGLE layer's KV, 16 nodes of 128,256 tokens.
+    config = EngineConfig(max_num_seqs=256, max_model_len=131_072)
+    token_bytes, seq_bytes = 131_072 + 4096, 17 * 16 * 128_256
+    assert num_seqs_held(config, int(free_gib * 2**30), token_bytes, seq_bytes) == num_seqs
+
+
+def test_sequences_are_no_more_than_blocks_and_no_more_than_asked_for():
+    few = EngineConfig(max_num_seqs=256, max_model_len=64, num_kv_blocks=9)
+    assert num_seqs_held(few, 1 << 40, 1, 1) == 8
+    assert num_seqs_held(EngineConfig(max_num_seqs=3), 0, 1, 1) == 3

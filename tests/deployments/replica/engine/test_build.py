@@ -133,5 +133,5 @@ def test_a_shared_drafter_has_room_by_its_settings_and_else_by_the_machine():
     given = draft_room(AppConfig(drafters={"num": 1, "max_num_seqs": 20, "kv_cache_memory_bytes": 5000}), cpu)
     assert (given.num_slots, given.num_bytes) == (20, 5000)
     one, two = (draft_room(AppConfig(drafters={"num": num}), cpu) for num in (1, 2))
-    assert one.num_slots == two.num_slots == 8 * AppConfig().max_num_seqs
+    assert one.num_slots == two.num_slots == 8 * AppConfig().most_num_seqs()
     assert 0 < two.num_bytes < 0.75 * one.num_bytes
