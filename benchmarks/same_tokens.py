@@ -298,7 +298,9 @@ def main() -> None:
     parser.add_argument("--default-requests", type=int, default=480, help="of the default mode, which is slower here")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--pair", nargs="+", choices=("demo", "random"), default=["demo", "random"])
+    parser.add_argument(
+        "--pair", nargs="*", choices=("demo", "random"), default=["demo", "random"], help="none counts nothing anew"
+    )
     parser.add_argument("--keep", action="store_true", help="keep what --output has of other pairs and modes")
     parser.add_argument("--no-speed", action="store_true", help="time nothing")
     parser.add_argument("--quick", action="store_true", help="few requests: shows that it runs, measures nothing")

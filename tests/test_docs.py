@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.runtime.config import LEAST_MODEL_LEN, PROMPT_TOKENS, SpeculationConfig
+from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
 from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.verifier.loading import trial
 from wingbeat.runtime.vision import encoder
@@ -82,5 +82,28 @@ def test_defaults_by_device_are_told() -> None:
     shapes = [f"{one.draft_steps}, {one.draft_top_k}, {one.verify_tree_size}" for one in (cpu, gpu)]
     table = settings()
     assert ", ".join(table["draft_steps, draft_top_k, verify_tree_size"]) == f"{shapes[0]} on CPUs; {shapes[1]} on GPUs"
+    num_seqs = f"{NUM_SEQS['cpu']} on CPUs, on GPUs as many of {NUM_SEQS['cuda']} as the memory holds"
+    assert f"| `max_num_seqs` | {num_seqs} |" in text_of("operations.md")
     told = ", ".join(table["max_num_batched_tokens"])
     assert told == f"{PROMPT_TOKENS['cpu']} on CPUs, {PROMPT_TOKENS['cuda']} on GPUs"
+
+
+def anchors(text: str) -> set[str]:
+    """Of a document's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_to_a_file_and_a_heading_that_is_there() -> None:
+    root, dead, num_links = DOCS.parent, [], 0
+    for document in (*DOCS.glob("**/*.md"), root / "README.md", root / "benchmarks" / "README.md"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            if re.match(r"[a-z]+:", target):
+                continue
+            num_links += 1
+            path, _, anchor = target.partition("#")
+            file = (document.parent / path).resolve() if path else document
+            if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+                dead.append(f"{document.relative_to(root)}: {target}")
+    assert not dead
+    assert num_links > 100

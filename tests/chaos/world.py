@@ -62,12 +62,13 @@ class World:
     def play(self, name: str) -> dict[str, Any]:
         """What came of an act: lists that must be empty, and figures."""
         act = ACTS[name]
-        self._victim = min(self._app.engines())
         before, num_segments = processes.found(), len(_segments())
         concurrency = 2 + 4 * self._scenario.num_engines
         idle = IdleConnections(self._url)
         load = self._begin(self._bodies, self._answers, concurrency, act)
         self._until(lambda: all(engine["num_running"] for engine in self._app.engines().values()), RECOVERY_S)
+        # One that the act before has ended may be listed a moment longer.
+        self._victim = min(name for name, engine in self._engines().items() if processes.exists(engine["pid"]))
         began, under_way = time.perf_counter(), load.num_under_way
         noticed = act.do(self)
         back = self._until(lambda: noticed() and self._is_whole(before), RECOVERY_S)
