@@ -44,6 +44,7 @@ REFUSED = [
     ({"type": "integer", "multipleOf": 2000}, "multipleOf", "#"),
     ({"type": ["null", "array"], "items": {"type": "number", "multipleOf": 3}}, "multipleOf", "#/items"),
     ({"type": "string", "pattern": "a+", "maxLength": 3}, "maxLength", "#"),
+    ({"type": "string", "pattern": "a+", "maxLength": 0}, "maxLength", "#"),
     ({"minimum": 3}, "minimum", "#"),
     ({"required": ["a"]}, "required", "#"),
     ({"$defs": {"a": TEXT}, "$ref": "#/$defs/a", "minLength": 3}, "minLength", "#"),
