@@ -256,11 +256,9 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         packed = not self.may_span_nodes() and share + self.num_gpus_per_drafter <= 1 + ROUNDING
         if self.drafters is None and self.drafter_device() == "cuda" and share < 1 and packed:
             share, beside = share + self.num_gpus_per_drafter, True
-        own = self.backend == "torch" and self.engine_factory is None
-        by_memory = self.max_num_seqs is None and self.resolved_device() == "cuda" and own
         return self._engine_config(
-            max_num_seqs=NUM_SEQS["cuda" if by_memory else "cpu"] if self.max_num_seqs is None else self.max_num_seqs,
-            lower_max_num_seqs=by_memory,
+            max_num_seqs=self.most_num_seqs(),
+            lower_max_num_seqs=self._leaves_num_seqs_to_memory(),
             max_model_len=max_model_len,
             lower_max_model_len=self.max_model_len is None,
             gpu_share=min(share, 1.0) or 1.0,
@@ -269,12 +267,14 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         )
 
     def most_num_seqs(self) -> int:
-        """Sequences that one engine runs at once, before a GPU's memory has lowered them.
+        """Sequences that one engine runs at once, before a GPU's memory has lowered them."""
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        return NUM_SEQS["cuda" if self._leaves_num_seqs_to_memory() else "cpu"]
 
-        Raises:
-            ValueError: a limit is out of range; names field and value.
-        """
-        return self._limits(DEFAULT_POSITIONS).max_num_seqs
+    def _leaves_num_seqs_to_memory(self) -> bool:
+        wingbeats_own = self.engine_factory is None and self.backend == "torch"
+        return self.max_num_seqs is None and wingbeats_own and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""
