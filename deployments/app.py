@@ -78,6 +78,7 @@ class Router:
         """`door`: where it is to listen itself, beside whatever Serve's proxy passes on."""
         show_log()
         self._config = config
+        self._reporting: asyncio.Task[None] | None = None
         self._bound_host = await bound_host() if door is None else door.host
         warn_if_open(config, self._bound_host)
         folder = config.model_dir(with_weights=False)
@@ -153,6 +154,8 @@ class Router:
 
     async def __del__(self) -> None:
         """Serve's hook at the end of the replica: lets the verifiers drain at once."""
+        if self._reporting is None:  # it has not started; Serve has the reason
+            return
         self._reporting.cancel()
         if self._server is not None:
             # What outlasts its time ends by an error, and then with its connection.
