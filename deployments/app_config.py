@@ -235,8 +235,10 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         TensorRT engine directory take a GPU only by a share that is given.
         """
         given = {"num_gpus_per_verifier", "num_gpus_per_drafter"} & self.model_fields_set
-        wingbeats_own = self.engine_factory is None and self.backend == "torch"
-        return not given and self.device != "cpu" and wingbeats_own
+        return not given and self.device != "cpu" and self._is_wingbeats_own()
+
+    def _is_wingbeats_own(self) -> bool:
+        return self.engine_factory is None and self.backend == "torch"
 
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""
@@ -273,8 +275,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         return NUM_SEQS["cuda" if self._leaves_num_seqs_to_memory() else "cpu"]
 
     def _leaves_num_seqs_to_memory(self) -> bool:
-        wingbeats_own = self.engine_factory is None and self.backend == "torch"
-        return self.max_num_seqs is None and wingbeats_own and self.resolved_device() == "cuda"
+        return self.max_num_seqs is None and self._is_wingbeats_own() and self.resolved_device() == "cuda"
 
     def text_identity(self) -> str:
         """What decides which tokens a request gets: where it is equal, engines may continue each other's texts."""

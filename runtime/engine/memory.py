@@ -10,7 +10,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
-from wingbeat.runtime.kv.capacity import fit, is_automatic, num_seqs_held
+from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
@@ -49,8 +49,20 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     Raises:
         ValueError: the memory does not hold one sequence; names the setting.
     """
-    automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     config = _with_num_seqs(loaded, with_states(loaded, config), needs)
+    while True:
+        try:
+            return _fit(loaded, config, needs)
+        except ValueError:
+            if not config.lower_max_num_seqs or config.max_num_seqs <= LEAST_SEQS:
+                raise
+        # What rounds of as many take was reckoned too low.
+        config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
+
+
+def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
+    """`fit_to_memory` for that number of sequences; raises as that."""
+    automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
     budget = memory_budget(config, loaded.device, reserved, held_beside)
@@ -58,6 +70,7 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
+    settled = replace(settled, lower_max_num_seqs=False)
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
     lowered = settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings)
     if lowered:
@@ -93,7 +106,7 @@ def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     seq_bytes = NODE_BYTES * config.speculation.num_nodes * loaded.vocab_size
     seq_bytes += state_bytes(loaded)
     held = num_seqs_held(config, budget, token_bytes, seq_bytes)
-    return replace(config, max_num_seqs=held, lower_max_num_seqs=False)
+    return replace(config, max_num_seqs=held)
 
 
 def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> int:

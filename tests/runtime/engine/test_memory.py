@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from tests.runtime.fake_gpu import FakeGpu, FakeGraphDevice, fake_gpu, why_not
 from tests.runtime.fake_gpu_tensor import METER, GpuTensor
 from tests.runtime.gpu_world import TREE, VOCAB_SIZE, engine_config, new_drafter, verifier
+from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine import memory
 from wingbeat.runtime.engine.engine import Engine
@@ -144,3 +145,24 @@ def test_sequences_are_as_many_as_the_memory_holds_unless_they_are_given(gpu: Fa
         assert settled.max_num_seqs == expected
         assert not settled.lower_max_num_seqs
         assert fit_to_memory(loaded, replace(LIMITS, max_num_seqs=256), NEEDS).max_num_seqs == 256
+
+
+def test_fewer_sequences_are_tried_where_rounds_of_more_do_not_fit_unless_they_are_given(gpu: FakeGpu, monkeypatch):
+    loaded, tried = verifier(), []
+
+    def reserved(loaded: object, config: EngineConfig, needs: DrafterNeeds) -> int:
+        tried.append(config.max_num_seqs)
+        if config.max_num_seqs > most:
+            raise ValueError("the GPU has no memory for such a round")
+        return 0
+
+    monkeypatch.setattr(memory, "reserved_bytes", reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    most, left_open = 64, replace(LIMITS, max_num_seqs=256, lower_max_num_seqs=True)
+    assert fit_to_memory(loaded, left_open, NEEDS).max_num_seqs == 64
+    assert tried == [256, 128, 64]
+    with pytest.raises(ValueError, match="no memory"):
+        fit_to_memory(loaded, replace(LIMITS, max_num_seqs=256), NEEDS)
+    most = 15
+    with pytest.raises(ValueError, match="no memory"):
+        fit_to_memory(loaded, left_open, NEEDS)
