@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from examples.demo_pair.train_base import train_tokenizer
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 from wingbeat.runtime.recordings.format import INDEX_FILE, CaptureError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.own_text import continue_texts
 from wingbeat.runtime.recordings.reader import CaptureReader
 from wingbeat.runtime.recordings.recording_sources import CorpusSource, Sampling, Start
-from wingbeat.runtime.training.byte_bpe import train_tokenizer
 
 VOCAB, HIDDEN, TAPS = 320, 32, (0, 2, 3)
 
