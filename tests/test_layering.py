@@ -22,9 +22,10 @@ IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
 
 
 def modules() -> dict[str, Path]:
-    """Every file by its import name."""
-    paths = (path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py")))
-    return {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    """Every file by its import name; the package's own is `wingbeat.__init__`."""
+    paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+    named = {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return named | {"wingbeat.__init__": ROOT / "src" / "wingbeat" / "__init__.py"}
 
 
 @cache
