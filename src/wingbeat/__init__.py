@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from wingbeat.deployments.app import build
     from wingbeat.deployments.local_llm import LLM
 
+    __version__: str
+
 __all__ = ["LLM", "__version__", "build"]
 
 _LAZY = {"build": "wingbeat.deployments.app", "LLM": "wingbeat.deployments.local_llm"}

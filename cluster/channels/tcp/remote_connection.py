@@ -46,7 +46,7 @@ class Connection:
         # Two, as the rounds alternate: the rest of one may still be on its way when the next is packed.
         self._out = [np.empty(START_BYTES + most_out + SIGNATURE_BYTES, dtype=np.uint8) for _ in range(2)]
         self._in = np.empty(START_BYTES + most_in + SIGNATURE_BYTES, dtype=np.uint8)
-        self._in_view = memoryview(self._in)
+        self._in_view = self._in.data
         self._num_sent = self._num_received = 0
         self._have, self._wanted = 0, START_BYTES
         self._sender = _Sender(sock)
@@ -65,7 +65,7 @@ class Connection:
         """Send so much of `body`, as one write where the kernel takes it all; never waits."""
         if self.closed:
             return
-        data = memoryview(self._out[self._num_sent % 2])
+        data = self._out[self._num_sent % 2].data
         self._num_sent += 1
         end = START_BYTES + num_bytes
         _START.pack_into(data, 0, _MAGIC, num_bytes, self._num_sent)
@@ -120,7 +120,7 @@ class Connection:
         self._sock.close()
 
     def _read_start(self) -> int:
-        magic, num_bytes, number = _START.unpack_from(self._in)
+        magic, num_bytes, number = _START.unpack_from(self._in_view)
         if magic != _MAGIC or num_bytes > self._most_in:
             raise FrameError(f"a frame claims {num_bytes} bytes, at most {self._most_in} fit")
         if number != self._num_received + 1:

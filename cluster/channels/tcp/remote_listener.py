@@ -75,7 +75,7 @@ class Listener:
             for sock in ready:
                 if sock is self._sock:
                     self._accept()
-                elif sock in self._pending:
+                elif isinstance(sock, socket.socket) and sock in self._pending:
                     self._hear(self._pending[sock])
             for stranger in [s for s in self._pending.values() if s.deadline <= time.monotonic()]:
                 self._forget(stranger).close()
