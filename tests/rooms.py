@@ -43,7 +43,6 @@ MAY_IMPORT = {
         "deployments.gpu_shares",
         "deployments.http_server",
         "deployments.log",
-        "deployments.parsing",
         "deployments.metrics",
         "deployments.options",
         "deployments.replica",
