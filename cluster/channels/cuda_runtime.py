@@ -1,7 +1,7 @@
 """What a CUDA IPC channel asks of CUDA, and the answer of torch and the CUDA runtime; knows nothing of channels.
 
 Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own way to share,
-`UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
+`torch.UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
 reference per export and receiver, so that every new drafter would need a new export and every killed one would keep the
 memory for good. The runtime functions used here have kept their signatures since CUDA 5.0.
 

@@ -32,9 +32,9 @@ class Start(NamedTuple):
     """The beginning of one sequence, and how the verifier is to go on."""
 
     token_ids: Tensor
-    """int64 [num_given]"""
+    """int64 [num_tokens]"""
     length: int
-    """Tokens to continue to, at most; `num_given` where the text is complete."""
+    """Tokens to continue to, at most; `num_tokens` where the text is complete."""
     temperature: float
     """0 is greedy."""
     seed: int
