@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from wingbeat.deployments.api.routers.server_routes import add_server_routes
+from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
 from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app
 from wingbeat.kernels.cpu.library import COMPILERS
