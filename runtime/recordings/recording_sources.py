@@ -1,4 +1,4 @@
-"""What captured sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+"""What recorded sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class TextSource(Protocol):
     """Beginnings by number."""
 
     digest: str
-    """Of the whole text, so that a capture is not continued with another one."""
+    """Of the whole text, so that a recording is not continued with another one."""
     num_starts: int | None
     """How many there are; None for as many as wanted."""
     stops: bool
