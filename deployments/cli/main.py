@@ -223,13 +223,13 @@ def _add_extract(app: typer.Typer) -> None:
     """`extract` reads its own arguments later, as `train` does."""
 
     def extract(context: typer.Context) -> None:
-        """Capture a verifier's hidden states, for training a drafter."""
+        """Record a verifier's hidden states, for training a drafter."""
         check_named_folders(context.args)
         from wingbeat.deployments.cli.extract_command import extract_command
         from wingbeat.runtime.recordings.extract import ExtractConfig
 
         def run(config: ExtractConfig) -> None:
-            """Capture a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
             extract_command(config)
 
         _run_now(context, ExtractConfig, run)

@@ -32,10 +32,10 @@ class TrainDrafterConfig(Settings):
         "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. These two draft "
         "the whole vocabulary.",
     )
-    captures: Path | None = Field(
+    recordings: Path | None = Field(
         None,
-        description="Folder of a capture to learn from, as `wingbeat extract` writes it; without it the verifier runs "
-        "beside the training.",
+        description="Folder of a recording to learn from, as `wingbeat extract` writes it; without it the verifier "
+        "runs beside the training.",
     )
     corpus: Path = Field(
         default_factory=stdlib_root,
@@ -67,7 +67,7 @@ class TrainDrafterConfig(Settings):
     )
     tap_layers: tuple[int, ...] | None = Field(
         None,
-        description="Layers whose input is tapped; by default the capture's, else (2, n // 2, n - 3), spread out for "
+        description="Layers whose input is tapped; by default the recording's, else (2, n // 2, n - 3), spread out for "
         "shallow models. eagle1 and mtp have their own.",
     )
     initial_head: Path | None = Field(
@@ -80,7 +80,7 @@ class TrainDrafterConfig(Settings):
     rollout_rows: int = Field(
         4096,
         ge=0,
-        description="Without captures: sequences the verifier writes first, as training text; 0 trains on the corpus "
+        description="Without recordings: sequences the verifier writes first, as training text; 0 trains on the corpus "
         "alone.",
     )
     rollout_share: float = Field(0.75, ge=0, le=1, description="Share of the verifier's own text in a batch.")
@@ -128,8 +128,8 @@ class TrainDrafterConfig(Settings):
     def _check_drafter(self) -> "TrainDrafterConfig":
         if self.sequence_length <= self.ttt_steps + 1:
             raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of ttt_steps={self.ttt_steps}")
-        if self.captures is not None and not self.captures.is_dir():
-            raise ValueError(f"captures={str(self.captures)!r} is not a folder")
+        if self.recordings is not None and not self.recordings.is_dir():
+            raise ValueError(f"recordings={str(self.recordings)!r} is not a folder")
         if self.family in ("eagle1", "mtp") and self.tap_layers is not None:
             raise ValueError(f"tap_layers={self.tap_layers}: {self.family} has one tap, the final norm's output")
         if self.family == "mtp":

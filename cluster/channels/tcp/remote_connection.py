@@ -41,7 +41,7 @@ class Connection:
         # Two, as the rounds alternate: the rest of one may still be on its way when the next is packed.
         self._out = [np.empty(START_BYTES + most_bytes, dtype=np.uint8) for _ in range(2)]
         self._in = np.empty(START_BYTES + most_bytes, dtype=np.uint8)
-        self._in_view = memoryview(self._in)
+        self._in_view = self._in.data
         self._num_sent = 0
         self._have, self._wanted = 0, START_BYTES
         self._sender = _Sender(sock)
@@ -60,7 +60,7 @@ class Connection:
         """Send so much of `body`, as one write where the kernel takes it all; never waits."""
         if self.closed:
             return
-        data = memoryview(self._out[self._num_sent % 2])
+        data = self._out[self._num_sent % 2].data
         self._num_sent += 1
         _START.pack_into(data, 0, num_bytes)
         self._sender.send(data[: START_BYTES + num_bytes])
@@ -85,7 +85,7 @@ class Connection:
                 raise ConnectionError("the other end has closed the connection")
             self._have += count
             if self._have == START_BYTES == self._wanted:
-                (num_bytes,) = _START.unpack_from(self._in)
+                (num_bytes,) = _START.unpack_from(self._in_view)
                 if num_bytes > self._most_bytes:
                     raise FrameError(f"a frame claims {num_bytes} bytes, at most {self._most_bytes} fit")
                 self._wanted += num_bytes

@@ -180,8 +180,8 @@ class DrafterLink(Link):
         if published and published > (self.words[Word.REPLIED] & _ROUND_MASK) + 1:
             raise FrameError(f"round {published + 1} came before an answer freed its buffers")
         round_number = self._outcomes.unpack(body, published + 1 if published else None)
-        if not published:
-            self._skip_to()(round_number)
+        if not published and (skip_to := self._skip_to()) is not None:
+            skip_to(round_number)
         self.words[Word.OUTCOME_SEQ] = round_number
 
     def drop(self) -> None:
