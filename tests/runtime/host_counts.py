@@ -1,7 +1,8 @@
 """What a steady round costs the host, counted on a fake GPU: functions entered, torch operations, launches, uploads.
 
 Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's,
-which is another process where they are served, are counted apart. As a program (`python -m tests.runtime.host_counts`)
+which is another process where they are served, are counted apart; and of the verifier's what it does between a reply
+and the launch of its verification, for which the device waits. As a program (`python -m tests.runtime.host_counts`)
 it prints the table of `docs/benchmarks.md`.
 """
 
@@ -19,11 +20,12 @@ import pytest
 
 from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, fake_gpu, why_not
 from tests.runtime.gpu_world import TREE, engine_config, new_drafter, verifier
-from wingbeat.cluster.channels.channel import InProcessChannel
+from wingbeat.cluster.channels.channel import InProcessChannel, VerifierSide
 from wingbeat.runtime.drafters import eagle_stages
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine import calibration
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import GraphRunner
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier import decode_graphs
@@ -35,6 +37,8 @@ NUM_ROUNDS, WARM_UP_ROUNDS = 16, 8
 """A block of KV holds 16 tokens and a round of shapes alone brings one, so each sequence gets one block meanwhile."""
 PROMPT = (1, 2, 3)
 SIDES = ("verifier", "drafter")
+GAP = "verifier, from a reply to its verification"
+"""Part of the verifier's: its device has nothing to do meanwhile."""
 
 LIMITS = {
     ("plain", 1, "verifier"): (144, 22),
@@ -46,18 +50,24 @@ LIMITS = {
     ("adaptive tree", 1, "drafter"): (81, 162),
     ("adaptive tree", 16, "drafter"): (81, 162),
     ("adaptive tree", 64, "drafter"): (81, 162),
+    ("adaptive tree", 1, GAP): (40, 50),
+    ("adaptive tree", 16, GAP): (125, 50),
+    ("adaptive tree", 64, GAP): (355, 50),
 }
 """The most functions and operations; what raises one says in its commit why. Versions of torch differ by some."""
 LAUNCHES = {
     ("plain", "verifier"): (5, 2, 1),
     ("adaptive tree", "verifier"): (8, 2, 1),
     ("adaptive tree", "drafter"): (4, 1, 1),
+    ("adaptive tree", GAP): (1, 0, 0),
 }
 """Launches, graphs and uploads, whatever the batch."""
 
 _ROOT = Path(decode_graphs.__file__).resolve().parents[2]
 _SOURCES = tuple(f"{_ROOT / room}/" for room in ("kernels", "runtime", "cluster"))
 _DRAFTER = DraftWorker.run_once.__wrapped__.__code__
+_REPLY = VerifierSide.wait_reply.__code__
+_LAUNCH = GraphRunner.replay.__wrapped__.__code__
 
 
 class Counts(NamedTuple):
@@ -80,8 +90,9 @@ class HostCounter:
 
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
-        self._found: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
+        self._found: dict[str, Counter[str]] = {side: Counter() for side in (*SIDES, GAP)}
         self._side = SIDES[0]
+        self._in_gap = False
         self._within = False
         """An operation: what torch makes of it is not the host's asking."""
         self.by_function: Counter[CodeType] = Counter()
@@ -108,15 +119,23 @@ class HostCounter:
         if code is _DRAFTER and event in ("call", "return"):
             self._take_launches()
             self._side = SIDES[event == "call"]
+        elif (code is _REPLY and event == "return") or (code is _LAUNCH and event == "call"):
+            self._take_launches()
+            self._in_gap = code is _REPLY and arg is not None
         if event == "call" and code.co_filename.startswith(_SOURCES) and not code.co_name.startswith("<"):
-            self._found[self._side]["functions"] += 1
+            self._add("functions")
             self.by_function[code] += 1
+
+    def _add(self, name: str, count: int = 1) -> None:
+        self._found[self._side][name] += count
+        if self._in_gap:
+            self._found[GAP][name] += count
 
     def _dispatch(self, dispatch: Any) -> Any:
         def counted(mode: FakeGpu, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
             if self._within:
                 return dispatch(mode, func, types, args, kwargs)
-            self._found[self._side]["operations"] += 1
+            self._add("operations")
             self._within = True
             try:
                 return dispatch(mode, func, types, args, kwargs)
@@ -127,15 +146,15 @@ class HostCounter:
 
     def _upload(self, upload: Any) -> Any:
         def counted(mode: FakeGpu, source: Any) -> None:
-            self._found[self._side]["uploads"] += 1
+            self._add("uploads")
             upload(mode, source)
 
         return counted
 
     def _take_launches(self) -> None:
         launches = self._gpu.launches
-        self._found[self._side]["launches"] += launches.total()
-        self._found[self._side]["graphs"] += launches["graph"]
+        self._add("launches", launches.total())
+        self._add("graphs", launches["graph"])
         launches.clear()
 
 
@@ -167,7 +186,7 @@ def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> d
     """By side, the most of each count in any of some steady rounds."""
     engine = steady_engine(gpu, loaded, kind, batch)
     gpu.strict = True
-    most = {side: Counts(0, 0, 0, 0, 0) for side in SIDES}
+    most = {side: Counts(0, 0, 0, 0, 0) for side in (*SIDES, GAP)}
     for _ in range(NUM_ROUNDS):
         counter = HostCounter(gpu)
         gpu.launches.clear()

@@ -26,7 +26,7 @@ def test_every_kind_of_round_is_counted(counted):
     assert counted.keys() == LIMITS.keys()
 
 
-@pytest.mark.parametrize("key", LIMITS, ids=lambda key: "-".join(map(str, key)))
+@pytest.mark.parametrize("key", LIMITS, ids=lambda key: "-".join(map(str, key)).replace(" ", "_"))
 def test_functions_and_operations_of_a_round_are_within_their_limits(counted, key):
     for found, limit in zip(counted[key][:2], LIMITS[key], strict=True):
         assert SLACK * limit <= found <= limit
