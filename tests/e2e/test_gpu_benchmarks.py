@@ -54,8 +54,8 @@ def suite(monkeypatch):
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "kernel_profile", "losslessness",
-        "plain_decode", "round_stages", "two_processes", "verify",
+        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
+        "losslessness", "plain_decode", "round_stages", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 

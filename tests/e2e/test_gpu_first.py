@@ -5,12 +5,19 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("triton")
+
+from tests.runtime.fake_gpu import fake_gpu, why_not
+from tests.runtime.gpu_world import verifier
+from tests.runtime.host_counts import KINDS, steady_engine
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "xgrammar", "rich")
@@ -244,6 +251,46 @@ def test_a_device_that_waits_for_its_host_is_told(words):
 def test_what_was_not_asked_has_no_answer(words):
     assert words.verdict([part("draft_round"), part("bandwidth")]) == []
     assert not any("work?" in line for line in words.verdict([lossless()]))
+
+
+def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_others(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    doctor, harness = (importlib.import_module(name) for name in ("doctor", "_harness"))
+    from wingbeat.deployments.doctor.examination import Part, Verdict
+
+    monkeypatch.setattr(doctor, "machine_parts", lambda: [Part("stuck", 0.1, lambda: time.sleep(2))])
+    monkeypatch.setattr(doctor, "gpu_parts", lambda: [Part("CUDA graphs", 5, lambda: (Verdict.OK, "replayed"))])
+    result = doctor.measure(harness.Bench("doctor", torch.device("cpu"), quick=True))
+    assert list(result.details["failed"]) == ["stuck"]
+    assert [figure.name for figure in result.figures] == ["stuck: failed", "CUDA graphs: ok"]
+    assert len(capsys.readouterr().out.splitlines()) == 2, "each part is reported when it is known"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_stage_of_a_round_lies_between_two_events(monkeypatch, tmp_path, kind):
+    """On a GPU of shapes, where a millisecond passes between any two events."""
+    if (reason := why_not()) is not None:
+        pytest.skip(f"no fake GPU: {reason}")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("WINGBEAT_CACHE_DIR", str(tmp_path))
+    stage_times, harness = (importlib.import_module(name) for name in ("_stage_times", "_harness"))
+    with fake_gpu() as gpu:
+        engine = steady_engine(gpu, verifier(), kind, 3)
+        times = stage_times.StageTimes(harness.Bench("test", torch.device("cuda"), quick=True), engine)
+        with times():
+            for _ in range(4):
+                engine.step()
+        engine.step()
+    drafts = float(kind != "plain")
+    assert times.stages_ms == {"draft": drafts, "verify": 1.0, "accept": 1.0, "publish": 1.0}
+    assert all(ms >= 0 for ms in times.host_ms.values())
+
+
+def test_the_documents_have_the_sums_of_a_hop_as_they_are_computed(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    importlib.import_module("_computed_hop").main()
+    text = (FOLDER.parents[1] / "docs" / "benchmarks.md").read_text()
+    assert capsys.readouterr().out.strip() in text
 
 
 def test_floors_are_what_must_be_read_or_computed(monkeypatch):

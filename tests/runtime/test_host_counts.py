@@ -1,5 +1,7 @@
 """What a steady round asks of the host changes only with a table, whose rows a commit raises with a reason."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton")
@@ -49,3 +51,10 @@ def test_a_sequence_costs_the_same_functions_in_a_large_batch(counted, kind):
 
 def test_a_drafter_enters_as_many_functions_for_any_batch(counted):
     assert len({counted["adaptive tree", batch, "drafter"].functions for batch in BATCHES}) == 1
+
+
+def test_the_documents_have_the_limits():
+    text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    for (kind, batch, side), limits in LIMITS.items():
+        counts = " | ".join(map(str, (*limits, *LAUNCHES[kind, side])))
+        assert f"| {kind}, {batch} | {side} | {counts} |" in text
