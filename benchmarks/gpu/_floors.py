@@ -41,10 +41,9 @@ def verification(config: LlamaConfig, itemsize: int, batch: int, num_nodes: int,
     return Work(num_bytes, rows * (2 * num_weights(config) + attention))
 
 
-def drafting(head: EagleHead, speculation: SpeculationConfig, batch: int, context: float) -> Work:
+def drafting(head: EagleHead, itemsize: int, speculation: SpeculationConfig, batch: int, context: float) -> Work:
     """Commit of the last path and every level: each reads the layer, the draft vocabulary and the context's KV."""
     sizes = {name: parameter.numel() for name, parameter in head.named_parameters()}
-    itemsize = next(head.parameters()).element_size()
     fused = sum(size for name, size in sizes.items() if name.startswith("fc."))
     level = sum(size for name, size in sizes.items() if not name.startswith(("fc.", "embed_tokens.")))
     kv = 2 * batch * context * head.config.num_key_value_heads * head.config.head_dim

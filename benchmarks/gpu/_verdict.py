@@ -12,6 +12,7 @@ SWITCHES = {
     "GPU kernels": "`--kernels torch` (`auto`, the default, takes torch's operations where a kernel differs at load)",
     "CUDA graphs": "`--no-cuda-graphs`",
     "CUDA IPC": "`--channel shm` (`auto`, the default, takes host memory where a drafter's trial fails)",
+    "speculation": "the drafter `none`",
 }
 """By what fails, what avoids it."""
 ABOUT = {
@@ -22,6 +23,11 @@ ABOUT = {
     "hop": "CUDA IPC",
 }
 """Parts that ask the same as one of the doctor's."""
+EQUAL_TEXT = "{}: equal sequences, speculation on and off"
+EQUAL_GRAPHS = "{}: equal outputs, graphs on and off"
+"""Figures of `losslessness.py`, by dtype."""
+ASKED = {"round_stages", "losslessness"}
+"""Other scripts whose failure says that something does not work; those that only measure more leave that out."""
 EVEN = 0.02
 """Speeds that are not further apart are the same."""
 HOST_BOUND = 0.05
@@ -51,7 +57,7 @@ def verdict(parts: Sequence[Part]) -> list[str]:
     """Lines of Markdown; none where no part answers any question."""
     named = {part.name: part for part in parts}
     lines: list[str] = []
-    if named.keys() & {"doctor", "round_stages", *ABOUT}:
+    if named.keys() & {"doctor", *ABOUT, *ASKED}:
         lines += _works(named)
     if "losslessness" in named:
         lines += ["", *_lossless(named["losslessness"])]
@@ -97,11 +103,13 @@ def _problems(named: Mapping[str, Part]) -> Iterator[Problem]:
             yield Problem(ABOUT.get(part.name, part.name), f"{_num_failed(part)} of {part.name} failed")
         elif part.name in ABOUT:
             yield Problem(ABOUT[part.name], f"{part.name} failed{_first_error(part)}")
-        else:
+        elif part.name in ASKED:
             yield Problem(part.name, f"it failed{_first_error(part)}")
     graphs = sorted({line for row in _rows(named.get("round_stages")) for line in row.get("graphs_failed", [])})
     if graphs:
         yield Problem("CUDA graphs", f"{len(graphs)} were not captured and run eagerly, such as {graphs[0]}")
+    if "losslessness" in named:
+        yield from _changes(named["losslessness"])
 
 
 def _unknown(parts: Sequence[Part]) -> Iterator[str]:
@@ -110,6 +118,8 @@ def _unknown(parts: Sequence[Part]) -> Iterator[str]:
             yield f"{part.name} was cut off after {part.most_s:g} s: what it had not said by then is not known."
         elif part.status in ("no time", "not run"):
             yield f"{part.name} found no time: what it asks is not known."
+        elif part.status == "failed" and not part.is_tests and part.name not in {"doctor", *ABOUT, *ASKED}:
+            yield f"{part.name} failed{_first_error(part)}: what it measures is not known."
 
 
 def _num_failed(part: Part) -> str:
@@ -123,28 +133,31 @@ def _first_error(part: Part) -> str:
     return next((f" at {case}: {reason}" for case, reason in failed.items()), "")
 
 
+def _values(part: Part) -> dict[str, float]:
+    return {figure["name"]: figure["value"] for figure in part.result.get("figures", [])}
+
+
+def _changes(part: Part) -> Iterator[Problem]:
+    """What changes text that must not."""
+    values = _values(part)
+    equal = values.get(EQUAL_TEXT.format("float32"), 1.0)
+    if equal < 1:
+        yield Problem("speculation", f"{equal:.0%} of float32's sequences are equal with it and without")
+    for dtype in ("float32", "bfloat16"):
+        equal = values.get(EQUAL_GRAPHS.format(dtype), 1.0)
+        if equal < 1:
+            yield Problem("CUDA graphs", f"{equal:.0%} of {dtype}'s outputs are equal with them and without")
+
+
 def _lossless(part: Part) -> list[str]:
-    values = {figure["name"]: figure["value"] for figure in part.result.get("figures", [])}
-    speculation = values.get("float32: equal sequences, speculation on and off")
-    graphs = {
-        dtype: value
-        for dtype in ("float32", "bfloat16")
-        if (value := values.get(f"{dtype}: equal outputs, graphs on and off")) is not None
-    }
-    lines = []
-    if speculation is not None and speculation < 1:
-        equal = f"{speculation:.0%} of float32's sequences are equal"
-        lines.append(f"- Speculation changes text: {equal}. Serve with the drafter `none`.")
-    for dtype, value in graphs.items():
-        if value < 1:
-            equal = f"{value:.0%} of {dtype}'s outputs are equal"
-            lines.append(f"- CUDA graphs change text: {equal}. Serve with {SWITCHES['CUDA graphs']}.")
-    if lines:
-        return ["**Is text lossless? No.**", "", *lines]
-    if speculation is None or "float32" not in graphs:
+    values, changes = _values(part), list(_changes(part))
+    if changes:
+        whose = " and ".join(dict.fromkeys(problem.about for problem in changes))
+        return [f"**Is text lossless? No**: it is another one with {whose}, see above."]
+    if EQUAL_TEXT.format("float32") not in values or EQUAL_GRAPHS.format("float32") not in values:
         return [f"**Is text lossless? Not known**: losslessness {part.status}{_first_error(part)}."]
     said = "in float32 neither speculation nor graphs change a token"
-    half = values.get("bfloat16: equal sequences, speculation on and off")
+    half = values.get(EQUAL_TEXT.format("bfloat16"))
     if half is not None:
         said += f"; in bfloat16 {half:.0%} of sequences are equal"
         gap = values.get("bfloat16: largest logit gap at a first difference", 0.0)

@@ -64,7 +64,7 @@ class Rounds:
 
     def __init__(self, bench: Bench, loaded: LoadedModel, rates: Rates) -> None:
         self.bench, self.loaded, self.rates = bench, loaded, rates
-        self.config, self.head = llama_config(bench), random_head(bench)
+        self.config, self.head = llama_config(bench), random_head(bench._replace(device=torch.device("meta")))
         self.plain: dict[int, Speed] = {}
         """By batch size."""
 
@@ -118,7 +118,7 @@ class Rounds:
             "accept": acceptance(config, itemsize, batch, num_nodes),
         }
         if kind != PLAIN:
-            works["draft"] = drafting(self.head, shape, batch, context)
+            works["draft"] = drafting(self.head, itemsize, shape, batch, context)
             works["publish"] = publishing(self.head, itemsize, batch, shape.max_path)
         return works
 
@@ -150,8 +150,11 @@ def cases(bench: Bench) -> list[tuple[str, Case]]:
 def measure(bench: Bench) -> Result:
     """Every batch size and shape; what is measured is reported as it comes."""
     config = llama_config(bench)
-    loaded = random_model(bench, config)
+    # First, because what is copied takes the place of half a model.
     rates = Rates(bench.copy_bytes_per_s(), bench.matmul_flops_per_s())
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    loaded = random_model(bench, config)
     told = shape_facts(config, bench.dtype) | facts(bench)
     told["shapes"] = "; ".join(dict.fromkeys(case.name for _, case in cases(bench)))
     measured = Cases(bench, told, {"forced_acceptance": True, "rows": [], "skipped": {}})

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 ABSENT = ("ray", "pydantic", "typer", "fastapi", "starlette", "xgrammar", "rich")
 """What a GPU image with torch, triton, transformers and pytest has not."""
 DRY_RUN = f"""
-import contextlib, io, json, runpy, sys
+import ast, contextlib, io, runpy, sys
 
 class Without:
     def __init__(self, finder):
@@ -51,6 +51,11 @@ for part in _suite.sessions()["first"]:
             part.status = "failed"
     elif not part.is_tests:
         __import__(part.name)
+# What the doctor asks of a GPU is imported where it is asked.
+import wingbeat.deployments.doctor.gpu as asked
+for node in ast.walk(ast.parse(open(asked.__file__).read())):
+    if isinstance(node, ast.ImportFrom):
+        __import__(node.module)
 print(_suite.markdown({{}}, list(ran.values()), quick=True))
 """
 
@@ -205,17 +210,18 @@ def test_a_driver_that_is_too_old_is_no_ones_switch(words):
     [
         (
             {"speculation": 0.5},
-            "- Speculation changes text: 50% of float32's sequences are equal. Serve with the drafter",
+            "- speculation: 50% of float32's sequences are equal with it and without. Serve with the drafter",
         ),
         (
             {"graphs": 0.75},
-            "- CUDA graphs change text: 75% of bfloat16's outputs are equal. Serve with `--no-cuda-graphs`",
+            "75% of bfloat16's outputs are equal with them and without. Serve with `--no-cuda-graphs`.",
         ),
     ],
 )
 def test_other_text_is_not_lossless(words, wrong, said):
     text = "\n".join(words.verdict(replaced(lossless(**wrong))))
-    assert "**Is text lossless? No.**" in text
+    assert "**Is text lossless? No**: it is another one with" in text
+    assert "**Does it work? Yes, with the switches below.**" in text
     assert said in text
 
 
@@ -250,7 +256,14 @@ def test_a_device_that_waits_for_its_host_is_told(words):
 
 def test_what_was_not_asked_has_no_answer(words):
     assert words.verdict([part("draft_round"), part("bandwidth")]) == []
-    assert not any("work?" in line for line in words.verdict([lossless()]))
+    assert not any("faster" in line for line in words.verdict([lossless()]))
+
+
+def test_a_script_that_only_measures_more_fails_without_a_word_on_whether_it_works(words):
+    profile = part("kernel_profile", "failed", details={"failed": {"plain": "RuntimeError: no CUPTI"}})
+    text = "\n".join(words.verdict([*good(), profile]))
+    assert "**Does it work? As far as was asked.**" in text
+    assert "- kernel_profile failed at plain: RuntimeError: no CUPTI: what it measures is not known." in text
 
 
 def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_others(monkeypatch, capsys):
