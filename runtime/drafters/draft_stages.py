@@ -159,13 +159,14 @@ class DraftStages:
         if last_token_ids is None:
             last = (batch.committed_lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
-        first = []
+        own = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
         if self.reads_history and count:
+            # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
             positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
-            first = [(rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions])]
+            own.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         copy_all(
             [
-                *first,
+                *own,
                 (tables.committed_lens[:num_slots], batch.committed_lens),
                 (tables.last_token_ids[:num_slots], last_token_ids),
                 (tables.seeds[:num_slots], batch.seeds),
@@ -174,7 +175,6 @@ class DraftStages:
                 (rows.positions[:count], batch.decode_positions),
                 (rows.num_tokens[:count], batch.decode_num_tokens),
                 (rows.token_ids[:count, :width], batch.decode_token_ids),
-                (rows.taps[:count, :width], batch.decode_taps),
             ]
         )
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 import pytest
 import torch
 
-from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, World, channel_spec, taps_size
 from tests.runtime.drafters.test_eagle_stages import a_round, assert_same
 from tests.runtime.drafters.test_shared_kv import build as build_assistant
 from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
@@ -85,17 +85,6 @@ def couplings_of_a_device(monkeypatch):
         return [Coupling(roots.temperatures, roots.seeds, positions) for positions in roots.positions]
 
     monkeypatch.setattr(growth, "_couplings", couplings)
-
-
-def taps_size(drafter):
-    match drafter:
-        case EagleDrafter():
-            return drafter.head.taps_size
-        case MtpDrafter():
-            return drafter.hidden_size
-        case SharedKvDrafter():
-            return drafter.taps_size
-    return 0
 
 
 def attached(kinds, kind, speculation, device=None):
