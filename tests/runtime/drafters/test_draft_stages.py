@@ -11,16 +11,29 @@ import pytest
 import torch
 
 from tests.runtime.draft_world import BLOCK_SIZE, MAX_LEN, MIXED, NUM_SLOTS, World, channel_spec, taps_size
+from tests.runtime.drafter_kinds import KINDS as TEXT_KINDS
 from tests.runtime.drafters.test_eagle_stages import a_round, assert_same
 from tests.runtime.drafters.test_shared_kv import build as build_assistant
 from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
 from tests.runtime.graphs.test_graph_runner import FakeDevice
-from tests.runtime.models import CHAIN, TREE, VOCAB_SIZE, random_head, random_model, reference
+from tests.runtime.models import (
+    CHAIN,
+    TREE,
+    VOCAB_SIZE,
+    Run,
+    engine_config,
+    greedy_params,
+    random_head,
+    random_model,
+    reference,
+)
 from tests.runtime.mtp_world import NUM_LAYERS, Modules
-from tests.runtime.recorded_graphs import RecordingDevice
+from tests.runtime.poisoned_graphs import PoisoningDevice
+from tests.runtime.recorded_graphs import RecordingDevice, RepeatingDevice
+from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.kernels.tree.results import Coupling
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters import growth
+from wingbeat.runtime.drafters import draft_model, draft_stages, eagle, growth, mtp, shared_kv
 from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
@@ -28,6 +41,7 @@ from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -100,7 +114,11 @@ def new_world(drafter, temperatures=MIXED):
 
 def few_batches(monkeypatch):
     """Recording and replaying on the host is slow: batches of 1, 2 and all."""
-    monkeypatch.setattr("wingbeat.runtime.drafters.draft_stages.draft_batches", lambda *sizes: (1, 2, NUM_SLOTS))
+
+    def batches(num_slots, *shape):
+        return (1, 2, num_slots)
+
+    monkeypatch.setattr(draft_stages, "draft_batches", batches)
 
 
 @pytest.mark.few(6)
@@ -248,3 +266,41 @@ def test_shapes_of_one_level_are_captured_too(kinds):
                 world.feed(each)
             batch = a_round(world, world.slots[:3], None)
             assert_same(drafter.draft(batch), eager.draft(batch), 1e-4)
+
+
+@pytest.mark.few(4)
+@by_shape
+@pytest.mark.parametrize("kind", ["draft_model", "mtp", "shared_keys", "eagle1"])
+def test_the_text_is_that_of_generate_whoever_captures_and_whoever_is_lost(kind, speculation, tmp_path, monkeypatch):
+    """More requests than slots; the drafter is lost in the middle, and another one is captured and told everything."""
+    few_batches(monkeypatch)
+    devices = [PoisoningDevice(RepeatingDevice()) for _ in range(2)]
+    waiting = iter(devices)
+    for module in (eagle, draft_model, mtp, shared_kv):
+        monkeypatch.setattr(module, "graph_device_of", lambda options, device: next(waiting))
+    made = TEXT_KINDS[kind](tmp_path)
+    drafters, ref = [made.drafter(speculation) for _ in devices], made.ref
+    engine = build_engine(ref.loaded, engine_config(speculation, max_num_seqs=3), drafters[0], InProcessChannel)
+
+    def fail(batch):
+        raise RuntimeError("the drafter's device is gone")
+
+    run = Run(engine, ref.prompts[:5], greedy_params(32))
+    try:
+        while len(run.tokens[0]) < 8:
+            run.step()
+        monkeypatch.setattr(drafters[0], "draft", fail)
+        while engine.drafter_state == "attached":
+            run.step()
+        assert engine.has_unfinished_requests()
+        connect(engine, drafters[1], InProcessChannel)
+        texts = run.finish()
+    finally:
+        engine.model.remove_taps()
+    assert texts == [tokens[:32] for tokens in ref.continuations[:5]]
+    assert engine.drafter_state == "attached"
+    assert engine.speculation.num_drafts > 50
+    for drafter, device in zip(drafters, devices, strict=True):
+        assert drafter.graph_stats.replays[Stage.DRAFT_PROPOSAL]
+        assert not drafter.graph_stats.eager_runs
+        assert device.num_poisoned
