@@ -199,8 +199,6 @@ def attend_rows(
         per_split, _ = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
         low = begin + split * per_split  # past the end where a window or a row tile of a chunk sees fewer keys
         high = tl.minimum(low + per_split, end)
-        row = (split.to(tl.int64) * num_reqs + req) * num_query + node
-        lse_ptrs = lse_ptr + row * (NUM_KV_HEADS * GROUP) + head
     bare = shared // BLOCK_KEYS * BLOCK_KEYS  # tiles before it need no mask
 
     key_dims = tl.arange(0, BLOCK_KEY_DIM)
@@ -298,7 +296,8 @@ def attend_rows(
     if SPLIT:
         # A split that a row sees nothing of is not written; its log-sum-exp says so to the merge.
         lse = tl.where(seen, peak + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        tl.store(lse_ptrs, lse, mask=live)
+        row = (split.to(tl.int64) * num_reqs + req) * num_query + node
+        tl.store(lse_ptr + row * (NUM_KV_HEADS * GROUP) + head, lse, mask=live)
         out_ptrs += split.to(tl.int64) * stride_out_split
         stored = live & seen
     tl.store(
