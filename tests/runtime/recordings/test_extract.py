@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from examples.demo_pair.train_base import train_tokenizer
+from examples.demo_pair.training.train_base import train_tokenizer
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 from wingbeat.runtime.recordings.format import INDEX_FILE, RecordingError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.demo_pair.train_base import arguments, train, train_tokenizer
+from examples.demo_pair.training.train_base import arguments, train, train_tokenizer
 from wingbeat.runtime.recordings.corpus import WindowSampler, split_files, stdlib_root
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.demo_pair.train_base import train_tokenizer
+from examples.demo_pair.training.train_base import train_tokenizer
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import unroll

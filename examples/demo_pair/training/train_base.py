@@ -1,6 +1,6 @@
 """Train the demo's verifier or its draft model: a byte-level tokenizer for code and a small Llama, from text files.
 
-    .venv/bin/python examples/demo_pair/train_base.py --output runs/verifier
+    .venv/bin/python examples/demo_pair/training/train_base.py --output runs/verifier
 
 writes a folder that `AutoModelForCausalLM.from_pretrained` reads, with the held-out loss in its metrics.json. The rate
 is constant after a warm-up and falls linearly to zero; the last sequences have the whole context's length.
