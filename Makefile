@@ -52,7 +52,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without a GPU the constraint pins torch; to get a wheel without CUDA, point pip at an index that has one.
