@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from _harness import Bench
 
-from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.engine.drafter_client import DrafterClient
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_runner import GraphRunner, Stage
@@ -37,7 +37,7 @@ class StageTimes:
     def __call__(self) -> Iterator[None]:
         patched = (
             (GraphRunner, "replay", lambda runner: _OF_GRAPHS.get(runner.stage)),
-            (EagleDrafter, "draft", lambda drafter: "draft"),
+            (StagedDrafter, "draft", lambda drafter: "draft"),
             (DrafterClient, "publish", lambda client: "publish"),
         )
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in patched]
