@@ -4,6 +4,7 @@ A kind says how it takes in chunks of prompts, in shapes that follow the data, a
 decided tokens and how it grows trees: these are what `draft_stages` captures.
 """
 
+import gc
 from abc import abstractmethod
 
 import torch
@@ -60,7 +61,8 @@ class StagedDrafter(Drafter):
         self._resize_state(self.pool.num_slots + 1)
         stages = self._stages
         if self._graph_device is not None and (moved or stages is None or not stages.fit(spec)):
-            self._stages = stages = None  # its graphs' memory is free for the next ones
+            self._stages = stages = None
+            gc.collect()  # stages and their runners name each other; now the graphs' memory is free for the next ones
             self._stages = DraftStages(
                 self._commit_decodes,
                 self._draft,

@@ -68,7 +68,7 @@ class World:
         for row, (slot, start, count) in enumerate(decodes):
             decode_tokens[row, :count] = self.tokens[slot, start + 1 : start + count + 1]
             decode_taps[row, :count] = self.taps[slot, start : start + count]
-        columns = torch.tensor(decodes, dtype=torch.int64).view(-1, 3).T
+        columns = [torch.tensor([decode[field] for decode in decodes], dtype=torch.int64) for field in range(3)]
         batch = DraftBatch(
             *columns,
             decode_tokens,

@@ -4,6 +4,7 @@ A captured stage is replayed as the operations that were recorded, on the same m
 """
 
 import logging
+import weakref
 from dataclasses import replace
 from functools import cache, partial
 
@@ -252,6 +253,16 @@ def test_graphs_are_captured_anew_where_addresses_move_and_only_there(kinds, kin
     assert_same(drafter.draft(batch), eager.draft(batch), 1e-4)
     drafter.resize(replace(spec, max_blocks_per_seq=spec.max_blocks_per_seq + 1), spec.num_slots, spec.num_blocks)
     assert device.num_captures == 3 * num_captures
+
+
+@torch.inference_mode()
+def test_graphs_are_gone_before_others_are_captured(kinds, monkeypatch):
+    few_batches(monkeypatch)
+    drafter = attached(kinds, "eagle", CHAIN, RecordingDevice())
+    spec, before, seen = channel_spec(CHAIN, taps_size(drafter)), weakref.ref(drafter._stages), []
+    monkeypatch.setattr(drafter._graph_device, "new_pool", lambda: seen.append(before()) or 0)
+    drafter.resize(spec, spec.num_slots + 1, spec.num_blocks)
+    assert seen == [None]
 
 
 def test_shapes_of_one_level_are_captured_too(kinds):
