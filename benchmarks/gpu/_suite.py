@@ -30,6 +30,8 @@ MOST_S = 120
 TAIL = 2000
 """Characters of the end of a part's log that the report shows; the whole log lies beside it."""
 NO_GPU, NO_TESTS = 2, 5
+DRIVER_S = 90.0
+"""For the driver to answer, with an import of torch from a cold disk."""
 TEST_TIMEOUT_S = 60
 WORKERS = 8
 """Processes that tests run in, where pytest-xdist is installed."""
@@ -167,11 +169,19 @@ def machine() -> dict[str, str]:
     return facts
 
 
-def why_none() -> str:
-    """Why torch sees no GPU, in the doctor's words."""
-    from wingbeat.deployments.doctor.gpu import gpu_parts
+def why_none() -> str | None:
+    """Why there is no GPU to measure, in the doctor's words; None where torch sees one.
 
-    return gpu_parts()[0].ask()[1]
+    Asked by another process: a driver that hangs would hold this one for good.
+    """
+    from wingbeat.deployments.doctor.driver import sees_gpu
+    from wingbeat.deployments.doctor.gpu import gpu_parts
+    from wingbeat.runtime.checks.bounded_step import StepTimeout
+
+    try:
+        return None if sees_gpu(most_s=DRIVER_S) else gpu_parts(False)[0].ask()[1]
+    except StepTimeout as error:
+        return str(error)
 
 
 def target(figure: dict[str, Any]) -> str:
@@ -234,13 +244,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="every script at toy sizes on any device, no tests")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds after which no part begins")
     args = parser.parse_args()
-    import torch
-
-    if not torch.cuda.is_available() and not args.quick:
-        print(
-            f"run.sh: no CUDA GPU found, nothing measured (--quick runs toy sizes anywhere): {why_none()}",
-            file=sys.stderr,
-        )
+    why = None if args.quick else why_none()
+    if why is not None:
+        print(f"run.sh: no CUDA GPU found, nothing measured (--quick runs toy sizes anywhere): {why}", file=sys.stderr)
         return NO_GPU
     parts = script_parts(HERE, quick=True) if args.quick else sessions()[args.session]
     unknown = set(args.only or ()) - {part.name for part in parts}

@@ -23,7 +23,7 @@ def measure(bench: Bench) -> Result:
             details[FAILED][finding.part] = finding.detail
         return [Figure(f"{finding.part}: {finding.verdict}", finding.seconds, "s")]
 
-    for finding in examine([*machine_parts(), *gpu_parts()]):
+    for finding in examine([*machine_parts(), *gpu_parts(bench.device.type == "cuda")]):
         cases.run(finding.part, lambda finding=finding: one(finding))
     return cases.result
 

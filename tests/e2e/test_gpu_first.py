@@ -52,6 +52,7 @@ for part in _suite.sessions()["first"]:
     elif not part.is_tests:
         __import__(part.name)
 # What the doctor asks of a GPU is imported where it is asked.
+import wingbeat.deployments.doctor.driver
 import wingbeat.deployments.doctor.gpu as asked
 for node in ast.walk(ast.parse(open(asked.__file__).read())):
     if isinstance(node, ast.ImportFrom):
@@ -272,7 +273,7 @@ def test_a_part_of_the_doctor_that_fails_or_hangs_fails_its_script_and_not_the_o
     from wingbeat.deployments.doctor.examination import Part, Verdict
 
     monkeypatch.setattr(doctor, "machine_parts", lambda: [Part("stuck", 0.1, lambda: time.sleep(2))])
-    monkeypatch.setattr(doctor, "gpu_parts", lambda: [Part("CUDA graphs", 5, lambda: (Verdict.OK, "replayed"))])
+    monkeypatch.setattr(doctor, "gpu_parts", lambda seen: [Part("CUDA graphs", 5, lambda: (Verdict.OK, "replayed"))])
     result = doctor.measure(harness.Bench("doctor", torch.device("cpu"), quick=True))
     assert list(result.details["failed"]) == ["stuck"]
     assert [figure.name for figure in result.figures] == ["stuck: failed", "CUDA graphs: ok"]
