@@ -53,11 +53,12 @@ class BorrowedWeights:
 
     Args:
         device: of the drafter.
+        patience_s: until it is said what is lent; a verifier that has not started by then is killed.
         runtime: of CUDA; None takes torch's.
     """
 
-    def __init__(self, device: torch.device, runtime: CudaRuntime | None = None) -> None:
-        self._device, self._runtime = device, runtime
+    def __init__(self, device: torch.device, patience_s: float, runtime: CudaRuntime | None = None) -> None:
+        self._device, self._patience_s, self._runtime = device, patience_s, runtime
         self._told = threading.Event()
         self._loan: Loan | None = None
         self._borrower: Borrower | None = None
@@ -71,7 +72,8 @@ class BorrowedWeights:
     def __call__(self, name: str) -> Tensor | None:
         """The weight, mapped, once it is said what is lent; None where the drafter loads its own, for which one line
         gives the reason unless it is on another GPU."""
-        self._told.wait()
+        if not self._told.wait(self._patience_s):
+            self.tell(None)
         if self._loan is None:
             return None
         try:

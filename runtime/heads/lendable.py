@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD
 
@@ -22,7 +22,7 @@ def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | st
 
 
 def _weight(weight: Tensor | None, dtype: torch.dtype) -> Tensor | str:
-    if weight is None:
+    if type(weight) not in (Tensor, nn.Parameter):  # such as a quantised one's own class
         return "the verifier holds it in another form"
     if weight.dtype != dtype:
         return f"the verifier's is {_name(weight.dtype)} and the drafter's {_name(dtype)}"

@@ -96,5 +96,5 @@ class TargetDescription:
             if tuple(stored.get_shape()) != tuple(lent.shape):
                 return False
             rows = torch.linspace(0, len(lent) - 1, min(_COMPARED_ROWS, len(lent)), dtype=torch.float64).long()
-            expected = torch.cat([stored[row : row + 1] for row in rows.tolist()])
-        return torch.equal(lent[rows.to(lent.device)].cpu(), expected.to(lent.dtype))
+            expected = torch.cat([stored[row : row + 1].to(lent.dtype) for row in rows.tolist()])
+        return torch.equal(lent[rows.to(lent.device)].cpu(), expected)

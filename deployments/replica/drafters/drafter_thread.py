@@ -71,7 +71,7 @@ class DrafterThread:
         self._busy_at = 0.0
         self._turned_at = time.monotonic()
         self._convention: HeadConvention | None = None
-        self._borrowed = BorrowedWeights(OWN_DEVICE) if may_lend(config) else None
+        self._borrowed = BorrowedWeights(OWN_DEVICE, config.engine_start_timeout_s) if may_lend(config) else None
         self._thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
         self._thread.start()
 

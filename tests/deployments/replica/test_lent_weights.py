@@ -23,6 +23,7 @@ from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD, TargetDescription
 
 DEVICE = torch.device("cuda", 0)
 BESIDE = {"num_gpus_per_verifier": 0.7, "num_gpus_per_drafter": 0.3}
+LONG_S = 30.0
 SHARED = {"num": 1, "max_num_seqs": 512}
 
 
@@ -83,13 +84,13 @@ def test_a_verifier_says_what_it_lends_or_why_not(verifier: Verifier):
 
 
 def test_a_drafter_waits_where_it_needs_a_weight_until_it_is_told(verifier: Verifier):
-    borrowed, found = BorrowedWeights(DEVICE, FakeCuda(verifier.cuda.machine)), []
+    borrowed, found = BorrowedWeights(DEVICE, LONG_S, FakeCuda(verifier.cuda.machine)), []
     loads = threading.Thread(target=lambda: found.append(borrowed(EMBEDDING)))
     loads.start()
     assert not found
     borrowed.tell(lend({EMBEDDING: verifier.embedding}, DEVICE, verifier.cuda))
     borrowed.tell(None)
-    loads.join(30)
+    loads.join(LONG_S)
     assert torch.equal(found[0], verifier.embedding)
     verifier.embedding[5] = 0.25
     assert torch.equal(found[0], verifier.embedding)
@@ -108,13 +109,20 @@ def test_a_drafter_waits_where_it_needs_a_weight_until_it_is_told(verifier: Veri
 def test_where_nothing_can_be_had_a_drafter_loads_its_own_and_one_line_says_why(
     verifier: Verifier, caplog, loan, fails: str, said: str | None
 ):
-    borrowed = BorrowedWeights(DEVICE, FakeCuda(verifier.cuda.machine, fail=fails))
+    borrowed = BorrowedWeights(DEVICE, LONG_S, FakeCuda(verifier.cuda.machine, fail=fails))
     borrowed.tell(lend({EMBEDDING: verifier.embedding}, DEVICE, verifier.cuda) if loan == "lent" else loan)
     assert borrowed(EMBEDDING) is None
     lines = [record.getMessage() for record in caplog.records]
     assert lines == (
         [f"the drafter loads a copy of its own of the verifier's {EMBEDDING}: {said}"] if said is not None else []
     )
+
+
+def test_a_verifier_that_never_says_what_it_lends_is_not_waited_for_for_ever(verifier: Verifier):
+    borrowed = BorrowedWeights(DEVICE, 0.0, FakeCuda(verifier.cuda.machine))
+    assert borrowed(EMBEDDING) is None
+    borrowed.tell(lend({EMBEDDING: verifier.embedding}, DEVICE, verifier.cuda))
+    assert borrowed(EMBEDDING) is None, "it has loaded by what it knew"
 
 
 def mapped(pid: int) -> bool:
