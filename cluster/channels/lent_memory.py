@@ -36,7 +36,7 @@ class Loan(NamedTuple):
 
     uuid: str
     """Of its GPU."""
-    tensors: dict[str, LentTensor | str]
+    tensors: Mapping[str, LentTensor | str]
     """By name; a reason where one is not lent."""
 
 
