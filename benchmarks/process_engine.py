@@ -31,18 +31,18 @@ class PlainDrafter:
         self,
         config: AppConfig,
         core: int | None,
-        convention: bytes | None = None,
+        terms: bytes | None = None,
         reach: Callable[[ChannelName], ChannelName] | None = None,
     ) -> None:
         self._reach = reach or (lambda name: name)
-        self._actor = DrafterActor(config, core, convention)
+        self._actor = DrafterActor(config, core, terms)
         self._lock = asyncio.Lock()
-        self.convention = convention
+        self.terms = terms
 
-    async def needs(self, convention: bytes) -> bytes:
+    async def needs(self, terms: bytes) -> bytes:
         """What it needs of its verifier."""
-        self.convention = convention
-        return await self.call("needs", convention)
+        self.terms = terms
+        return await self.call("needs", terms)
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
         """Make it serve a channel, once it is ready; its process id."""
@@ -74,7 +74,7 @@ async def process_engine(
     """
     claim = claim_core() if config.shares_core() else None
     core = None if claim is None else claim.core
-    launch = (lambda convention: PlainDrafter(config, core, convention, reach)) if config.has_drafter() else None
+    launch = (lambda terms: PlainDrafter(config, core, terms, reach)) if config.has_drafter() else None
     life = EngineLife(EngineStart(config, "benchmark", core, address=address), launch)
     try:
         await life.start()

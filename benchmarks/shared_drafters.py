@@ -51,18 +51,18 @@ class Block(NamedTuple):
 class Place:
     """The `DrafterHandle` of a verifier here: a place in whichever drafter is its next one."""
 
-    convention: bytes | None = None
+    terms: bytes | None = None
 
     def __init__(self, choose: Callable[[], PlainDrafter]) -> None:
         self._choose = choose
 
-    async def needs(self, convention: bytes) -> None:
+    async def needs(self, terms: bytes) -> None:
         """See `PoolDrafter.needs`."""
-        Place.convention = convention
+        Place.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         """Attach to the drafter that is chosen now."""
-        placed = await self._choose().call("attach_shared", channel_name, next_incarnation(), self.convention)
+        placed = await self._choose().call("attach_shared", channel_name, next_incarnation(), self.terms)
         if placed.refusal is not None:
             raise RuntimeError(placed.refusal)
         return placed.pid

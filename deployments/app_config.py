@@ -68,7 +68,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     max_num_batched_tokens: int | None = Field(
         None,
         description=f"Prompt tokens per round; by default {PROMPT_TOKENS['cpu']} on CPUs and {PROMPT_TOKENS['cuda']} "
-        "on GPUs.",
+        "on GPUs, or less where their memory is short.",
     )
     block_size: int = Field(_ENGINE.block_size, description="Tokens per KV block.")
     num_kv_blocks: int | None = Field(None, description="KV blocks; none sizes the pool by kv_cache_memory_bytes.")

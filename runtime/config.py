@@ -200,6 +200,8 @@ class EngineConfig:
     """Lower it to what the model and the memory hold (`wingbeat.runtime.engine.memory.fit_to_memory`)."""
     max_num_batched_tokens: int = PROMPT_TOKENS["cpu"]
     """Prompt tokens computed per round beside the running sequences' trees."""
+    lower_max_num_batched_tokens: bool = False
+    """On a GPU, lower it where the memory that such a round takes is wanted for KV (`fit_to_memory`)."""
     block_size: int = 16
     """Tokens per KV block."""
     num_kv_blocks: int | None = None

@@ -14,6 +14,7 @@ from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import HeadConvention
+from wingbeat.runtime.heads.lendable import lendable
 from wingbeat.runtime.hub import checkpoint_folder
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 from wingbeat.runtime.protocol.ends import DrafterEnd, VerifierEnd
@@ -126,7 +127,9 @@ class LLM:
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:
             nonlocal built
-            built = drafter_of_pair(settings, device)
+            weights = lendable(loaded, torch_dtype) if loaded.device.type == "cuda" and engine_dir is None else {}
+            lent = {name: weight for name, weight in weights.items() if isinstance(weight, torch.Tensor)}
+            built = drafter_of_pair(settings, device, lent.get)
             if convention is not None:
                 built.read_as(convention)
             return DrafterNeeds() if built is None else built.needs

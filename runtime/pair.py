@@ -15,7 +15,7 @@ from wingbeat.runtime.drafters.base import Drafter, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
-from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.heads.target import Lender, TargetDescription
 
 if TYPE_CHECKING:
     from wingbeat.runtime.checks.readings import ConventionChoice
@@ -62,8 +62,11 @@ class PairEngine(NamedTuple):
     weights, and where a benchmark draws acceptance itself."""
 
 
-def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Drafter | None:
+def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: Lender | None = None) -> Drafter | None:
     """Load the drafter; None where everything is decoded plainly.
+
+    Args:
+        lender: of weights of the verifier that lie on the device already, in place of copies.
 
     Raises:
         ValueError, FileNotFoundError: a checkpoint cannot be used; one line that names the tensor or field.
@@ -77,7 +80,9 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device) -> Draft
             if settings.fp8_drafter:
                 raise ValueError("drafter_weights is fp8 and the drafter is an engine, whose weights are fixed")
             return drafter
-    target, config = TargetDescription.from_checkpoint(settings.model), settings.engine
+    # A class of the user's own gets what the files have, on the CPU.
+    lender = lender if settings.drafter.has_weights else None
+    target, config = TargetDescription.from_checkpoint(settings.model, lender), settings.engine
     _choose_kernels(settings, torch.device(device))
     options = DrafterOptions(settings.dtype, device, config.cuda_graphs is not False, settings.fp8_drafter)
     drafter = load_drafter(settings.drafter.source, target, config.speculation, options)

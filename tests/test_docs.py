@@ -8,6 +8,7 @@ import pytest
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, NUM_SEQS, PROMPT_TOKENS, SpeculationConfig
+from wingbeat.runtime.engine.memory import LEAST_PROMPT_TOKENS
 from wingbeat.runtime.grammar import grammar_masker
 from wingbeat.runtime.verifier.loading import trial
 from wingbeat.runtime.vision import encoder
@@ -85,7 +86,9 @@ def test_defaults_by_device_are_told() -> None:
     num_seqs = f"{NUM_SEQS['cpu']} on CPUs, on GPUs as many of {NUM_SEQS['cuda']} as the memory holds"
     assert f"| `max_num_seqs` | {num_seqs} |" in text_of("operations.md")
     told = ", ".join(table["max_num_batched_tokens"])
-    assert told == f"{PROMPT_TOKENS['cpu']} on CPUs, {PROMPT_TOKENS['cuda']} on GPUs"
+    usual, least = PROMPT_TOKENS["cuda"], LEAST_PROMPT_TOKENS
+    lowered = f"there {usual // 2} or {least} where [memory](#memory) is short"
+    assert (usual // 4, told) == (least, f"{PROMPT_TOKENS['cpu']} on CPUs, {usual} on GPUs, {lowered}")
 
 
 def anchors(text: str) -> set[str]:

@@ -11,6 +11,7 @@ TAKES_OVER = (
     "deployments/replica/drafters/test_supervisor.py",
     "test_drafters_that_do_not_reach_the_channel_attach_to_the_one_that_takes_over",
 )
+LENT = "deployments/replica/test_lent_weights.py"
 GRAPHS, MEMORY = "runtime/graphs/test_graph_runner.py", "runtime/engine/test_memory.py"
 KERNELS, COMPARISON = "runtime/checks/test_kernel_check.py", "kernels/test_comparison.py"
 
@@ -69,6 +70,14 @@ HELD_BY = {
     ],
     "the largest round does not fit beside the weights": [
         (MEMORY, "test_a_round_too_large_for_the_gpu_is_refused_by_its_limits")
+    ],
+    "KV memory of fewer tokens than 16 rounds of prompts": [
+        (MEMORY, "test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are_given"),
+        (MEMORY, "test_fewer_prompt_tokens_are_tried_where_a_round_does_not_fit_at_all"),
+    ],
+    "weights that cannot be shared with the drafter's process on the same GPU, such as with `expandable_segments`": [
+        ("cluster/channels/test_lent_memory.py", "test_an_allocation_that_has_no_handle_is_a_reason_for_each"),
+        (LENT, "test_where_nothing_can_be_had_a_drafter_loads_its_own_and_one_line_says_why"),
     ],
     "memory for less than a tenth of the model's positions": [
         (MEMORY, "test_a_memory_that_holds_less_than_a_tenth_of_the_positions_is_warned_of_once")

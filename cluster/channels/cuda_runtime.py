@@ -76,8 +76,12 @@ class CudaRuntime(Protocol):
         """Free what `allocate` returned; waits for the device's work."""
         ...
 
+    def allocation_of(self, device: torch.device, address: int) -> int:
+        """Where the allocation begins that an address lies in, whoever has made it."""
+        ...
+
     def export_memory(self, device: torch.device, address: int) -> bytes:
-        """A handle that other processes open, HANDLE_BYTES long."""
+        """A handle of the allocation that begins there, which other processes open, HANDLE_BYTES long."""
         ...
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
@@ -144,6 +148,15 @@ class TorchCudaRuntime:
 
     def free(self, device: torch.device, address: int) -> None:
         _call(device, "cudaFree", ctypes.c_void_p(address))
+
+    def allocation_of(self, device: torch.device, address: int) -> int:
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        driver = _driver()
+        with torch.cuda.device(device):
+            status = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        if status:
+            raise CudaError(f"cuMemGetAddressRange on cuda:{device.index} failed (CUresult {status})")
+        return base.value
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
         handle = _Handle()
@@ -224,6 +237,19 @@ def _cudart() -> ctypes.CDLL:
         raise CudaError(f"the CUDA runtime {name} of torch {torch.__version__} cannot be opened: {error}") from None
     library.cudaGetErrorString.restype = ctypes.c_char_p
     return library
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """The driver's own library, which the CUDA runtime has loaded.
+
+    Raises:
+        CudaError: it cannot be opened.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"the driver's library cannot be opened: {error}") from None
 
 
 class _DLTensor(ctypes.Structure):

@@ -225,6 +225,7 @@ class ModelOptions(LoadOptions):
         device = self.resolved_device()
         if own.get("max_num_batched_tokens") is None:
             own["max_num_batched_tokens"] = PROMPT_TOKENS[device]
+            own["lower_max_num_batched_tokens"] = device == "cuda"
         return EngineConfig(**own | given, speculation=SpeculationConfig.default(device, **self._tree()))
 
     def _tree(self) -> dict[str, Any]:

@@ -39,8 +39,8 @@ ANSWER_S = 900.0
 """For a call, whose answer may come long after it has run, as where a prefix is computed first."""
 
 AskDrafter = Callable[[bytes], Awaitable[bytes | None]]
-"""From how the drafter shall read its head to what it needs, both pickled: the replica itself has no use for them. None
-where the engine's process is to find the needs out."""
+"""From what a verifier tells its drafter (`DrafterTerms`) to what that needs, both pickled: the replica itself has no
+use for them. None where the engine's process is to find the needs out."""
 
 
 class EngineFailed(RuntimeError):
@@ -301,10 +301,10 @@ class EngineClient:
         else:
             future.set_exception(error)
 
-    async def _ask(self, convention: bytes) -> None:
+    async def _ask(self, terms: bytes) -> None:
         needs, problem = None, None
         try:
-            needs = await self._ask_drafter(convention)
+            needs = await self._ask_drafter(terms)
         except Exception as error:
             problem = portable(error)
         if self.failure is None:

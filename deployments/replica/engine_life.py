@@ -39,7 +39,7 @@ OWN_WORDS_S = 3.0
 
 
 LaunchDrafter = Callable[[bytes | None], DrafterHandle]
-"""From how it shall read its head, pickled, or None where that is not settled, to a drafter that starts."""
+"""From pickled `DrafterTerms`, or None where they are not settled, to a drafter that starts."""
 
 
 class EngineLife:
@@ -204,9 +204,9 @@ class EngineLife:
         self.client.lose(reason)
 
     async def _start_drafter(self, channel_name: ChannelName, checks: bool) -> None:
-        launch, convention = self._launch_drafter, self._drafter.convention
+        launch, terms = self._launch_drafter, self._drafter.terms
         self.supervisor = DrafterSupervisor(
-            self.client.call, channel_name, lambda: launch(convention), self._start.config.drafter_back_off_s
+            self.client.call, channel_name, lambda: launch(terms), self._start.config.drafter_back_off_s
         )
         shared = self._start.config.drafters
         try:

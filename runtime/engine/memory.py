@@ -27,6 +27,9 @@ MIB = 1 << 20
 NODE_BYTES = 17
 """Of a round per node and token of the vocabulary, about: logits in their dtype and in float32, scores, and what
 choosing takes, of the graphs too."""
+ROUNDS_OF_PROMPT, LEAST_PROMPT_TOKENS = 16, 512
+"""A memory is short whose KV holds fewer tokens than so many rounds of prompt tokens; then a round takes fewer of them,
+down to this many."""
 SHORT = 10
 """An engine is warned of whose memory holds less than one such part of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
@@ -40,7 +43,7 @@ _CHOICES = (
 
 
 def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """The same limits with `num_kv_blocks`, `max_model_len` and `max_num_seqs` settled; said in one log line.
+    """The same limits with all settled that is left to the memory; said in one log line.
 
     Args:
         loaded: on its device.
@@ -51,17 +54,36 @@ def fit_to_memory(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds
     """
     config = _with_num_seqs(loaded, with_states(loaded, config), needs)
     while True:
+        shorter = _with_shorter_prompts(loaded, config)
         try:
-            return _fit(loaded, config, needs)
+            settled, held = _fit(loaded, config, needs)
         except ValueError:
-            if not config.lower_max_num_seqs or config.max_num_seqs <= LEAST_SEQS:
+            if config.lower_max_num_seqs and config.max_num_seqs > LEAST_SEQS:
+                # What rounds of as many take was reckoned too low.
+                config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
+            elif shorter is not None:
+                config = shorter
+            else:
                 raise
-        # What rounds of as many take was reckoned too low.
-        config = replace(config, max_num_seqs=max(config.max_num_seqs // 2, LEAST_SEQS))
+            continue
+        if shorter is None or held >= ROUNDS_OF_PROMPT * config.max_num_batched_tokens:
+            _report(loaded, config, settled)
+            return settled
+        config = shorter
 
 
-def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:
-    """`fit_to_memory` for that number of sequences; raises as that."""
+def _with_shorter_prompts(loaded: LoadedModel, config: EngineConfig) -> EngineConfig | None:
+    """With half as many prompt tokens a round; None where that is not for the memory to decide, or few enough."""
+    tokens = config.max_num_batched_tokens
+    # Images that are seen as a whole come in one round.
+    fixed = not config.lower_max_num_batched_tokens or not is_automatic(config) or loaded.sees_whole_images
+    if fixed or tokens <= LEAST_PROMPT_TOKENS:
+        return None
+    return replace(config, max_num_batched_tokens=max(tokens // 2, LEAST_PROMPT_TOKENS))
+
+
+def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> tuple[EngineConfig, int]:
+    """`fit_to_memory` for rounds of these limits, and the tokens that the memory beside them holds; raises as that."""
     automatic, on_gpu = is_automatic(config), loaded.device.type == "cuda"
     reserved = reserved_bytes(loaded, config, needs) if automatic and on_gpu else 0
     held_beside = needs.held_bytes if config.drafter_beside else 0
@@ -70,7 +92,13 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> Engi
     size = block_bytes(loaded.layers, config.block_size, kv_dtype(config, loaded.dtype))
     drafters = needs.token_bytes * config.block_size if automatic and config.drafter_beside else 0
     settled = fit(config, budget, size + drafters, loaded.max_position_embeddings)
-    settled = replace(settled, lower_max_num_seqs=False)
+    settled = replace(settled, lower_max_num_seqs=False, lower_max_num_batched_tokens=False)
+    return settled, budget // (size + drafters) * config.block_size
+
+
+def _report(loaded: LoadedModel, config: EngineConfig, settled: EngineConfig) -> None:
+    """Say what `fit_to_memory` has made of the limits."""
+    size = block_bytes(loaded.layers, settled.block_size, kv_dtype(settled, loaded.dtype))
     num_tokens = (settled.num_kv_blocks - 1) * settled.block_size
     lowered = settled.max_model_len < min(config.max_model_len, loaded.max_position_embeddings)
     if lowered:
@@ -78,10 +106,11 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> Engi
     else:
         why = f"the model has {loaded.max_position_embeddings} positions"
     logger.info(
-        "KV memory: %.0f MiB for %d tokens; max_num_seqs is %d; max_model_len is %d (%s)",
+        "KV memory: %.0f MiB for %d tokens; max_num_seqs is %d; max_num_batched_tokens is %d; max_model_len is %d (%s)",
         settled.num_kv_blocks * size / MIB,
         num_tokens,
         settled.max_num_seqs,
+        settled.max_num_batched_tokens,
         settled.max_model_len,
         why,
     )
@@ -93,7 +122,6 @@ def _fit(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> Engi
             settled.max_model_len,
             loaded.max_position_embeddings,
         )
-    return settled
 
 
 def _with_num_seqs(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds) -> EngineConfig:

@@ -41,12 +41,13 @@ def load_mtp_modules(
         raise CheckpointError(why_no_modules(target))
     skeleton = _skeleton(target.config)
     _check_layer_kinds(target.config, count)
+    found = [_module_tensors(target, index) for index in range(count)]
     embedding, head = target.embedding(), target.lm_head()
     with torch.device("meta"):
         modules = MtpModules(skeleton, count)
     kept = tuple(getattr(skeleton, "_keep_in_fp32_modules_strict", None) or ())
     for index, module in enumerate(modules.items):
-        tensors = _module_tensors(target, index)
+        tensors = found[index]
         module.embedding = _own_or_shared(tensors.pop("embedding", None), embedding, "embed_tokens.weight", index)
         module.head = _own_or_shared(tensors.pop("head", None), head, "shared_head.head.weight", index)
         _assign(module, tensors, index, dtype, kept)
@@ -122,11 +123,12 @@ def _own_or_shared(own: Tensor | None, shared: Tensor | None, name: str, index: 
     """A module's own matrix, unless it is a copy of the verifier's, of which one is enough."""
     if own is None and shared is None:
         raise CheckpointError(f"MTP module {index} has no {name}, and the verifier's checkpoint has none to lend")
-    if own is None or (shared is not None and torch.equal(own, shared)):
-        return shared
-    if shared is not None and own.shape != shared.shape:
+    if own is None or shared is None:
+        return shared if own is None else own
+    if own.shape != shared.shape:
         raise CheckpointError(f"{name} of MTP module {index} is {list(own.shape)}, not {list(shared.shape)}")
-    return own
+    # One that is lent is on the verifier's device, and in its dtype.
+    return shared if torch.equal(own.to(shared.dtype), shared.to(own.device)) else own
 
 
 def _assign(

@@ -1,14 +1,26 @@
 """The verifier as a drafter sees it: shapes and single tensors of a checkpoint, without loading the model."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from wingbeat.runtime.tensor_files import tensor_files
+
+logger = logging.getLogger(__name__)
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+"""Ends of names in checkpoints."""
+Lender = Callable[[str], Tensor | None]
+"""From the end of a weight's name to that of the verifier which runs on the drafter's device, for reading; None where
+there is none to be had."""
+_COMPARED_ROWS = 64
+"""Of a weight that is lent and of the file's: memory of another process may hold something else than is said."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +31,11 @@ class TargetDescription:
     hidden_size: int
     num_layers: int
     vocab_size: int
+    lender: Lender | None = None
+    """Of what would otherwise be read from the files, a copy for each drafter."""
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "TargetDescription":
+    def from_checkpoint(cls, path: str | Path, lender: Lender | None = None) -> "TargetDescription":
         """Read a verifier's folder.
 
         Raises:
@@ -32,7 +46,7 @@ class TargetDescription:
                 f"model directory {path} holds no config.json: give a Hugging Face checkpoint folder"
             )
         config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
-        return cls(Path(path), config.hidden_size, config.num_hidden_layers, config.vocab_size)
+        return cls(Path(path), config.hidden_size, config.num_hidden_layers, config.vocab_size, lender)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -55,13 +69,32 @@ class TargetDescription:
 
     def embedding(self) -> Tensor | None:
         """The verifier's input embedding [vocab_size, hidden_size], for heads that ship without one."""
-        return self._ending("embed_tokens.weight")
+        return self._ending(EMBEDDING)
 
     def lm_head(self) -> Tensor | None:
         """The verifier's output matrix [vocab_size, hidden_size]; the embedding where the two are tied."""
-        return self.embedding() if self.config.tie_word_embeddings else self._ending("lm_head.weight")
+        return self.embedding() if self.config.tie_word_embeddings else self._ending(LM_HEAD)
 
     def _ending(self, suffix: str) -> Tensor | None:
         # The shortest name is the model's own: prediction modules hold copies under longer ones.
         names = sorted((name for name in self.tensor_files if name.endswith(suffix)), key=len)
-        return self.tensor(names[0]) if names else None
+        if not names:
+            return None
+        lent = None if self.lender is None else self.lender(suffix)
+        if lent is None:
+            return self.tensor(names[0])
+        if self._is_of_file(lent, names[0]):
+            logger.info("the verifier's %s is used where it lies (%.2f GB)", suffix, lent.nbytes / 1e9)
+            return lent
+        logger.warning("the drafter loads a copy of its own of %s: what the verifier lends is not the file's", names[0])
+        return self.tensor(names[0])
+
+    def _is_of_file(self, lent: Tensor, name: str) -> bool:
+        """Whether a weight has the shape of the checkpoint's and the values of some of its rows, first and last too."""
+        with safe_open(self.tensor_files[name], framework="pt") as tensors:
+            stored = tensors.get_slice(name)
+            if tuple(stored.get_shape()) != tuple(lent.shape):
+                return False
+            rows = torch.linspace(0, len(lent) - 1, min(_COMPARED_ROWS, len(lent)), dtype=torch.float64).long()
+            expected = torch.cat([stored[row : row + 1].to(lent.dtype) for row in rows.tolist()])
+        return torch.equal(lent[rows.to(lent.device)].cpu(), expected)

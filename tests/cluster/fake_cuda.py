@@ -97,7 +97,7 @@ class FakeCuda:
         self.log: list[tuple[str, str]] = []
         """Events of this process in order: (record, wait or query, event)."""
         self._mappings: dict[int, tuple[Path, mmap.mmap]] = {}
-        self._next = 1
+        """By address, as tensors have it."""
 
     def count(self) -> int:
         return len(self.visible)
@@ -130,6 +130,13 @@ class FakeCuda:
         path, _ = self._mappings.pop(address)
         path.unlink()
         self.machine.open_files.remove(path)
+
+    def allocation_of(self, device: torch.device, address: int) -> int:
+        self._may_fail("allocation_of")
+        for begin, (_, mapping) in self._mappings.items():
+            if begin <= address < begin + len(mapping):
+                return begin
+        raise CudaError("cuMemGetAddressRange failed: no allocation (CUresult 1)")
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
         self._may_fail("export_memory")
@@ -176,7 +183,7 @@ class FakeCuda:
     def _map(self, path: Path) -> int:
         with path.open("r+b") as file:
             mapping = mmap.mmap(file.fileno(), 0)
-        address, self._next = self._next, self._next + 1
+        address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
         self._mappings[address] = (path, mapping)
         return address
 

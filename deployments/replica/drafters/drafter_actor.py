@@ -37,20 +37,19 @@ class DrafterActor:
 
     Args:
         core: CPU core its thread shares with the verifier's; None leaves it free.
-        convention: how to read a head whose files leave that open, where it is settled already: a pickled
-            `HeadConvention` or None.
+        terms: pickled `DrafterTerms`, where they are settled already.
     """
 
-    def __init__(self, config: AppConfig, core: int | None = None, convention: bytes | None = None) -> None:
+    def __init__(self, config: AppConfig, core: int | None = None, terms: bytes | None = None) -> None:
         show_log()
         if config.num_gpus_per_drafter > 0:
             claim_devices(assigned_devices())
         self._config, self._core = config, core
         self._server = ForkServer(SERVE, FORKED_ENV | compiler_env())
         self._drafter: Forked | None = None
-        self.renew(convention)
+        self.renew(terms)
 
-    def renew(self, convention: bytes | None) -> None:
+    def renew(self, terms: bytes | None) -> None:
         """End the process there is, and begin another one, which loads while the caller goes on.
 
         Raises:
@@ -63,7 +62,7 @@ class DrafterActor:
         self._memory_kills = MemoryKills()
         self._drafter = self._server.fork()
         with contextlib.suppress(ConnectionError):  # it has ended at once: the next call says so
-            self._drafter.connection.send((self._config, self._core, convention))
+            self._drafter.connection.send((self._config, self._core, terms))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Run a method of `DrafterCalls`, once the drafter is loaded.
@@ -95,10 +94,10 @@ class DrafterActor:
         self._server.close()
 
 
-async def renewed(actor: ActorHandle, convention: bytes | None = None) -> bool:
+async def renewed(actor: ActorHandle, terms: bytes | None = None) -> bool:
     """Whether a `DrafterActor` has begun another process; not where it is gone or stuck itself."""
     try:
-        await asyncio.wait_for(actor.renew.remote(convention), RENEW_S)
+        await asyncio.wait_for(actor.renew.remote(terms), RENEW_S)
     except (RayError, TimeoutError):
         return False
     return True

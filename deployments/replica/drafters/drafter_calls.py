@@ -24,29 +24,28 @@ class DrafterCalls:
 
     Args:
         core: CPU core its thread shares with the verifier's; None leaves it free.
-        convention: how to read a head whose files leave that open, where it is settled already: a pickled
-            `HeadConvention` or None.
+        terms: pickled `DrafterTerms`, where they are settled already.
 
     Raises:
         Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
     """
 
-    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None) -> None:
+    def __init__(self, config: AppConfig, core: int | None, terms: bytes | None) -> None:
         logger.info("loading the drafter %s", config.choice().label)
         self._thread = DrafterThread(config, core)
-        if convention is not None:
-            self.needs(convention)
+        if terms is not None:
+            self.needs(terms)
 
-    def needs(self, convention: bytes) -> bytes:
+    def needs(self, terms: bytes) -> bytes:
         """What this drafter needs of its verifier, pickled.
 
         Args:
-            convention: how its head is to be read, pickled; None leaves it as its files say.
+            terms: pickled `DrafterTerms`.
 
         Raises:
             ValueError: its head cannot be read so.
         """
-        return pickle.dumps(self._thread.needs(pickle.loads(convention)))
+        return pickle.dumps(self._thread.needs(pickle.loads(terms)))
 
     def attach(self, name: ChannelName, incarnation: int) -> int:
         """Serve the channel `name` from now on; this process's id.
@@ -57,17 +56,17 @@ class DrafterCalls:
         self._thread.attach(name, incarnation)
         return os.getpid()
 
-    def attach_shared(self, name: ChannelName, incarnation: int, convention: bytes | None) -> Placed:
+    def attach_shared(self, name: ChannelName, incarnation: int, terms: bytes | None) -> Placed:
         """Serve one more channel, where there is room.
 
         Args:
-            convention: as for `needs`; None where the verifier has none.
+            terms: as for `needs`, of which a drafter for several takes no loan; None where the verifier has none.
 
         Raises:
             ChannelError, ValueError: as `DrafterThread.attach`.
         """
         try:
-            self._thread.attach(name, incarnation, None if convention is None else pickle.loads(convention))
+            self._thread.attach(name, incarnation, None if terms is None else pickle.loads(terms).convention)
         except NoRoomError as error:
             return Placed(os.getpid(), str(error))
         return Placed(os.getpid())
@@ -100,12 +99,12 @@ def serve(connection: Connection) -> None:
     """
     show_log()
     # Here and below for ever: the actor closes its end when it is done, and this process ends with its fork server.
-    config, core, convention = connection.recv()
+    config, core, terms = connection.recv()
     calls, problem = None, None
     signal.signal(signal.SIGTERM, _asked_to_end)
     try:
         try:
-            calls = DrafterCalls(config, core, convention)
+            calls = DrafterCalls(config, core, terms)
         except Exception as error:
             problem = portable(error)
         while True:

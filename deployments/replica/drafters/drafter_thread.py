@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +12,15 @@ import torch
 from wingbeat.cluster.channels.any_bell import wait_for_any
 from wingbeat.cluster.channels.channel import DrafterSide
 from wingbeat.cluster.channels.doorbell import POLL_NAP_S
+from wingbeat.cluster.channels.lent_memory import Loan
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.cores import pin_thread
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.build import build_draft_worker, draft_room
 from wingbeat.deployments.replica.engine.factories import load_factory
-from wingbeat.deployments.replica.engine.pair_channel import attach_channel
+from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE, attach_channel
+from wingbeat.deployments.replica.lent_weights import BorrowedWeights, may_lend
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.protocol.ends import DrafterEnd
@@ -50,11 +54,10 @@ class Worker(Protocol):
 class DrafterThread:
     """Answers the rounds of every channel attached to it, all that are pending in one batched pass.
 
+    It loads the drafter first, for which every call waits, and which any of them may raise.
+
     Args:
         core: CPU core the thread shares with the verifier's; None leaves it free.
-
-    Raises:
-        Exception: whatever the drafter's factory raises, such as a checkpoint error that names the tensor.
     """
 
     def __init__(self, config: AppConfig, core: int | None = None) -> None:
@@ -68,28 +71,24 @@ class DrafterThread:
         self._busy_at = 0.0
         self._turned_at = time.monotonic()
         self._convention: HeadConvention | None = None
-        thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
-        thread.start()
-        # Its actor knows how long that may take; a thread that has ended without a word will not say one.
-        while not self._loaded.wait(LOADED_POLL_S) and thread.is_alive():
-            pass
-        if self._worker is None and self._problem is None:
-            raise RuntimeError("the drafter's thread has ended while it was loading")
-        if self._problem is not None:
-            raise self._problem
+        self._borrowed = BorrowedWeights(OWN_DEVICE, config.engine_start_timeout_s) if may_lend(config) else None
+        self._thread = threading.Thread(target=self._run, name="wingbeat-drafter", daemon=True)
+        self._thread.start()
 
-    def needs(self, convention: HeadConvention | None = None) -> DrafterNeeds:
+    def needs(self, terms: DrafterTerms = DrafterTerms()) -> DrafterNeeds:
         """What this drafter needs of its verifier.
 
         Args:
-            convention: settles how its head is read, before it is attached anywhere.
+            terms: settle how its head is read, before it is attached anywhere, and which weights it need not have.
 
         Raises:
             ValueError: its head cannot be read so.
         """
-        self._read_as(convention)
-        needs = self._worker.drafter.needs
+        worker = self._ready(terms.loan)
+        self._read_as(terms.convention)
+        needs = worker.drafter.needs
         if self._config.drafter_device() == "cuda":
+            torch.cuda.empty_cache()  # what loading has left
             needs = needs._replace(held_bytes=torch.cuda.memory_reserved())
         return needs
 
@@ -104,6 +103,7 @@ class DrafterThread:
             NoRoomError: it does not fit beside the verifiers that are served already.
             ValueError: the drafter suits those and not this one.
         """
+        self._ready()
         with self._lock:
             self._read_as(convention)
             end = attach_channel(name, incarnation, self._config.drafter_device() == "cuda")
@@ -117,8 +117,9 @@ class DrafterThread:
 
     def detach(self, name: ChannelName) -> None:
         """Leave the channel `name`; harmless when it is not attached."""
+        worker = self._ready()
         with self._lock:
-            self._worker.detach(name)
+            worker.detach(name)
 
     def rest(self) -> None:
         """Begin no further pass, and wait for the one that runs and for the device; the last call.
@@ -130,12 +131,29 @@ class DrafterThread:
 
     def channels(self) -> list[str]:
         """The channels that are served, in the order in which they came."""
-        return self._worker.names
+        return self._ready().names
 
     @property
     def silent_s(self) -> float:
         """How long ago the thread last looked for a round."""
         return time.monotonic() - self._turned_at
+
+    def _ready(self, loan: Loan | None = None) -> Worker:
+        """What drafts, once it is loaded; with what is lent, as the first call has it.
+
+        Raises:
+            Exception: whatever the drafter's factory has raised, such as a checkpoint error that names the tensor.
+        """
+        if self._borrowed is not None:
+            self._borrowed.tell(loan)
+        # Its actor knows how long that may take; a thread that has ended without a word will not say one.
+        while not self._loaded.wait(LOADED_POLL_S) and self._thread.is_alive():
+            pass
+        if self._problem is not None:
+            raise self._problem
+        if self._worker is None:
+            raise RuntimeError("the drafter's thread has ended while it was loading")
+        return self._worker
 
     def _read_as(self, convention: HeadConvention | None) -> None:
         if convention in (None, self._convention):
@@ -150,7 +168,8 @@ class DrafterThread:
         try:
             torch.set_num_threads(self._config.threads or 1)
             factory = self._config.drafter_factory
-            self._worker = (load_factory(factory) if factory else build_draft_worker)(self._config)
+            build = load_factory(factory) if factory else partial(build_draft_worker, lender=self._borrowed)
+            self._worker = build(self._config)
             if self._config.drafters is not None:
                 self._worker.room = draft_room(self._config, self._worker.drafter.device)
         except Exception as error:

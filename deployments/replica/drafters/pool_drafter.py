@@ -57,19 +57,19 @@ class PoolDrafter:
     """A place, from the search for it to its end.
 
     Args:
-        convention: how the drafter shall read its head, pickled; None where that is not settled.
+        terms: pickled `DrafterTerms`; None where they are not settled.
         falls_back: its verifier has another channel to offer where none of the drafters reaches this one.
     """
 
     def __init__(
         self,
         pool: Pool,
-        convention: bytes | None = None,
+        terms: bytes | None = None,
         falls_back: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.convention = convention
+        self.terms = terms
         self.lacks_room = False
         """Whether every drafter that is there has refused it for want of room."""
         self._pool = pool
@@ -79,9 +79,9 @@ class PoolDrafter:
         self._channel_name = ""
         self._at: Candidate | None = None
 
-    async def needs(self, convention: bytes) -> None:
+    async def needs(self, terms: bytes) -> None:
         """Nothing: no drafter need be there yet, so the engine's process finds it out by itself."""
-        self.convention = convention
+        self.terms = terms
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:
         """Find a drafter with room, however long that takes; the process id of that drafter.
@@ -129,7 +129,7 @@ class PoolDrafter:
         for candidate in candidates:
             self._at = candidate
             try:
-                placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.convention)
+                placed = await candidate.drafter.attach(self._channel_name, next_incarnation(), self.terms)
             except Exception as error:  # gone, silent, or made for other verifiers: another one may do
                 why = f"drafter {candidate.number} cannot be had ({root_cause(error)})"
                 self.kill()

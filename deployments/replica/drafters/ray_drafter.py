@@ -27,32 +27,32 @@ class RayDrafter:
     """One drafter actor.
 
     Args:
-        convention: how it shall read its head, pickled; None where that is not settled.
+        terms: pickled `DrafterTerms`; None where they are not settled.
     """
 
-    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+    def __init__(self, config: AppConfig, core: int | None, terms: bytes | None = None) -> None:
         self._config, self._core = config, core
         self._process: ActorProcess | None = None
-        self._actor = self._start(convention)
-        self.convention = convention
-        """How it was told to read its head; its successors are told the same."""
+        self._actor = self._start(terms)
+        self.terms = terms
+        """What it was told by its verifier; its successors are told the same."""
 
-    async def needs(self, convention: bytes) -> bytes:
+    async def needs(self, terms: bytes) -> bytes:
         """What it needs of its verifier, once it is ready; both pickled.
 
         Raises:
             DrafterStartError: it cannot start; names the cause.
         """
-        self.convention = convention
+        self.terms = terms
         for _ in range(NEEDS_ATTEMPTS):
             try:
-                return await self._answer(self._actor.call.remote("needs", convention))
+                return await self._answer(self._actor.call.remote("needs", terms))
             except RayError as error:
                 raise DrafterStartError(f"the drafter cannot start: {root_cause(error)}") from None
             except TimeoutError as error:
                 logger.warning("%s: starting another one", error)
                 self.kill()
-                self._process, self._actor = None, self._start(convention)
+                self._process, self._actor = None, self._start(terms)
         raise DrafterStartError(f"{NEEDS_ATTEMPTS} drafters have not said what they need of the verifier")
 
     async def attach(self, channel_name: ChannelName, next_incarnation: Callable[[], int]) -> int:
@@ -63,7 +63,7 @@ class RayDrafter:
 
     async def renew(self) -> bool:
         """Begin another process in its actor; False where that is gone too."""
-        return await renewed(self._actor, self.convention)
+        return await renewed(self._actor, self.terms)
 
     def kill(self) -> None:
         """End it without waiting: through Ray, which gives its bundle back, and by signal."""
@@ -71,10 +71,10 @@ class RayDrafter:
         if self._process is not None:
             self._process.kill()
 
-    def _start(self, convention: bytes | None) -> ActorHandle:
+    def _start(self, terms: bytes | None) -> ActorHandle:
         options = drafter_options(self._config.drafter_share())
         actor = ray.remote(DrafterActor).options(max_restarts=0, **options)
-        return actor.remote(self._config, self._core, convention)
+        return actor.remote(self._config, self._core, terms)
 
     async def _answer(self, asked: Awaitable[Any]) -> Any:
         """Of its actor, which gives its process less time than this: what fails then is the actor, or Ray.

@@ -32,7 +32,7 @@ class SharedDrafter:
         """What it says of itself, once it has loaded; raises where it is gone."""
         return await self._actor.status.remote()
 
-    async def attach(self, channel_name: str, incarnation: int, convention: bytes | None) -> Placed:
+    async def attach(self, channel_name: str, incarnation: int, terms: bytes | None) -> Placed:
         """Have it serve one more channel.
 
         Raises:
@@ -40,7 +40,7 @@ class SharedDrafter:
             Exception: it is gone, or cannot serve this verifier.
         """
         async with asyncio.timeout(ANSWER_S):
-            return await self._actor.call.remote("attach_shared", channel_name, incarnation, convention)
+            return await self._actor.call.remote("attach_shared", channel_name, incarnation, terms)
 
     def detach(self, channel_name: str) -> None:
         """Have it serve a channel no more, without waiting."""

@@ -23,11 +23,11 @@ RECONNECT_S, RECONNECT_AFTER_S = 5.0, 1.0
 class DrafterHandle(Protocol):
     """One drafter process, or the place in one that others share."""
 
-    convention: bytes | None
-    """How it was told to read its head, pickled; None before that is settled."""
+    terms: bytes | None
+    """What it was told by its verifier, pickled `DrafterTerms`; None before that is settled."""
 
-    async def needs(self, convention: bytes) -> bytes | None:
-        """What it needs of its verifier, given how it shall read its head; both pickled. Raises if it cannot start.
+    async def needs(self, terms: bytes) -> bytes | None:
+        """What it needs of its verifier, given what that tells it; both pickled. Raises if it cannot start.
 
         None where the engine's process is to find that out, because no drafter need be there.
         """

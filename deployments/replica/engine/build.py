@@ -11,14 +11,18 @@ import torch
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.engine_setup import AskNeeds, DrafterStartError, EngineSetup
 from wingbeat.deployments.replica.engine.factories import load_factory
+from wingbeat.deployments.replica.engine.pair_channel import OWN_DEVICE
+from wingbeat.deployments.replica.lent_weights import loan_of
 from wingbeat.runtime.config import RankGroup
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.drafters.draft_room import DraftRoom
 from wingbeat.runtime.drafters.worker import DraftWorker
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.files import CheckpointError
+from wingbeat.runtime.heads.target import Lender
 from wingbeat.runtime.kv.pool import memory_budget
 from wingbeat.runtime.pair import PairSettings, drafter_of_pair, engine_of_pair
 
@@ -43,7 +47,9 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         engine, _, _, check = engine_of_pair(
             pair_settings(config)._replace(ranks=ranks),
             config.resolved_device(),
-            lambda convention, loaded: needs_with_recording(config, ask_needs(convention), len(loaded.layers)),
+            lambda convention, loaded: needs_with_recording(
+                config, ask_needs(DrafterTerms(convention, loan_of(config, loaded, OWN_DEVICE))), len(loaded.layers)
+            ),
         )
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None
@@ -98,13 +104,16 @@ def follow_rank_0(config: AppConfig, group: RankGroup, rank: int) -> None:
     follow(group, rank, settings.model, settings.dtype, torch.device(config.resolved_device()))
 
 
-def build_draft_worker(config: AppConfig) -> DraftWorker:
+def build_draft_worker(config: AppConfig, lender: Lender | None = None) -> DraftWorker:
     """Load the drafter of a configuration that has one.
+
+    Args:
+        lender: of the verifier's weights, where that is beside it.
 
     Raises:
         ValueError, FileNotFoundError: the checkpoint cannot be used; one line that names the tensor or field.
     """
-    drafter = drafter_of_pair(pair_settings(config), config.drafter_device())
+    drafter = drafter_of_pair(pair_settings(config), config.drafter_device(), lender)
     if drafter is None:
         raise ValueError(f"drafter is {config.drafter!r}: there is nothing to load")
     return DraftWorker(drafter)

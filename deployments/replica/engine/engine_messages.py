@@ -37,7 +37,7 @@ class ToReplica(StrEnum):
     """From the engine's process."""
 
     ASK_NEEDS = "ask needs"
-    """How the drafter shall read its head, pickled"""
+    """Pickled `DrafterTerms`"""
     STARTED = "started"
     """`EngineStarted`"""
     FAILED = "failed"

@@ -20,6 +20,7 @@ from wingbeat.cluster.cores import pin_thread
 from wingbeat.cluster.placement import claim_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.log import show_log
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.deployments.replica.engine.engine_loop import EngineLoop
 from wingbeat.deployments.replica.engine.engine_messages import (
@@ -37,7 +38,6 @@ from wingbeat.runtime.config import RankGroup
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.trial import GrammarTrial
-    from wingbeat.runtime.heads.contract import HeadConvention
 
 START_S = 60.0
 """For a replica, which has started this process, to say what it shall run."""
@@ -109,15 +109,15 @@ def _load(link: Link, start: EngineStart) -> tuple[EngineSetup, Any]:
     """The engine, and the channel that its drafter attaches to or None."""
     config = start.config
 
-    def ask_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
-        link.send((ToReplica.ASK_NEEDS, pickle.dumps(convention)))
+    def ask_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
+        link.send((ToReplica.ASK_NEEDS, pickle.dumps(terms)))
         needs, problem = _expect(link, ToEngine.NEEDS, NEEDS_ATTEMPTS * config.drafter_start_timeout_s + LATE_S)
         if problem is not None:
             raise problem
         if needs is None:  # of drafters that are shared, whether one runs or not
             from wingbeat.deployments.replica.engine.build import needs_of_shared_drafter
 
-            return needs_of_shared_drafter(config, convention)
+            return needs_of_shared_drafter(config, terms.convention)
         return pickle.loads(needs)
 
     build = load_factory(config.engine_factory) if config.engine_factory else partial(_build, ranks=start.ranks)
@@ -147,7 +147,7 @@ def _grammar_trial(setup: EngineSetup) -> "GrammarTrial | None":
     return GrammarTrial(setup.engine.grammars)
 
 
-def _no_needs(convention: "HeadConvention | None" = None) -> "DrafterNeeds":
+def _no_needs(terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
     """Of a drafter that there is not."""
     from wingbeat.runtime.drafters.base import DrafterNeeds
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from wingbeat.deployments.fleet.interface import ModelInfo
+from wingbeat.deployments.replica.drafters.drafter_messages import DrafterTerms
 from wingbeat.runtime.lora.resident import AdapterName, ResidentAdapters
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 if TYPE_CHECKING:
     from wingbeat.runtime.drafters.base import DrafterNeeds
     from wingbeat.runtime.grammar.compiler import Grammars
-    from wingbeat.runtime.heads.contract import HeadConvention
     from wingbeat.runtime.kv.cache_log import CacheLog
     from wingbeat.runtime.prefixes.prefix_keeper import PrefixKeeper
     from wingbeat.runtime.protocol.ends import VerifierEnd
@@ -25,12 +25,8 @@ class DrafterStartError(RuntimeError):
 class AskNeeds(Protocol):
     """The way to a drafter that is starting in a process of its own."""
 
-    def __call__(self, convention: "HeadConvention | None" = None) -> "DrafterNeeds":
-        """What it needs of the verifier; blocks until it knows, raises if it cannot start.
-
-        Args:
-            convention: how it shall read its head; None where its files say that.
-        """
+    def __call__(self, terms: DrafterTerms = DrafterTerms()) -> "DrafterNeeds":
+        """What it needs of the verifier, told this; blocks until it knows, raises if it cannot start."""
         ...
 
 

@@ -117,6 +117,9 @@ def _use_ops(layer: nn.Module, attention: LayerAttention, ops: LayerOps) -> None
     layer.__class__ = _fused_class(type(layer), FusedLayer)
     layer.__dict__.update(_ops=ops, _window=attention.sliding_window or 0)
     layer.join()
+    # What was joined leaves allocations that are each too small for the next layer's: kept by torch's allocator they
+    # would be a second copy of the layers in the end, while the drafter loads on the same card.
+    torch.cuda.empty_cache()
 
 
 def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str | None:

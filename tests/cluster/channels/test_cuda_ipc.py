@@ -218,7 +218,7 @@ def test_what_a_hanging_device_still_uses_stays_mapped(pair: Pair):
     pair.drafter.close()
     assert pair.machine.num_mapped == 1
     assert pair.verifier._words[Word.DETACHED] == 0
-    pair.drafter_cuda.close_memory(DEVICE, 1)
+    pair.drafter_cuda.close_memory(DEVICE, *pair.drafter_cuda._mappings)
     pair.verifier._words[Word.DETACHED] = 1
     pair.machine.busy = False
 

@@ -34,12 +34,12 @@ class FakeRayDrafter:
     made: ClassVar[list["FakeRayDrafter"]] = []
     attaches = True
 
-    def __init__(self, config: AppConfig, core: int | None, convention: bytes | None = None) -> None:
+    def __init__(self, config: AppConfig, core: int | None, terms: bytes | None = None) -> None:
         self.killed = False
-        self.convention = convention
+        self.terms = terms
         self.made.append(self)
 
-    async def needs(self, convention: bytes) -> bytes:
+    async def needs(self, terms: bytes) -> bytes:
         raise AssertionError("no engine here asks")
 
     async def attach(self, channel_name: str, next_incarnation: Callable[[], int]) -> int:

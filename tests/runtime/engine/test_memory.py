@@ -166,3 +166,44 @@ def test_fewer_sequences_are_tried_where_rounds_of_more_do_not_fit_unless_they_a
     most = 15
     with pytest.raises(ValueError, match="no memory"):
         fit_to_memory(loaded, left_open, NEEDS)
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(16, 2048), (15.9, 1024), (8, 1024), (7.9, 512), (0.1, 512)])
+def test_a_round_takes_fewer_prompt_tokens_where_memory_is_short_unless_they_are_given(
+    gpu: FakeGpu, monkeypatch, caplog, rounds, expected
+):
+    """KV is to hold 16 rounds of them."""
+    loaded, total = replace(verifier(), max_position_embeddings=9900), 1 << 30
+    monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
+    tokens = int(rounds * 2048) // 16 * 16
+    free = tokens * block_bytes(loaded.layers, 16, loaded.dtype) // 16
+    used = int(0.9 * total) - free
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total - used, total))
+    given = replace(LIMITS, max_num_batched_tokens=2048, lower_max_model_len=True)
+    left_open = replace(given, lower_max_num_batched_tokens=True)
+    with caplog.at_level(logging.INFO, "wingbeat"):
+        settled = fit_to_memory(loaded, left_open, DrafterNeeds())
+    assert (settled.max_num_batched_tokens, settled.lower_max_num_batched_tokens) == (expected, False)
+    [line] = [record.getMessage() for record in caplog.records if "KV memory" in record.getMessage()]
+    assert f"max_num_batched_tokens is {expected};" in line
+    for fixed in (given, replace(left_open, num_kv_blocks=10), replace(left_open, kv_cache_memory_bytes=1 << 20)):
+        assert fit_to_memory(loaded, fixed, DrafterNeeds()).max_num_batched_tokens == 2048
+
+
+def test_fewer_prompt_tokens_are_tried_where_a_round_does_not_fit_at_all(gpu: FakeGpu, monkeypatch):
+    tried = []
+
+    def reserved(loaded: object, config: EngineConfig, needs: DrafterNeeds) -> int:
+        tried.append((config.max_num_seqs, config.max_num_batched_tokens))
+        if config.max_num_batched_tokens > 700:
+            raise ValueError("the GPU has no memory for such a round")
+        return 0
+
+    monkeypatch.setattr(memory, "reserved_bytes", reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    limits = replace(LIMITS, max_num_seqs=32, max_num_batched_tokens=2048, lower_max_num_seqs=True)
+    limits = replace(limits, lower_max_num_batched_tokens=True)
+    assert fit_to_memory(verifier(), limits, NEEDS).max_num_batched_tokens == 512
+    assert tried == [(32, 2048), (16, 2048), (16, 1024), (16, 512)]
+    with pytest.raises(ValueError, match="no memory"):
+        fit_to_memory(verifier(), replace(limits, lower_max_num_batched_tokens=False), NEEDS)

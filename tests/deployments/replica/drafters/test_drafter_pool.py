@@ -52,10 +52,10 @@ class FakeDrafter:
     async def status(self) -> DrafterStatus:
         return self.told()
 
-    async def attach(self, channel_name: str, incarnation: int, convention: bytes | None) -> Placed:
+    async def attach(self, channel_name: str, incarnation: int, terms: bytes | None) -> Placed:
         if not self.refusals:
             raise ConnectionError("the actor died")
-        self.attached.append((channel_name, incarnation, convention))
+        self.attached.append((channel_name, incarnation, terms))
         return Placed(7, self.refusals.pop(0))
 
     def detach(self, channel_name: str) -> None:
@@ -210,7 +210,7 @@ def place(pool: FakePool, ends_at: float = 1e9, then: Callable[[PoolDrafter], Aw
         return used[-1]
 
     async def main() -> tuple[int | None, PoolDrafter]:
-        drafter = PoolDrafter(pool, b"convention", sleep=time.sleep, clock=time.clock)
+        drafter = PoolDrafter(pool, b"terms", sleep=time.sleep, clock=time.clock)
         try:
             return await drafter.attach("channel", next_incarnation), drafter
         except Over:
@@ -225,7 +225,7 @@ def test_a_verifier_tries_one_drafter_after_the_other_each_under_a_new_incarnati
     pool = FakePool([gone, full, good])
     pid, used, drafter, _ = place(pool)
     assert (pid, used) == (7, [1, 2, 3])
-    assert good.attached == [("channel", 3, b"convention")]
+    assert good.attached == [("channel", 3, b"terms")]
     assert (gone.detached, full.detached, pool.left_by) == (["channel"], [], [0])
     assert not drafter.lacks_room
     drafter.kill()

@@ -21,7 +21,7 @@ class Actors:
         self.started: list[Any] = []
         self.killed: list[Any] = []
 
-    def start(self, convention: bytes | None) -> Any:
+    def start(self, terms: bytes | None) -> Any:
         number = len(self.started)
         actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *arguments: self._answer(number, arguments)))
         self.started.append(actor)
@@ -37,7 +37,7 @@ class Actors:
 def drafter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[RayDrafter, Actors]:
     actors = Actors(request.param)
     monkeypatch.setattr(ray_drafter, "LATE_S", 0.1)
-    monkeypatch.setattr(RayDrafter, "_start", lambda self, convention: actors.start(convention))
+    monkeypatch.setattr(RayDrafter, "_start", lambda self, terms: actors.start(terms))
     monkeypatch.setattr(ray_drafter.ray, "kill", lambda actor, no_restart: actors.killed.append(actor))
     return RayDrafter(AppConfig(drafter_start_timeout_s=0.1), None), actors
 
@@ -45,7 +45,7 @@ def drafter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("drafter", [1], indirect=True)
 def test_a_drafter_that_does_not_say_what_it_needs_is_replaced_by_one_that_does(drafter: tuple[RayDrafter, Actors]):
     one, actors = drafter
-    assert asyncio.run(asyncio.wait_for(one.needs(b"convention"), 10)) == b"needs"
+    assert asyncio.run(asyncio.wait_for(one.needs(b"terms"), 10)) == b"needs"
     assert actors.killed == actors.started[:1]
     assert len(actors.started) == 2
 
@@ -54,5 +54,5 @@ def test_a_drafter_that_does_not_say_what_it_needs_is_replaced_by_one_that_does(
 def test_where_none_says_it_the_engine_is_told(drafter: tuple[RayDrafter, Actors]):
     one, actors = drafter
     with pytest.raises(DrafterStartError, match="have not said what they need"):
-        asyncio.run(asyncio.wait_for(one.needs(b"convention"), 10))
+        asyncio.run(asyncio.wait_for(one.needs(b"terms"), 10))
     assert len(actors.killed) == NEEDS_ATTEMPTS

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.runtime.caching_allocator import CachingAllocator
 from tests.runtime.models import CONFIGS, random_model
 from wingbeat.kernels.layer import reference
 from wingbeat.runtime.verifier.layers.fused import FusedLayer, FusedNorm, LayerOps, fuse
@@ -105,3 +106,20 @@ def test_devices_without_such_steps_are_left_alone(monkeypatch):
     model = noisy("llama")
     assert fuse(model, nn.ModuleList(), []) == 0
     assert not any(isinstance(part, FusedLayer | FusedNorm) for part in model.modules())
+
+
+@pytest.mark.parametrize("gives_back", [True, False])
+def test_joining_leaves_less_than_a_layers_weights_unused_in_the_allocator(monkeypatch, gives_back: bool):
+    """Else the last layer would leave as much as all of them hold, which nobody has while the drafter loads."""
+    model = random_model("llama", hidden_size=1024, intermediate_size=6144, num_hidden_layers=3)
+    monkeypatch.setattr("wingbeat.runtime.verifier.layers.fused.cpu_kernels", lambda: None)
+    loaded, allocator = prepare_model(model, "llama"), CachingAllocator()
+    monkeypatch.setattr(torch.cuda, "empty_cache", allocator.empty_cache if gives_back else lambda: None)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+        allocator.allocate(parameter)
+    layer_bytes = sum(parameter.nbytes for parameter in loaded.decoder_layers[0].parameters())
+    with allocator:
+        assert fuse(model, loaded.decoder_layers, loaded.layers, OPS) == 3
+        assert allocator.unused < layer_bytes or not gives_back
+    assert (allocator.most_unused < layer_bytes) == gives_back

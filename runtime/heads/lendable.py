@@ -1,0 +1,33 @@
+"""What a verifier that is loaded can lend to a head on its device."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD
+
+if TYPE_CHECKING:
+    from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+
+
+def lendable(loaded: "LoadedModel", dtype: torch.dtype) -> dict[str, Tensor | str]:
+    """Its embedding and its output matrix [vocab_size, hidden_size] by the ends of their names, or why not.
+
+    Args:
+        dtype: of the head's weights.
+    """
+    modules = {EMBEDDING: loaded.model.get_input_embeddings(), LM_HEAD: loaded.model.get_output_embeddings()}
+    return {name: _weight(getattr(module, "weight", None), dtype) for name, module in modules.items()}
+
+
+def _weight(weight: Tensor | None, dtype: torch.dtype) -> Tensor | str:
+    if type(weight) not in (Tensor, nn.Parameter):  # such as a quantised one's own class
+        return "the verifier holds it in another form"
+    if weight.dtype != dtype:
+        return f"the verifier's is {_name(weight.dtype)} and the drafter's {_name(dtype)}"
+    return weight.detach()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

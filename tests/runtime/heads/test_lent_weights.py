@@ -1,0 +1,150 @@
+"""A head takes what the verifier lends where it would read a copy from files, if that is what the files hold."""
+
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.runtime.models import random_model
+from tests.runtime.mtp_world import Modules
+from wingbeat.runtime.demo import demo_pair
+from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
+from wingbeat.runtime.heads.lendable import lendable
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
+from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.heads.target import EMBEDDING, LM_HEAD, TargetDescription
+from wingbeat.runtime.verifier.loading.loader import load_model, prepare_model
+
+PAIR = demo_pair()
+BF16 = torch.bfloat16
+
+
+class Verifier:
+    """Lends tensors, and notes what it is asked for."""
+
+    def __init__(self, **lent: Tensor) -> None:
+        self.lent = {name.replace("__", "."): tensor for name, tensor in lent.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, name: str) -> Tensor | None:
+        self.asked.append(name)
+        return self.lent.get(name)
+
+
+def head_of(folder, target: TargetDescription, dtype: torch.dtype = BF16):
+    return load_eagle_head(
+        folder,
+        target_hidden_size=target.hidden_size,
+        target_num_layers=target.num_layers,
+        target_vocab_size=target.vocab_size,
+        target_embedding=target.embedding,
+        target_lm_head=target.lm_head,
+        dtype=dtype,
+    )
+
+
+@pytest.fixture(scope="module")
+def embedding() -> Tensor:
+    """The demo verifier's, which the demo's head has none of its own of."""
+    return TargetDescription.from_checkpoint(PAIR.verifier).embedding()
+
+
+def test_a_head_reads_an_embedding_where_it_lies_in_the_place_of_a_copy(embedding: Tensor, caplog):
+    verifier = Verifier(embed_tokens__weight=embedding.clone())
+    with caplog.at_level(logging.INFO):
+        head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+    assert verifier.asked == [EMBEDDING]
+    assert head.embed_tokens.weight.data_ptr() == verifier.lent[EMBEDDING].data_ptr()
+    own = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier))
+    assert all(torch.equal(one, other) for one, other in zip(head.parameters(), own.parameters(), strict=True))
+    assert "the verifier's embed_tokens.weight is used where it lies (0.00 GB)" in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_verifier_that_lends_nothing_leaves_the_files(embedding: Tensor):
+    verifier = Verifier()
+    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+    assert verifier.asked == [EMBEDDING]
+    assert torch.equal(head.embed_tokens.weight, embedding)
+
+
+def another_first_row(rows: Tensor) -> Tensor:
+    return rows.index_fill(0, torch.tensor([0]), 1.0)
+
+
+def another_last_row(rows: Tensor) -> Tensor:
+    return rows.index_fill(0, torch.tensor([len(rows) - 1]), 1.0)
+
+
+@pytest.mark.parametrize(
+    "change", [torch.zeros_like, another_first_row, another_last_row, lambda rows: rows[:-1], lambda rows: rows * 2]
+)
+def test_memory_that_holds_something_else_is_not_used_and_one_line_says_so(embedding: Tensor, caplog, change):
+    """As where another process's memory does not carry, or the verifier scales its embedding as it loads it."""
+    verifier = Verifier(embed_tokens__weight=change(embedding))
+    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier))
+    assert torch.equal(head.embed_tokens.weight, embedding)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == (
+        "the drafter loads a copy of its own of model.embed_tokens.weight: what the verifier lends is not the file's"
+    )
+
+
+def test_an_embedding_in_the_dtype_of_the_verifier_is_held_against_the_file_in_that(embedding: Tensor):
+    rounded = embedding.to(torch.float16)
+    verifier = Verifier(embed_tokens__weight=rounded)
+    head = head_of(PAIR.drafter, TargetDescription.from_checkpoint(PAIR.verifier, verifier), torch.float16)
+    assert head.embed_tokens.weight.data_ptr() == rounded.data_ptr()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_without_an_output_matrix_borrows_that_too(tmp_path, tied: bool):
+    model = random_model("llama", tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "verifier")
+    loaded, config = prepare_model(model, "llama"), model.config
+    fields = dict(intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    sizes = dict(hidden_size=config.hidden_size, target_hidden_size=config.hidden_size)
+    vocab = dict(vocab_size=config.vocab_size, draft_vocab_size=config.vocab_size)
+    head = Eagle1Head(Eagle1HeadConfig(**fields, **sizes, **vocab, tap_layers=(config.num_hidden_layers,)))
+    save_eagle_head(head, tmp_path / "head")
+    path = tmp_path / "head" / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name not in (EMBEDDING, LM_HEAD)}
+    save_file(tensors, path)
+    weights = {name: weight.clone() for name, weight in lendable(loaded, torch.float32).items()}
+    if tied:
+        weights[LM_HEAD] = weights[EMBEDDING]
+    verifier = Verifier(**{name.replace(".", "__"): weight for name, weight in weights.items()})
+    target = TargetDescription.from_checkpoint(tmp_path / "verifier", verifier)
+    borrower = head_of(tmp_path / "head", target, torch.float32)
+    assert borrower.embed_tokens.weight.data_ptr() == weights[EMBEDDING].data_ptr()
+    assert borrower.lm_head.weight.data_ptr() == weights[LM_HEAD].data_ptr()
+    assert verifier.asked == [EMBEDDING, EMBEDDING if tied else LM_HEAD]
+
+
+def test_mtp_modules_hold_what_is_lent_and_of_their_own_what_differs(tmp_path):
+    Modules.random("glm4_moe", 2).save(tmp_path)
+    plain = TargetDescription.from_checkpoint(tmp_path)
+    verifier = Verifier(embed_tokens__weight=plain.embedding(), lm_head__weight=plain.lm_head())
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    [name] = [name for name in tensors if name.endswith("layers.3.shared_head.head.weight")]
+    tensors[name] *= 2
+    save_file(tensors, file, metadata={"format": "pt"})
+    first, second = load_mtp_modules(TargetDescription.from_checkpoint(tmp_path, verifier)).items
+    for module in (first, second):
+        assert module.embedding.data_ptr() == verifier.lent[EMBEDDING].data_ptr()
+    assert first.head.data_ptr() == verifier.lent[LM_HEAD].data_ptr()
+    assert torch.equal(second.head, 2 * verifier.lent[LM_HEAD])
+
+
+def test_a_verifier_lends_the_weights_that_are_in_the_heads_dtype():
+    loaded = load_model(PAIR.verifier, torch.float32, torch.device("cpu"))
+    weights = lendable(loaded, torch.float32)
+    assert weights[EMBEDDING].data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
+    assert weights[LM_HEAD].shape == (loaded.vocab_size, loaded.hidden_size)
+    assert set(lendable(loaded, BF16).values()) == {"the verifier's is float32 and the drafter's bfloat16"}
+    loaded.model.set_output_embeddings(torch.nn.Identity())
+    assert lendable(loaded, torch.float32)[LM_HEAD] == "the verifier holds it in another form"
