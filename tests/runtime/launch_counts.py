@@ -19,7 +19,7 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.choices.choice import Choosing
-from wingbeat.runtime.verifier.decode_graphs import num_graphs
+from wingbeat.runtime.verifier.round_shapes import num_graphs
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 SERVED = EngineConfig(
