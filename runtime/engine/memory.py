@@ -16,7 +16,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS
-from wingbeat.runtime.verifier.round_shapes import MOST_ROWS, most_pieces, num_graphs, round_shapes
+from wingbeat.runtime.verifier.round_shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
 from wingbeat.runtime.verifier.split_memory import splits_bytes
 from wingbeat.runtime.verifier.state_limits import state_budget, state_bytes, with_states
 
@@ -125,7 +125,9 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
     captured = config.cuda_graphs is not False
     # Mixed rounds are captured, too; in each of them there are fewer rows than in one or the other.
     graphs = _graph_bytes(loaded, config, needs, max(chunks, trees)) if captured else 0
-    chunks += splits_bytes(loaded, config, (most_pieces(config), PIECE_ROWS))
+    chunks += splits_bytes(
+        loaded, config, (pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs), PIECE_ROWS)
+    )
     drafter = 0
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation

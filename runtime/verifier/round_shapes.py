@@ -73,10 +73,10 @@ def num_graphs(config: EngineConfig) -> int:
     )
 
 
-def most_pieces(config: EngineConfig) -> int:
-    """Pieces of the prompt chunks of one round, at most."""
-    num_tokens = config.max_num_batched_tokens
-    return min(num_tokens, -(-num_tokens // PIECE_ROWS) + config.max_num_seqs)
+def pieces_at_most(num_tokens: int, num_chunks: int) -> int:
+    """Pieces of so many tokens, in at most so many prompt chunks."""
+    num_chunks = min(num_chunks, num_tokens)
+    return (num_tokens - num_chunks) // PIECE_ROWS + num_chunks if num_chunks else 0
 
 
 def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
@@ -102,8 +102,9 @@ def _mixed(
     config: EngineConfig, batches: dict[int, tuple[int, ...]], most: int
 ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
     """Batch sizes by width, and numbers of pieces, of mixed rounds in at most so many graphs."""
-    for rows, numbers in _MIXED if config.max_num_seqs > 1 else ():
-        pieces = tuple(dict.fromkeys(min(number, most_pieces(config)) for number in numbers))
+    possible = pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs - 1)
+    for rows, numbers in _MIXED if possible else ():
+        pieces = tuple(dict.fromkeys(min(number, possible) for number in numbers))
         kept = {n: tuple(dict.fromkeys(_largest(sizes, limit // n) for limit in rows)) for n, sizes in batches.items()}
         if len(pieces) * sum(map(len, kept.values())) <= most:
             return kept, pieces
