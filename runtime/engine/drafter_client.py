@@ -54,8 +54,7 @@ class DrafterClient(RoundObserver):
         speculation: decides what is drafted, and for whom.
         clock: told what is waiting for the drafter.
         inbox: where trees go as they come, to be looked at within a round; None where the device is the host itself.
-            Looking at trees is no wait there, so they are cut to the nodes a round needs, each of which costs its share
-            of the pass.
+            On the host trees can be looked at without a wait, so they are cut to the nodes worth verifying.
         states: of layers that keep a state of their own, which says where a replay may begin.
         contexts: what is recorded of saved prefixes, which needs no replay; None records nothing.
     """

@@ -156,7 +156,7 @@ class RoundClock(RoundObserver):
             trace.launched(flight)
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
-        """What was not told of to an earlier round is told of to this one."""
+        """Charge this round with the host time that no earlier round was charged with."""
         self._num_rounds += 1
         self._switch()
         flight.times.publish_s = self._take(self.publish)
@@ -165,7 +165,7 @@ class RoundClock(RoundObserver):
             trace.settled(flight, result)
 
     def abandoned(self) -> None:
-        """What those rounds took is told of to none."""
+        """Discard the time of abandoned rounds."""
         for phase in self._told:
             self._take(phase)
         for trace in self._traces:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
@@ -151,29 +151,18 @@ class _Refused(Exception):
 
 
 def _enforced(text: str, field: str) -> str:
-    """A schema of which every keyword is enforced.
+    """A schema of which every keyword is enforced, written anew.
 
     Raises:
-        _Refused: one is not.
+        _Refused: it is no JSON, or a keyword is not enforced.
     """
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        return text  # xgrammar says what is wrong with it
-    try:
-        has_formats = check_schema(schema, field)
-    except ValueError as error:
-        raise _Refused(str(error)) from None
-    return json.dumps(without_formats(schema)) if has_formats else text
+    return _written(_enforced_schema(_read(text, field), field))
 
 
 def _enforced_tag(text: str, field: str) -> str:
     """A structural tag of whose schemas every keyword is enforced; raises as `_enforced`."""
-    try:
-        tag = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    has_formats, pending = False, [tag]
+    tag = _read(text, field)
+    pending = [tag]
     while pending:
         part = pending.pop()
         if isinstance(part, list):
@@ -181,12 +170,36 @@ def _enforced_tag(text: str, field: str) -> str:
         elif isinstance(part, dict):
             for name, value in part.items():
                 if name in _SCHEMAS_OF_TAGS:
-                    written = _enforced(json.dumps(value), field)
-                    has_formats |= json.loads(written) != value
-                    part[name] = json.loads(written)
+                    part[name] = _enforced_schema(value, field)
                 else:
                     pending.append(value)
-    return json.dumps(tag) if has_formats else text
+    return _written(tag)
+
+
+def _enforced_schema(schema: Any, field: str) -> Any:
+    try:
+        has_formats = check_schema(schema, field)
+    except ValueError as error:
+        raise _Refused(str(error)) from None
+    return without_formats(schema) if has_formats else schema
+
+
+def _read(text: str, field: str) -> Any:
+    """JSON that a request brought as text.
+
+    xgrammar's own reader stops behind the first value and takes the last of equal names: it is given what was read and
+    checked here, and never the text.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise _Refused(f"{field} is nested too deeply") from None
+    except ValueError as error:
+        raise _Refused(f"{field} is no JSON: {error}") from None
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def _choice_grammar(text: str) -> str:

@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
         """The next positions of a sequence, at most `budget` of them.
 
         Args:
-            whole_images: end before an image rather than among its tokens, and be it with no position at all.
+            whole_images: never split an image: the chunk ends before it, even if that leaves the chunk empty.
         """
         length = length_of(seq, seq.num_computed, min(seq.num_uncomputed, budget), whole_images)
         return cls(seq, seq.num_computed, length, samples=length == seq.num_uncomputed)

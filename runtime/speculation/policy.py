@@ -154,7 +154,7 @@ class SpeculationPolicy:
             return DraftPlan(0, Reason.PLAIN)
         if self.widths is not None:
             return DraftPlan(levels, Reason.SPECULATE, self.widths[column])
-        # A drafter that stops where growth no longer pays may go to the end.
+        # The growth rule ends drafts early, so all levels are allowed.
         growth = self._growth(num_reqs, num_drafting, mean_context)
         return DraftPlan(self.max_levels, Reason.SPECULATE, None, growth)
 

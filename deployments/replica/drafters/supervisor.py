@@ -46,7 +46,7 @@ class DrafterHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Have no more of it, without waiting: one that is nobody else's ends, also where it is stopped."""
+        """Let go of it without waiting; a drafter that no other verifier shares ends, even one that is stopped."""
         ...
 
 
@@ -104,7 +104,7 @@ class DrafterSupervisor:
                 await self._sleep(POLL_S)
                 if not await self._call("drafter_is_lost"):
                     continue
-                # None after a failed attempt: the time it took, and the pause before it, are nobody's life.
+                # None after a failed attempt: the attempt and the pause before it are no part of any drafter's life.
                 if self._attached_at is not None:
                     self._back_off.lasted(self._clock() - self._attached_at)
                 if await self._reconnected():

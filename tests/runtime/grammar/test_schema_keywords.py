@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import jsonschema
 import pytest
 from pydantic import BaseModel, Field
+from xgrammar import GrammarMatcher
 
 from tests.runtime.grammar.walks import walk_text
 from wingbeat.runtime.scheduling.request import GrammarSpec
@@ -73,6 +74,36 @@ def test_schemas_of_structural_tags_are_held_to_the_same(grammars):
     tag = json.dumps({"type": "structural_tag", "format": form})
     with pytest.raises(ValueError, match="'uniqueItems' at #"):
         grammars.compile(GrammarSpec("structural_tag", tag))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "integer"}}',
+        '{"type": "integer"} {"contains": {"const": 1}}',
+        '{"type": "array", "contains": {"const": 1}} ,',
+        '{"const": NaN}',
+        '{"enum": [1, Infinity]}',
+        "{'type': 'integer'}",
+        '{"type": "integer"',
+        "",
+        '{"items": ' * 5000 + "{}" + "}" * 5000,
+    ],
+    ids=lambda text: text[:30],
+)
+@pytest.mark.parametrize("kind", ["json", "structural_tag"])
+def test_text_that_is_no_json_is_refused_whatever_another_reader_makes_of_it(grammars, kind, text):
+    if kind == "structural_tag":
+        text = f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {text}}}}}'
+    with pytest.raises(ValueError, match=r"^response_format (is no JSON: |is nested too deeply|cannot be compiled: )"):
+        grammars.compile(GrammarSpec(kind, text, "response_format"))
+
+
+def test_of_equal_names_the_one_that_was_checked_is_enforced(grammars):
+    schema = '{"type": "array", "items": {"type": "integer"}, "items": {"type": "string"}, "maxItems": 1}'
+    compiled = grammars.compile(GrammarSpec("json", schema, "response_format")).compiled
+    assert GrammarMatcher(compiled).accept_string('["a"]')
+    assert not GrammarMatcher(compiled).accept_string("[1]")
 
 
 class Colour(enum.StrEnum):

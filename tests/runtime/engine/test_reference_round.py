@@ -1,0 +1,54 @@
+"""The engine's rounds are those of the algorithm on one page: the same trees are drafted, the same tokens accepted."""
+
+from itertools import chain, pairwise
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.runtime.models import CHAIN, DEMO_PAIR, TREE, Run, engine_config, new_engine, reference
+from tests.runtime.reference_round import Sampling, generate
+from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.heads.load import load_eagle_head
+from wingbeat.runtime.scheduling.request import SamplingParams
+
+LENGTH = 24
+SHAPES = {"tree": TREE, "chain": CHAIN}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(DEMO_PAIR / "verifier", attn_implementation="eager").float().eval()
+
+
+@pytest.fixture(scope="module")
+def head(model):
+    return load_eagle_head(
+        DEMO_PAIR / "drafter",
+        target_hidden_size=model.config.hidden_size,
+        target_num_layers=model.config.num_hidden_layers,
+        target_vocab_size=model.config.vocab_size,
+        target_embedding=model.get_input_embeddings().weight,
+    )
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("text", [0, 2, 4])
+def test_each_round_drafts_and_accepts_what_the_algorithm_says(model, head, shape, temperature, text):
+    ref, speculation = reference("demo", 1), SHAPES[shape]
+    prompt, sampling = ref.prompts[text], Sampling(temperature, seed=7)
+    expected = generate(model, head, prompt, speculation, sampling, LENGTH)
+    engine = new_engine(ref.loaded, engine_config(speculation), EagleDrafter(head, speculation))
+    try:
+        params = SamplingParams(LENGTH, temperature, seed=sampling.seed, ignore_eos=True)
+        run, ends = Run(engine, [prompt], params), [0]
+        while engine.has_unfinished_requests():
+            run.step()
+            ends.append(len(run.tokens[0]))
+    finally:
+        engine.model.remove_taps()
+    rounds = [run.tokens[0][begin:end] for begin, end in pairwise(ends) if end > begin]
+    assert run.tokens[0] == [*chain.from_iterable(expected)][:LENGTH]
+    assert list(map(len, rounds[:-1])) == list(map(len, expected[: len(rounds) - 1]))
+    assert max(map(len, expected)) > 2, "drafts are accepted"
