@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
 MIB = 1 << 20
-NODE_BYTES = 17
-"""Of a round per node and token of the vocabulary, about: logits in their dtype and in float32, scores, and what
-choosing takes, of the graphs too."""
+NODE_BYTES = 23
+"""Of a round per node and token of the vocabulary, about: logits and scores in float32 and what choosing takes, of the
+graphs too, and the logits that lie between two graphs."""
 SHORT = 10
 """An engine is warned of whose memory holds less than one such part of the model's positions."""
 _SAMPLED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, seed=0, ignore_eos=True, speculation=False)
