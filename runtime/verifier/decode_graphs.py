@@ -169,11 +169,12 @@ class DecodeGraphs:
         """A mixed round's forward pass, of which the decodes' part is left for `_choose`; None without such a graph."""
         pieces = in_pieces(chunks, self._last_position)
         bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(pieces.slots))
-        if bucket is None:
+        runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
+        if runner is None or not runner.has_graphs:  # without one, padding would only cost time
             return None
         num_pieces = bucket.beside // PIECE_ROWS
         self._chunks.put(pieces, chunks, num_pieces)
-        self._replay(self._mixed[num_nodes, bucket.beside], rows, bucket)
+        self._replay(runner, rows, bucket)
         num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
         return self._chunks.take(num_pieces, num_samples, num_tokens)
 

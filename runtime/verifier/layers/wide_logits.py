@@ -20,7 +20,7 @@ class WideLinear(nn.Linear):
         weight, bias = self._parameters["weight"], self._parameters["bias"]
         # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
         out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
-        return (out if bias is None else out.add_(bias)).view(*input.shape[:-1], -1)
+        return (out if bias is None else out.add_(bias)).view(*input.shape[:-1], len(weight))
 
 
 @torch.inference_mode()

@@ -10,9 +10,10 @@ from tests.runtime.models import TREE, Run, eagle_drafter, engine_config, greedy
 from tests.runtime.recorded_graphs import RecordingDevice
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
+from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import MOST_GRAPHS
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
-from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.llm import build_engine, connect
 from wingbeat.runtime.scheduling.request import SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk
 from wingbeat.runtime.verifier.chunk_buffers import ChunkBuffers
@@ -100,6 +101,35 @@ def test_what_chunks_leave_for_the_drafter_is_what_eager_rounds_leave():
         assert found.sizes == on_host.sizes
         for taps, theirs in zip(found.taps, on_host.taps, strict=True):
             torch.testing.assert_close(taps, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_drafter_that_comes_late_is_given_in_mixed_rounds_what_it_lacks(captured):
+    """Replays compute hidden states of what stands already, beside the decodes of the same sequences."""
+    ref, rounds = reference("llama"), Rounds()
+    drafter = eagle_drafter(ref.loaded, TREE)
+    limits = engine_config(**TWO_SLOTS | {"max_num_batched_tokens": 12})
+    engine = Engine(ref.loaded, limits, drafter.needs, RecordingDevice() if captured else None)
+    try:
+        requests = Run(engine, ref.prompts[:2], greedy_params(24))
+        while not all(requests.tokens):
+            requests.step()
+        if captured:
+            engine.runner.graphs.stats.forget_runs()
+        engine.observe(rounds)
+        connect(engine, drafter, InProcessChannel)
+        assert requests.finish() == [tokens[:24] for tokens in ref.continuations[:2]]
+        computed = torch.cat(rounds.taps)
+        expected = torch.cat([engine.model.observe(torch.tensor([sequence]))[0] for sequence in ref.sequences[:2]])
+    finally:
+        engine.model.remove_taps()
+    assert rounds.num_mixed == len(rounds.taps) > 1
+    if captured:
+        replayed = engine.stats().graphs.replays[Stage.BASE_MIXED]
+        eager = engine.stats().graphs.eager_runs[Stage.BASE_MIXED]
+        assert replayed + eager == rounds.num_mixed, "the round with a piece of both has no graph"
+    nearest = torch.cdist(computed.double(), expected.double()).amin(dim=1)
+    assert float(nearest.max()) < 1e-3, "each row is that of a token of the texts"
 
 
 def test_prompts_that_are_reported_take_the_eager_pass():
