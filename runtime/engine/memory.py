@@ -155,7 +155,10 @@ def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds,
     """
     taps = taps_size(loaded, needs.tap_layers, needs.kv_layers) * loaded.dtype.itemsize
     row = loaded.vocab_size * loaded.logits_dtype.itemsize + taps
-    between = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes) * row
+    # Bare roots and trees have theirs apart.
+    between = sum(
+        min(MOST_ROWS, config.max_num_seqs * num_nodes) * row for num_nodes in (1, config.speculation.num_nodes)
+    )
     pieces = max(shape.most_pieces for shape in round_shapes(config).values())
     between += pieces * (row + (PIECE_ROWS - 1) * taps)
     launches = [
