@@ -7,7 +7,7 @@ WORKERS ?= 2
 PYTEST := $(VENV)/bin/python -m pytest
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=2 with-ray without-ray
 STAMP := $(VENV)/installed
-SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples)
+SOURCES := $(wildcard kernels runtime cluster deployments tests benchmarks examples src)
 # Of all processes that import a file, the first one compiles it.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -48,9 +48,11 @@ soak: $(STAMP)
 lint: $(STAMP)
 	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/basedpyright
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without a GPU the constraint pins torch; to get a wheel without CUDA, point pip at an index that has one.

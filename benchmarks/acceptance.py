@@ -1,6 +1,6 @@
 """Acceptance length and acceptance per position of a drafter, for a chain and for the default tree.
 
-    python benchmarks/acceptance.py [--model DIR --drafter DIR] [--json FILE]
+    .venv/bin/python benchmarks/acceptance.py [--model DIR --drafter DIR] [--json FILE]
 
 Greedy, 64 prompts from held-out Python files, 128 tokens each, in process, batches of 16. Both shapes must return the
 same tokens: that is checked as well.

@@ -1,6 +1,6 @@
 """What LoRA adapters cost: sixteen requests at once with eight adapters mixed, beside one adapter and none.
 
-    python benchmarks/adapters.py [--model DIR --drafter DIR] [--rank N] [--repeats N]
+    .venv/bin/python benchmarks/adapters.py [--model DIR --drafter DIR] [--rank N] [--repeats N]
 
 In process, one thread, greedy, adapters of random weights on every linear layer. Every text is held against that of the
 same model with the adapter merged into its weights. Modes take turns; figures are medians, and ratios are of a turn.

@@ -1,6 +1,6 @@
 """Every causal LM of transformers as the verifier: served with transformers' own text, or refused with a reason.
 
-    python benchmarks/architectures.py [--only llama,mistral] [--in-process]
+    .venv/bin/python benchmarks/architectures.py [--only llama,mistral] [--in-process]
 
 Each model type is built small with random weights (`tiny_models.py`), prepared as a checkpoint would be, and writes
 greedy text through the engine beside `generate()`: plainly, and with drafted trees of right and wrong tokens, several

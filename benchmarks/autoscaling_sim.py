@@ -1,6 +1,6 @@
 """Policies of scaling over a simulated day: requests lost, waiting, replica hours.
 
-    python benchmarks/autoscaling_sim.py [--peak-per-s 2] [--max-replicas 8]
+    .venv/bin/python benchmarks/autoscaling_sim.py [--peak-per-s 2] [--max-replicas 8]
 
 Made-up requests and engines (`simulated_fleet.py`), the real policies: Wingbeat's by tokens, and Ray Serve's own by
 requests, each under Serve's own delays. Both see the same requests, the same routing to the least loaded engine, and

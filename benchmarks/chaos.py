@@ -1,6 +1,6 @@
 """Two replicas under a steady load, whose drafters and engines are killed, and they themselves: what clients notice.
 
-    python benchmarks/chaos.py [--drafter-kills 200] [--engine-kills 20] [--verifier-kills 20] [--budget-s 1500]
+    .venv/bin/python benchmarks/chaos.py [--drafter-kills 200] [--engine-kills 20] [--verifier-kills 20]
 
 Exits with 1 where a request failed, a text differs from the undisturbed one, KV blocks do not add up, or a channel's
 file is left over.

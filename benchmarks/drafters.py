@@ -1,6 +1,6 @@
 """Every kind of drafter on one verifier: how much it gets right, and what that costs.
 
-    python benchmarks/drafters.py [--model DIR --drafter DIR] [--draft-model DIR]
+    .venv/bin/python benchmarks/drafters.py [--model DIR --drafter DIR] [--draft-model DIR]
 
 In process, one thread, greedy, chains of 5, one request at a time. Two workloads: pieces of held-out files, and the
 same requests a second time, as retries and agents send them. Every repeat opens its engines anew, for a drafter that

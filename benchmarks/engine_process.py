@@ -1,6 +1,6 @@
 """The same engine in process, in the engine's process without HTTP, and over HTTP: milliseconds per round.
 
-    python benchmarks/engine_process.py [--threads 1 2] [--ways process own http] [--out FILE]
+    .venv/bin/python benchmarks/engine_process.py [--threads 1 2] [--ways process own http] [--out FILE]
 
 Blocks of plain and of speculative requests alternate between the ways, so that a drift of the machine meets all alike;
 figures are medians over the repeats. A round's time is that of a whole block by its rounds, so it holds whatever lies

@@ -1,6 +1,6 @@
 """Round trip of an empty round over each kind of channel, and what a waiting drafter costs.
 
-    python benchmarks/hop.py [--rounds 5000] [--think-us 0]
+    .venv/bin/python benchmarks/hop.py [--rounds 5000] [--think-us 0]
 
 The drafter of the shared-memory kind is a plain second process that answers at once. `--think-us` lets the verifier
 pause between rounds, as a forward pass would; the drafter then waits longer and naps.

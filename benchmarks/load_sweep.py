@@ -1,6 +1,6 @@
 """Plain, fixed-speculative and adaptive decoding side by side under rising load, and a picture of it.
 
-    python benchmarks/load_sweep.py [--model DIR --drafter DIR] [--plot FILE]
+    .venv/bin/python benchmarks/load_sweep.py [--model DIR --drafter DIR] [--plot FILE]
 
 In process, one thread, greedy. Requests arrive in a closed loop: as one ends, the next one starts, so that the number
 of running sequences stays what the column says. The modes take turns, block by block, and ratios are of blocks that

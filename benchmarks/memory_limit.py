@@ -1,6 +1,6 @@
 """`wingbeat serve` within some times its idle memory, while nasty requests come: nothing may be killed.
 
-    python benchmarks/memory_limit.py [--minutes 30] [--times 1.5] [--grammars]
+    .venv/bin/python benchmarks/memory_limit.py [--minutes 30] [--times 1.5] [--grammars]
 
 The limit is the kernel's where this machine lets a memory cgroup be made; else the memory is watched. Exits with 1
 where a process was killed, the memory passed the limit, or a bystander's request failed or had another text than alone.

@@ -1,6 +1,6 @@
 """transformers' `generate()` and `transformers serve` beside Wingbeat: same model, same prompts, greedy, in one run.
 
-    python benchmarks/peer_transformers.py [--skip-http] [--compile]
+    .venv/bin/python benchmarks/peer_transformers.py [--skip-http] [--compile]
 
 In process: `generate()` on left-padded batches against Wingbeat, plain and speculative, without any server. Over HTTP:
 `transformers serve`, one request at a time and with its continuous batching, against Wingbeat on Ray Serve. Contestants

@@ -1,6 +1,6 @@
 """vLLM's CPU build beside Wingbeat over HTTP: same model, same head, same prompts, same client, greedy, in one run.
 
-    python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
+    .venv/bin/python benchmarks/peer_vllm.py [--python DIR/bin/python] [--model DIR --drafter DIR]
 
 vLLM decodes plainly and with its `eagle3` over the same head (a chain of five tokens); Wingbeat without a drafter and
 with it. Contestants take turns; figures are medians over

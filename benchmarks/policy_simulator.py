@@ -1,6 +1,6 @@
 """What the speculation policy is worth on machines that are not at hand: a simulator of rounds, on a made-up clock.
 
-    python benchmarks/policy_simulator.py [--quick]
+    .venv/bin/python benchmarks/policy_simulator.py [--quick]
 
 Drafted trees, whose confidences are right or wrong by as much as real heads' are, meet tables of what a machine's
 rounds take. Printed are tokens per second over plain decoding's: of a fixed chain of 5, of the policy, and of an oracle

@@ -1,6 +1,6 @@
 """Conversations over several engines, routed by cached prefixes and by load alone: hit rate and time to first token.
 
-    python benchmarks/prefix_routing.py [--engines 3] [--conversations 18] [--turns 5] [--repeats 2]
+    .venv/bin/python benchmarks/prefix_routing.py [--engines 3] [--conversations 18] [--turns 5] [--repeats 2]
 
 Real engines in processes of their own, one router, no HTTP. Each conversation begins with one of a few shared
 beginnings, as system prompts are, and each of its turns goes on from all that was said before. The two ways of routing

@@ -1,6 +1,6 @@
 """What recurrent states cost beside the verification they serve, and how much of a conversation they find again.
 
-    python benchmarks/recurrent_state.py [--quick]
+    .venv/bin/python benchmarks/recurrent_state.py [--quick]
 
 The first table is of small random models, one per kind of mixer: chains are verified, a part of each is accepted, and
 the mixers run again over that part. A round's verification and its replay are timed in the same rounds, medians of

@@ -1,6 +1,6 @@
 """The remote channel over loopback beside shared memory, and how long a way to the drafter speculation is worth.
 
-    python benchmarks/remote_channel.py [--delays 0.2,1,2,5] [--output FILE]
+    .venv/bin/python benchmarks/remote_channel.py [--delays 0.2,1,2,5] [--output FILE]
 
 1. Hop: a round from its publishing to its trees, of a drafter in a second process that answers at once. Rounds are
    those of 1 and of 16 sequences of the demo pair that have accepted 3 tokens each.

@@ -1,6 +1,6 @@
 """What one router's thread spends per message, per token and per report of an engine, without HTTP and without Ray.
 
-    python benchmarks/router_cost.py [--engines 32] [--requests 64]
+    .venv/bin/python benchmarks/router_cost.py [--engines 32] [--requests 64]
 
 Made-up engines in the same thread send ready messages to an `EnginePool`; the router's side unpacks them, makes text of
 the tokens and a line of JSON of each output. Processor time is the thread's own, less what making the messages takes.

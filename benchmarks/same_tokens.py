@@ -1,6 +1,6 @@
 """Whether requests in half precision get the same tokens, whatever shares their rounds.
 
-    python benchmarks/same_tokens.py [--requests 2000] [--dtype bfloat16] [--quick]
+    .venv/bin/python benchmarks/same_tokens.py [--requests 2000] [--dtype bfloat16] [--quick]
 
 Each request is decoded alone and plainly first. Then it is decoded again among others: trees of 1 node (speculation
 off) to 64, 1 to 64 sequences at once, prompts in small chunks, prefixes found in the cache, and a KV pool so small that

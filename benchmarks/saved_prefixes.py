@@ -1,6 +1,6 @@
 """What a saved prefix is worth: time to the first token behind a system prompt, cold, warm, and from disk again.
 
-    python benchmarks/saved_prefixes.py [--tokens N] [--repeats N] [--quick]
+    .venv/bin/python benchmarks/saved_prefixes.py [--tokens N] [--repeats N] [--quick]
 
 In process, one thread, greedy, chains of fixed length. Each repeat has new engines over the same weights: a restart is
 one of everything but the process, without keys and values, and without a context of the drafter. Cases take turns;

@@ -1,6 +1,6 @@
 """Load that rises and falls on a real application of 0 to a few replicas: failed requests, and how long things take.
 
-    python benchmarks/scaling.py [--drafter none] [--steps 1 12 1] [--step-s 60]
+    .venv/bin/python benchmarks/scaling.py [--drafter none] [--steps 1 12 1] [--step-s 60]
 
 One application on a Ray of its own, scaled to zero before the first step and after the last one. Clients send the same
 few requests again and again, so that every answer can be held against the first one of its request. The states of the

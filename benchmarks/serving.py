@@ -1,6 +1,6 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
+    .venv/bin/python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over

@@ -1,6 +1,6 @@
 """Verifiers on one drafter that they share, against as many drafters as verifiers: tokens/s and acceptance.
 
-    python benchmarks/shared_drafters.py [--verifiers 3] [--concurrency 1 4] [--out FILE]
+    .venv/bin/python benchmarks/shared_drafters.py [--verifiers 3] [--concurrency 1 4] [--out FILE]
 
 All processes are there throughout: before each block every verifier leaves its drafter for the one of the other
 arrangement, so that both meet the same machine. Full chains are drafted. Texts must be those of plain decoding.

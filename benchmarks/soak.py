@@ -1,6 +1,6 @@
 """Mixed load for a long while on a real application: memory, descriptors and segments of every process, and their plot.
 
-    python benchmarks/soak.py [--minutes 30] [--plot docs/images/soak.png]
+    .venv/bin/python benchmarks/soak.py [--minutes 30] [--plot docs/images/soak.png]
 
 Requests stream or do not, are greedy or sampled, have one to four choices, follow a regular expression, ask for
 log-probabilities, and now and then their client leaves. Exits with 1 where a request failed or a text was another one

@@ -1,6 +1,6 @@
 """What a JSON schema costs, what it tells drafts, and the prefix cache's hits with drafts and without.
 
-    python benchmarks/structured.py [--model DIR --drafter DIR] [--repeats N]
+    .venv/bin/python benchmarks/structured.py [--model DIR --drafter DIR] [--repeats N]
 
 In process, one thread, temperature 1 for the schemas and greedy for the conversations. Modes take turns.
 """

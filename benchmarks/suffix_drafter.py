@@ -1,6 +1,6 @@
 """What suffix drafting costs the host: per committed token, per draft, and in memory, beside prompt lookup.
 
-    python benchmarks/suffix_drafter.py
+    .venv/bin/python benchmarks/suffix_drafter.py
 
 Texts are the standard library in the demo's tokens, one token over and over, and random tokens.
 """

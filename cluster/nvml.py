@@ -31,9 +31,11 @@ class Nvml(Protocol):
 
     def driver_version(self) -> str:
         """Such as 580.65.06."""
+        ...
 
     def devices(self) -> list[Device]:
         """All GPUs of the machine, in the order of their indices; what CUDA_VISIBLE_DEVICES hides is among them."""
+        ...
 
 
 class LibraryNvml:
@@ -52,9 +54,7 @@ class LibraryNvml:
         self._call("nvmlInit_v2")
 
     def driver_version(self) -> str:
-        text = ctypes.create_string_buffer(_TEXT_BYTES)
-        self._call("nvmlSystemGetDriverVersion", text, ctypes.c_uint(_TEXT_BYTES))
-        return text.value.decode()
+        return self._text("nvmlSystemGetDriverVersion")
 
     def devices(self) -> list[Device]:
         count = ctypes.c_uint()
@@ -65,12 +65,8 @@ class LibraryNvml:
         handle, memory = ctypes.c_void_p(), _Memory()
         self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        texts = []
-        for name in ("nvmlDeviceGetUUID", "nvmlDeviceGetName"):
-            text = ctypes.create_string_buffer(_TEXT_BYTES)
-            self._call(name, handle, text, ctypes.c_uint(_TEXT_BYTES))
-            texts.append(text.value.decode())
-        return Device(*texts, memory.total, memory.used, self._is_divided(handle))
+        uuid, name = (self._text(call, handle) for call in ("nvmlDeviceGetUUID", "nvmlDeviceGetName"))
+        return Device(uuid, name, memory.total, memory.used, self._is_divided(handle))
 
     def _is_divided(self, handle: ctypes.c_void_p) -> bool:
         current, pending = ctypes.c_uint(), ctypes.c_uint()
@@ -79,6 +75,11 @@ class LibraryNvml:
         except NvmlError:  # most kinds of GPUs have no such mode
             return False
         return bool(current.value)
+
+    def _text(self, name: str, *arguments: object) -> str:
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._call(name, *arguments, text, ctypes.c_uint(_TEXT_BYTES))
+        return text.value.decode()
 
     def _call(self, name: str, *arguments: object) -> None:
         try:

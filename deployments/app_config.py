@@ -131,12 +131,12 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
     num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
 
-    capture_dir: Path | None = Field(
+    recording_dir: Path | None = Field(
         None,
         description="Folder for tokens and hidden states of live requests, to train drafters on; none stores nothing.",
     )
-    capture_share: float = Field(0.01, gt=0, le=1, description="Share of the requests that are captured.")
-    capture_max_bytes: int = Field(10 * 10**9, ge=1, description="Of all captures in capture_dir together.")
+    recording_share: float = Field(0.01, gt=0, le=1, description="Share of the requests that are recorded.")
+    recording_max_bytes: int = Field(10 * 10**9, ge=1, description="Of all recordings in recording_dir together.")
 
     engine_factory: str | None = Field(
         None, description="`module:function` from this config to an engine other than Wingbeat's own."
@@ -150,7 +150,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         "max_model_len",
         "num_kv_blocks",
         "kv_cache_memory_bytes",
-        "capture_dir",
+        "recording_dir",
         "engine_stuck_after_s",
         mode="before",
     )
@@ -185,8 +185,8 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         """Refuse what no single field can see, naming field, value and what is allowed."""
-        if self.capture_dir is not None and self.capture_dir.exists() and not self.capture_dir.is_dir():
-            raise ValueError(f"capture_dir is {str(self.capture_dir)!r}: must be a directory, or not there yet")
+        if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
+            raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
         for name in ("engine_wait_s", "max_queued_requests"):
             if self.may_sleep() and not getattr(self, name):
                 raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-_PARENT = Path(__file__).resolve().parent.parent
-_IN_SOURCE_TREE, _INSTALLED = _PARENT / "examples" / "demo_pair", _PARENT / "demo_pair"
-DEMO_FOLDER = _IN_SOURCE_TREE if _IN_SOURCE_TREE.is_dir() else _INSTALLED
-"""In an installed wheel it is the data of a package of its own, `wingbeat.demo_pair`."""
+DEMO_FOLDER = (Path(__file__).parents[1] / "demo_pair").resolve()
+"""The data of a package of its own, `wingbeat.demo_pair`; in a checkout that is a link to `examples/demo_pair`."""
 
 
 class DemoPair(NamedTuple):

@@ -3,6 +3,7 @@
 ROOMS_WITH_RAY = {"cluster.placement", "cluster.autoscaling", "cluster.gpus"}
 
 MAY_IMPORT = {
+    "__init__": {"deployments.app", "deployments.local_llm"},
     "cluster.autoscaling": set(),
     "cluster.channels": {"runtime.free_memory", "runtime.protocol"},
     "cluster.child_process": set(),
@@ -42,7 +43,6 @@ MAY_IMPORT = {
         "deployments.gpu_shares",
         "deployments.http_server",
         "deployments.log",
-        "deployments.parsing",
         "deployments.metrics",
         "deployments.options",
         "deployments.replica",
@@ -153,7 +153,6 @@ MAY_IMPORT = {
         "runtime.tensor_files",
         "runtime.tensor_parallel",
     },
-    "deployments.package": {"deployments.app", "deployments.local_llm"},
     "deployments.page": {"deployments.fleet"},
     "deployments.parsing": {"runtime.grammar"},
     "deployments.replica": {

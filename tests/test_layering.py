@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import grimp
+
 from tests.rooms import MAY_IMPORT, ROOMS_WITH_RAY
 
 ROOT = Path(__file__).parents[1]
@@ -22,9 +24,10 @@ IMPORT_PATH = re.compile(r"wingbeat(\.\w+)+(:\w+)?")
 
 
 def modules() -> dict[str, Path]:
-    """Every file by its import name."""
-    paths = (path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py")))
-    return {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    """Every file by its import name; the package's own is `wingbeat.__init__`."""
+    paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+    named = {"wingbeat." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return named | {"wingbeat.__init__": ROOT / "src" / "wingbeat" / "__init__.py"}
 
 
 @cache
@@ -40,7 +43,13 @@ def _imported_names(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
+    yield from strings_of(path)
+
+
+def strings_of(path: Path) -> Iterator[str]:
+    """Names of ours that a file has as strings."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and IMPORT_PATH.fullmatch(node.value):
             yield node.value.replace(":", ".")
 
 
@@ -89,6 +98,16 @@ def test_each_room_imports_only_what_it_may():
         allowed = MAY_IMPORT[room_of(module)] | {room_of(module)}
         wrong += [f"{module} imports {target}" for target in sorted(targets) if room_of(target) not in allowed]
     assert not wrong, "\n".join(wrong)
+
+
+def test_an_import_graph_by_a_common_tool_has_the_same_arrows():
+    """But for those of strings, which no tool sees, and of the package's own file, which is no part of its roots."""
+    graph = grimp.build_graph(*(f"wingbeat.{layer}" for layer in LAYERS), cache_dir=None)
+    ours = {module: targets for module, targets in arrows().items() if module != "wingbeat.__init__"}
+    for module, targets in ours.items():
+        theirs = graph.find_modules_directly_imported_by(module.removesuffix(".__init__"))
+        assert theirs <= targets, module
+        assert targets - theirs <= {module_of(name, modules()) for name in strings_of(modules()[module])}, module
 
 
 def test_nothing_is_imported_in_a_circle():

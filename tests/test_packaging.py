@@ -1,8 +1,7 @@
-"""The wheel holds what the tree holds: a package missing from the list is missing from the wheel only."""
+"""The wheel holds what the tree holds, which setuptools finds through the links in `src/wingbeat`."""
 
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,17 +11,11 @@ from tests.versions.environments import build_wheel
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("kernels", "runtime", "cluster", "deployments")
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-TOP = "deployments/package"
+LINKS = {folder: f"../../{folder}" for folder in FOLDERS} | {"demo_pair": "../../examples/demo_pair"}
+"""What `src/wingbeat` holds beside `__init__.py`: relative, so that a checkout may be moved, copied and packed."""
 DEMO = "wingbeat.demo_pair"
 """A package of data alone."""
 MOST_BYTES = 16 * 10**6
-
-
-def packages_of_the_tree() -> set[str]:
-    """Every folder with Python files, by its import name; `deployments/package` is the package above them all."""
-    folders = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
-    return {".".join(("wingbeat", *folder.relative_to(ROOT).parts)) for folder in folders - {ROOT / TOP}} | {"wingbeat"}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +24,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_packages_list_equals_the_tree():
-    assert set(SETUPTOOLS["packages"]) == packages_of_the_tree() | {DEMO}
-
-
-def test_every_package_is_mapped_to_its_folder():
-    folders = {f"wingbeat.{folder}": folder for folder in FOLDERS}
-    assert SETUPTOOLS["package-dir"] == folders | {"wingbeat": TOP, DEMO: "examples/demo_pair"}
+def test_the_package_is_a_file_and_links_to_the_folders():
+    held = {path.name: path for path in (ROOT / "src" / "wingbeat").iterdir() if path.name != "__pycache__"}
+    assert not held.pop("__init__.py").is_symlink()
+    assert {name: str(path.readlink()) for name, path in held.items()} == LINKS
+    assert all(path.is_dir() for path in held.values())
 
 
 def test_top_level_folders_are_no_packages():
@@ -70,15 +61,12 @@ def test_an_unpacked_wheel_has_the_demo_pair_and_finds_it(wheel: Path, tmp_path:
     assert lines[::2] == lines[1::2]
 
 
-def test_a_wheel_holds_every_file_of_the_packages_that_is_no_code(wheel: Path):
+def test_a_wheel_holds_every_file_of_the_packages_and_of_the_demo_pair_and_nothing_else(wheel: Path):
     """What a module opens beside itself, such as a page, is missing from a wheel unless it is named."""
-    held = set(zipfile.ZipFile(wheel).namelist())
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     files = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
-    data = {path for path in files if path.suffix not in (".py", ".pyc")}
-    assert not [path for path in data if f"wingbeat/{path.relative_to(ROOT)}" not in held]
-
-
-def test_a_wheel_has_the_package_above_them_all_beside_them(wheel: Path):
-    held = set(zipfile.ZipFile(wheel).namelist())
-    assert "wingbeat/__init__.py" in held
-    assert not [name for name in held if name.startswith("wingbeat/deployments/package")]
+    expected = {f"wingbeat/{path.relative_to(ROOT)}" for path in files if path.suffix != ".pyc"}
+    demo = ROOT / "examples" / "demo_pair"
+    pair = [demo / "README.md", *(demo / "verifier").iterdir(), *(demo / "drafter").iterdir()]
+    expected |= {f"wingbeat/demo_pair/{path.relative_to(demo)}" for path in pair}
+    assert held == expected | {"wingbeat/__init__.py"}

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from _model import BLOCK_SIZE, random_head
 from wingbeat.runtime.config import BENCHMARK_VARIABLE, EngineConfig, ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
 from wingbeat.runtime.kv.pool import block_bytes
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
@@ -115,20 +115,30 @@ def too_large(bench: Bench, loaded: LoadedModel, case: Case) -> str | None:
     return f"needs {need / 2**30:.1f} GiB where {free / 2**30:.1f} GiB are free" if need > free else None
 
 
-def new_drafter(bench: Bench, speculation: SpeculationConfig, graphs: bool | None = None) -> EagleDrafter:
+def new_drafter(
+    bench: Bench, speculation: SpeculationConfig, graphs: bool | None = None, graph_device: GraphDevice | None = None
+) -> EagleDrafter:
     """An EAGLE-3 head of random weights, sure of itself.
 
     Args:
         graphs: as in `EngineConfig.cuda_graphs`.
+        graph_device: captures in place of CUDA.
     """
     head = random_head(bench)
     head.lm_head.weight.mul_(CONFIDENCE)
-    captured = bench.device.type == "cuda" and graphs is not False
-    return EagleDrafter(head, speculation, CudaGraphDevice(bench.device) if captured else None)
+    if graph_device is None and bench.device.type == "cuda" and graphs is not False:
+        graph_device = CudaGraphDevice(bench.device)
+    return EagleDrafter(head, speculation, graph_device)
 
 
-def speed(bench: Bench, engine: Engine, speculation: bool) -> Speed:
-    """Rounds in which every sequence decodes, after their prompts and some rounds to warm up."""
+def speed(
+    bench: Bench, engine: Engine, speculation: bool, watch: Callable[[], AbstractContextManager] = nullcontext
+) -> Speed:
+    """Rounds in which every sequence decodes, after their prompts and some rounds to warm up.
+
+    Args:
+        watch: entered while they are measured.
+    """
     context, num_rounds = workload(bench)
     batch, on_gpu = engine.config.max_num_seqs, bench.device.type == "cuda"
     params = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True, speculation=speculation)
@@ -142,12 +152,13 @@ def speed(bench: Bench, engine: Engine, speculation: bool) -> Speed:
         engine.step()
     if on_gpu:
         torch.cuda.synchronize()
-    started, num_tokens = time.perf_counter(), 0
-    for _ in range(num_rounds):
-        num_tokens += sum(len(output.token_ids) for output in engine.step())
-    if on_gpu:
-        torch.cuda.synchronize()
-    elapsed = time.perf_counter() - started
+    with watch():
+        started, num_tokens = time.perf_counter(), 0
+        for _ in range(num_rounds):
+            num_tokens += sum(len(output.token_ids) for output in engine.step())
+        if on_gpu:
+            torch.cuda.synchronize()
+        elapsed = time.perf_counter() - started
     for index in range(batch):
         engine.abort_request(f"{speculation}-{index}")
     while engine.has_unfinished_requests():

@@ -93,6 +93,12 @@ class Bench(NamedTuple):
         target = torch.empty_like(source)
         return 2 * size / (self.median_ms(lambda: target.copy_(source)) / 1e3)
 
+    def matmul_flops_per_s(self) -> float:
+        """Rate of a large square product in `dtype`, a multiplication and an addition counted as two."""
+        size = 64 if self.quick else 8192
+        left, right = (torch.randn(size, size, dtype=self.dtype, device=self.device) for _ in range(2))
+        return 2 * size**3 / (self.median_ms(lambda: left @ right) / 1e3)
+
 
 class Cases:
     """The cases of a script, each reported when it is measured; one that fails costs itself alone.

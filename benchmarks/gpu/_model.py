@@ -98,13 +98,18 @@ def shape_facts(config: LlamaConfig, dtype: torch.dtype) -> dict[str, str]:
     }
 
 
-def plain_step_bytes(config: LlamaConfig, itemsize: int, context: int) -> int:
-    """Bytes a plain step at batch 1 must read: every weight but the embedding table, and the context's KV."""
+def num_weights(config: LlamaConfig) -> int:
+    """Of every weight that a step reads: all but the embedding table."""
     hidden, dim = config.hidden_size, config.head_dim
     attention = hidden * dim * 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = attention + 3 * hidden * config.intermediate_size + 2 * hidden
-    kv = context * config.num_key_value_heads * dim * 2
-    return itemsize * (config.num_hidden_layers * (layer + kv) + hidden + hidden * config.vocab_size)
+    return config.num_hidden_layers * layer + hidden + hidden * config.vocab_size
+
+
+def plain_step_bytes(config: LlamaConfig, itemsize: int, context: int) -> int:
+    """Bytes a plain step must read: every weight but the embedding table, and KV of all sequences' tokens."""
+    kv = config.num_hidden_layers * context * config.num_key_value_heads * config.head_dim * 2
+    return itemsize * (num_weights(config) + kv)
 
 
 class StepInputs(NamedTuple):

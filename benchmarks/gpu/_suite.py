@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from _verdict import verdict
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUDGET_S = 570
@@ -116,23 +118,26 @@ def sessions() -> dict[str, list[Part]]:
     ipc = gpu_files("tests/cluster")
     return {
         "first": [
-            pytest_part("tests_graphs", ["tests/runtime/graphs"], 60, only="-m gpu", workers=1),
-            # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
-            pytest_part("tests_kernels", ["tests/kernels"], 150, only="-m 'not slow'"),
-            script("kernel_profile", 90),
+            script("doctor", 90),
+            script("round_stages", 200),
             script("losslessness", 60),
-            script("verify", 90),
-            script("draft_round", 60),
-            pytest_part("tests_runtime", gpu_files("tests/runtime"), 90, only="-m 'gpu and not ray'", workers=6),
-            pytest_part("tests_channel", ipc, 80, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
+            pytest_part("tests_graphs", ["tests/runtime/graphs"], 45, only="-m gpu", workers=1),
+            # All of them, compiled: the odd shapes among them run in Triton's interpreter elsewhere.
+            pytest_part("tests_kernels", ["tests/kernels"], 110, only="-m 'not slow'"),
+            script("hop", 40),
+            script("kernel_profile", 50),
+            pytest_part("tests_runtime", gpu_files("tests/runtime"), 70, only="-m 'gpu and not ray'", workers=6),
+            pytest_part("tests_channel", ipc, 50, only="-m gpu -k 'not behind_its_doorbell'", workers=1),
             # Last, and alone: a stream that hangs would take the others with it.
-            pytest_part("tests_killed", ipc, 60, only="-m gpu -k behind_its_doorbell", workers=1),
+            pytest_part("tests_killed", ipc, 50, only="-m gpu -k behind_its_doorbell", workers=1),
         ],
         "speed": [
-            script("engine_speed", 390),
-            script("plain_decode", 120),
-            script("draft_level", 60),
-            script("attention", 60),
+            script("engine_speed", 370),
+            script("plain_decode", 110),
+            script("verify", 70),
+            script("draft_round", 60),
+            script("draft_level", 50),
+            script("attention", 50),
             script("bandwidth", 30),
         ],
         "peers": [script("hop", 60), script("two_processes", 200), script("plain_decode", 300, "--peer")],
@@ -162,7 +167,14 @@ def machine() -> dict[str, str]:
     return facts
 
 
-def verdict(figure: dict[str, Any]) -> str:
+def why_none() -> str:
+    """Why torch sees no GPU, in the doctor's words."""
+    from wingbeat.deployments.doctor.gpu import gpu_parts
+
+    return gpu_parts()[0].ask()[1]
+
+
+def target(figure: dict[str, Any]) -> str:
     """Target and whether it was met; empty without one."""
     if figure.get("at_most") is not None:
         return f"at most {figure['at_most']:g}: {'met' if figure['value'] <= figure['at_most'] else 'missed'}"
@@ -185,11 +197,16 @@ def markdown(facts: dict[str, str], parts: Sequence[Part], quick: bool) -> str:
             lines += [f"- {name}: {fact}" for name, fact in part.result.get("facts", {}).items()]
             lines += ["", "| figure | value | unit | target |", "| --- | ---: | --- | --- |"]
             lines += [
-                f"| {figure['name']} | {figure['value']:.4g} | {figure['unit']} | {'' if quick else verdict(figure)} |"
+                f"| {figure['name']} | {figure['value']:.4g} | {figure['unit']} | {'' if quick else target(figure)} |"
                 for figure in part.result.get("figures", [])
             ]
         if part.output:
             lines += ["", f"## {part.name}: end of its output", "", "```", part.output.strip(), "```"]
+    words = verdict(parts)
+    if words:
+        lines += ["", "## Verdict", ""]
+        lines += ["Toy sizes: this is how a verdict reads, and says nothing of this machine.", ""] if quick else []
+        lines += words
     return "\n".join(lines) + "\n"
 
 
@@ -220,7 +237,10 @@ def main() -> int:
     import torch
 
     if not torch.cuda.is_available() and not args.quick:
-        print("run.sh: no CUDA GPU found, nothing measured (--quick runs toy sizes anywhere)", file=sys.stderr)
+        print(
+            f"run.sh: no CUDA GPU found, nothing measured (--quick runs toy sizes anywhere): {why_none()}",
+            file=sys.stderr,
+        )
         return NO_GPU
     parts = script_parts(HERE, quick=True) if args.quick else sessions()[args.session]
     unknown = set(args.only or ()) - {part.name for part in parts}

@@ -22,7 +22,14 @@ class Case(NamedTuple):
     """Target share of the copy bandwidth."""
 
 
-CASES = (Case(8, 8192, 60, at_least=0.75), Case(8, 8192, 1), Case(1, 8192, 60), Case(1, 1024, 60), Case(1, 1024, 1))
+CASES = (
+    Case(8, 8192, 60, at_least=0.75),
+    Case(8, 8192, 1),
+    Case(1, 8192, 60),
+    Case(1, 1024, 60),
+    # What `_computed_attention.py` computes.
+    *(Case(1, context, nodes) for context in (1024, 8192, 32768, 131072) for nodes in (1, 16)),
+)
 
 
 def measure_case(bench: Bench, case: Case) -> tuple[float, int]:

@@ -15,6 +15,7 @@ from _model import llama_config, random_model, shape_facts
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.runtime.config import ForcedAcceptance, SpeculationConfig
 from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 
@@ -41,11 +42,15 @@ def cases(bench: Bench) -> list[Case]:
     ]
 
 
-def engine_of(bench: Bench, loaded: LoadedModel, case: Case) -> Engine:
-    """An engine for one case, its drafter attached on the same device."""
-    drafter = new_drafter(bench, case.speculation, case.graphs)
+def engine_of(bench: Bench, loaded: LoadedModel, case: Case, graph_device: GraphDevice | None = None) -> Engine:
+    """An engine for one case, its drafter attached on the same device.
+
+    Args:
+        graph_device: captures rounds and drafts in place of CUDA.
+    """
+    drafter = new_drafter(bench, case.speculation, case.graphs, graph_device)
     channel = partial(InProcessChannel, device=bench.device)
-    return build_engine(loaded, engine_config(bench, case), drafter, channel)
+    return build_engine(loaded, engine_config(bench, case), drafter, channel, graph_device)
 
 
 def measure_case(bench: Bench, loaded: LoadedModel, case: Case) -> tuple[list[Figure], dict]:

@@ -184,7 +184,7 @@ class CudaIpcChannel:
         try:
             runtime = runtime or TorchCudaRuntime()
             _check_device(runtime, device, "drafter")
-            check_reach(runtime, device, str(details["uuid"]), str(details["device"]))
+            check_reach(runtime, device, details["uuid"], details["device"])
             mapping, handles = _open(segment.header, incarnation, device, runtime)
         except ChannelError:
             raise

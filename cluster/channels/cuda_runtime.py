@@ -1,7 +1,7 @@
 """What a CUDA IPC channel asks of CUDA, and the answer of torch and the CUDA runtime; knows nothing of channels.
 
 Memory comes from `cudaMalloc` of the CUDA runtime that torch has loaded, through ctypes. torch's own way to share,
-`UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
+`torch.UntypedStorage._share_cuda_`, does not fit: it is private, hands out the allocator's whole segment, and counts a
 reference per export and receiver, so that every new drafter would need a new export and every killed one would keep the
 memory for good. The runtime functions used here have kept their signatures since CUDA 5.0.
 
@@ -13,7 +13,7 @@ mapped it, and kernels of that GPU read it over NVLink or PCIe.
 import ctypes
 import functools
 import time
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -35,8 +35,8 @@ class CudaError(RuntimeError):
 class IpcEvent(Protocol):
     """An interprocess event, in the process that made it or in one that opened it (`torch.cuda.Event`)."""
 
-    def record(self, stream: object) -> None: ...
-    def wait(self, stream: object) -> None: ...
+    def record(self, stream: Any) -> None: ...
+    def wait(self, stream: Any) -> None: ...
     def query(self) -> bool: ...
     def ipc_handle(self) -> bytes: ...
 
@@ -46,51 +46,67 @@ class CudaRuntime(Protocol):
 
     def count(self) -> int:
         """CUDA devices that this process sees."""
+        ...
 
     def describe(self, device: torch.device) -> str:
         """The device for people to read: index, name and UUID."""
+        ...
 
     def uuid(self, device: torch.device) -> str:
         """What names the GPU in every process, whatever CUDA_VISIBLE_DEVICES says there."""
+        ...
 
     def find(self, uuid: str) -> torch.device | None:
         """The GPU of that UUID, or None where this process does not see it."""
+        ...
 
     def can_access_peer(self, device: torch.device, peer: torch.device) -> bool:
         """Whether kernels on `device` can use memory of `peer`."""
+        ...
 
     def shares_events(self, device: torch.device) -> bool:
         """Whether its events can be opened by other processes, which its memory then can be too."""
+        ...
 
     def allocate(self, device: torch.device, num_bytes: int) -> int:
         """Address of new zeroed memory that can be exported."""
+        ...
 
     def free(self, device: torch.device, address: int) -> None:
         """Free what `allocate` returned; waits for the device's work."""
+        ...
 
     def export_memory(self, device: torch.device, address: int) -> bytes:
         """A handle that other processes open, HANDLE_BYTES long."""
+        ...
 
     def open_memory(self, device: torch.device, handle: bytes) -> int:
         """Map another process's memory for use by `device`, which need not be the GPU it lies on; its address here."""
+        ...
 
     def close_memory(self, device: torch.device, address: int) -> None:
         """Unmap what `open_memory` returned."""
+        ...
 
     def tensor(self, device: torch.device, address: int, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] over memory on, or mapped for, the device; keeps nothing alive."""
+        ...
 
     def create_event(self, device: torch.device) -> IpcEvent:
         """A new interprocess event of the device."""
+        ...
 
     def open_event(self, device: torch.device, handle: bytes) -> IpcEvent:
         """Another process's event, for streams of `device` to wait for and hosts to ask; its maker alone records it."""
+        ...
 
-    def current_stream(self, device: torch.device) -> object:
+    def current_stream(self, device: torch.device) -> Any:
         """The calling thread's stream on the device."""
+        ...
 
-    def drain(self, device: torch.device, stream: object, timeout_s: float) -> bool:
+    def drain(self, device: torch.device, stream: Any, timeout_s: float) -> bool:
         """Wait until the stream has done what it was given so far; False if it has not after `timeout_s`."""
+        ...
 
 
 class TorchCudaRuntime:
@@ -122,9 +138,9 @@ class TorchCudaRuntime:
         address = ctypes.c_void_p()
         size = -(-num_bytes // GRANULARITY_BYTES) * GRANULARITY_BYTES
         _call(device, "cudaMalloc", ctypes.byref(address), ctypes.c_size_t(size))
-        self.tensor(device, address.value, size).zero_()
+        self.tensor(device, _number(address), size).zero_()
         self.current_stream(device).synchronize()  # another stream, or another process, may be the first to use it
-        return address.value
+        return _number(address)
 
     def free(self, device: torch.device, address: int) -> None:
         _call(device, "cudaFree", ctypes.c_void_p(address))
@@ -138,7 +154,7 @@ class TorchCudaRuntime:
         address = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(handle)
         _call(device, "cudaIpcOpenMemHandle", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
-        return address.value
+        return _number(address)
 
     def close_memory(self, device: torch.device, address: int) -> None:
         _call(device, "cudaIpcCloseMemHandle", ctypes.c_void_p(address))
@@ -167,6 +183,11 @@ class TorchCudaRuntime:
                 return False
             time.sleep(DRAIN_POLL_S)
         return True
+
+
+def _number(address: ctypes.c_void_p) -> int:
+    """Of an address; ctypes has None for 0."""
+    return address.value or 0
 
 
 class _Handle(ctypes.Structure):

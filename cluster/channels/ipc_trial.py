@@ -50,8 +50,9 @@ def try_cuda_ipc(
     try:
         command = [*drafter, name, str(peer.index)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
+        with subprocess.Popen(
+            command, text=True, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
             try:
                 poll(lambda: end.incarnation > 0, ATTACHED_S, gone=lambda: process.poll() is not None)
                 if not end.incarnation:

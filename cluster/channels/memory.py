@@ -63,12 +63,15 @@ class ReadyEvents(Protocol):
 
     def record(self, parity: int) -> None:
         """Mark what the calling thread's current stream has been given so far."""
+        ...
 
     def wait(self, parity: int, writer_alive: bool) -> bool:
         """Make the calling thread's current stream wait for the mark; False where it must not be waited for."""
+        ...
 
     def finished(self, parity: int) -> bool:
         """Whether the writer's device has reached the mark."""
+        ...
 
 
 class HostReady:

@@ -33,7 +33,7 @@ HEADER_BYTES = 4096
 VERSION = 6
 """Of the header and of the layout that follows from a spec; raise it with any change to either."""
 
-Details = dict[str, str | int | list[str]]
+Details = dict[str, str]
 """What a kind's drafter must know beyond the spec; JSON values."""
 
 

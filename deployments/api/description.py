@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
+from wingbeat.deployments.api.endpoints.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
+from wingbeat.deployments.api.endpoints.prefix_routes import PREFIXES_PATH, SavePrefixBody
+from wingbeat.deployments.api.endpoints.token_routes import DetokenizeBody, TokenizeBody
 from wingbeat.deployments.api.messages_api.body import CountBody, MessagesBody
 from wingbeat.deployments.api.responses_api.body import ResponsesBody
-from wingbeat.deployments.api.routers.adapter_routes import LOAD_PATH, UNLOAD_PATH, LoadAdapterBody, UnloadAdapterBody
-from wingbeat.deployments.api.routers.prefix_routes import PREFIXES_PATH, SavePrefixBody
-from wingbeat.deployments.api.routers.token_routes import DetokenizeBody, TokenizeBody
 
 BODIES: Mapping[str, type[BaseModel]] = {
     "/v1/completions": CompletionBody,

@@ -17,16 +17,16 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.description import add_description
+from wingbeat.deployments.api.endpoints.adapter_routes import add_adapter_routes
+from wingbeat.deployments.api.endpoints.load import add_load
+from wingbeat.deployments.api.endpoints.model_routes import add_model_routes
+from wingbeat.deployments.api.endpoints.monitoring import add_monitoring, watchers
+from wingbeat.deployments.api.endpoints.prefix_routes import add_prefix_routes
+from wingbeat.deployments.api.endpoints.server_routes import add_server_routes, version_of_package
+from wingbeat.deployments.api.endpoints.token_routes import add_token_routes
 from wingbeat.deployments.api.guard import HttpGuard, HttpLimits
 from wingbeat.deployments.api.messages_api.routes import add_messages_routes
 from wingbeat.deployments.api.responses_api.routes import add_responses_route
-from wingbeat.deployments.api.routers.adapter_routes import add_adapter_routes
-from wingbeat.deployments.api.routers.load import add_load
-from wingbeat.deployments.api.routers.model_routes import add_model_routes
-from wingbeat.deployments.api.routers.monitoring import add_monitoring, watchers
-from wingbeat.deployments.api.routers.prefix_routes import add_prefix_routes
-from wingbeat.deployments.api.routers.server_routes import add_server_routes, version_of_package
-from wingbeat.deployments.api.routers.token_routes import add_token_routes
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.page.playground import add_page
 

@@ -1,7 +1,6 @@
 """Whether what an engine is asked to hold fits this machine, told from the settings and the model's config alone."""
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.config import LEAST_MODEL_LEN, EngineConfig
@@ -9,9 +8,6 @@ from wingbeat.runtime.free_memory import free_memory, free_shared_memory, total_
 from wingbeat.runtime.kv.capacity import check_budget, fit
 from wingbeat.runtime.tensor_files import read_headers, weight_files
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
-
-if TYPE_CHECKING:
-    from wingbeat.runtime.protocol.messages import ChannelSpec
 
 _UNEVEN = ("kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers")
 """Fields of architectures whose layers hold keys and values of other sizes than the usual fields say."""
@@ -96,35 +92,21 @@ def check_channel(config: AppConfig, taps_size: int, vocab_size: int) -> None:
     """
     if not config.has_drafter() or config.channel_kind() != "shm":
         return
-    from wingbeat.cluster.channels.header import ChannelError
-    from wingbeat.cluster.channels.memory import check_fits
-
-    try:
-        check_fits(channel_spec(config, taps_size, vocab_size), free_shared_memory())
-    except ChannelError as error:
-        raise ValueError(str(error)) from error
-
-
-def channel_spec(config: AppConfig, taps_size: int, vocab_size: int) -> "ChannelSpec":
-    """Shapes of the channel that an engine of these limits will make; its size does not depend on the KV pool's."""
     import torch
 
+    from wingbeat.cluster.channels.header import ChannelError
+    from wingbeat.cluster.channels.memory import check_fits
     from wingbeat.runtime.protocol.messages import ChannelSpec
 
-    engine = config.engine_config()
-    return ChannelSpec(
-        num_slots=engine.max_num_seqs,
-        num_nodes=engine.speculation.num_nodes,
-        max_path=engine.speculation.max_path,
-        max_prefill_tokens=engine.max_num_batched_tokens,
-        taps_size=taps_size,
-        max_model_len=engine.max_model_len,
-        max_blocks_per_seq=engine.max_blocks_per_seq,
-        block_size=engine.block_size,
-        num_blocks=0,
-        taps_dtype=getattr(torch, config.resolved_dtype()),
-        vocab_size=vocab_size,
+    # Its size does not depend on the KV pool's.
+    dtype = getattr(torch, config.resolved_dtype())
+    spec = ChannelSpec.of(
+        config.engine_config(), taps_size=taps_size, num_blocks=0, taps_dtype=dtype, vocab_size=vocab_size
     )
+    try:
+        check_fits(spec, free_shared_memory())
+    except ChannelError as error:
+        raise ValueError(str(error)) from error
 
 
 def block_bytes(file: ConfigFile, block_size: int, item_bytes: int) -> int | None:

@@ -8,9 +8,11 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from wingbeat.deployments.cli.local import LocalConfig, OpenEngine
+from wingbeat.deployments.doctor.driver import sees_gpu
 from wingbeat.deployments.doctor.examination import Finding, Part, Verdict, examine
 from wingbeat.deployments.doctor.gpu import gpu_parts
 from wingbeat.deployments.doctor.machine import machine_parts
+from wingbeat.runtime.checks.bounded_step import StepTimeout
 from wingbeat.runtime.scheduling.request import SamplingParams
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red"}
@@ -26,13 +28,24 @@ class DoctorConfig(LocalConfig):
 def doctor_command(config: DoctorConfig, as_json: bool, open_engine: OpenEngine) -> int:
     """Print one line for each part; returns 1 where one has failed, else 0."""
     transformers_logging.set_verbosity_error()
-    parts = [*machine_parts(), *gpu_parts()]
-    if config.load:
-        parts.append(Part("model", _LOAD_S, lambda: _written(config, open_engine)))
-    findings = list(_shown(examine(parts), as_json))
+    findings = list(_shown(examine(_parts(config, open_engine)), as_json))
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings]))
     return int(any(finding.verdict is Verdict.FAILED for finding in findings))
+
+
+def _parts(config: DoctorConfig, open_engine: OpenEngine) -> Iterator[Part]:
+    """Nothing behind a driver that does not answer: all of it would ask that driver."""
+    yield from machine_parts()
+    try:
+        seen = sees_gpu()
+    except StepTimeout as error:
+        told = str(error)
+        yield Part("driver", 30, lambda: (Verdict.FAILED, told))
+        return
+    yield from gpu_parts(seen)
+    if config.load:
+        yield Part("model", _LOAD_S, lambda: _written(config, open_engine))
 
 
 def _shown(findings: Iterable[Finding], as_json: bool) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from wingbeat.runtime.recordings.extract import ExtractConfig, extract
 
 
 def extract_command(config: ExtractConfig) -> None:
-    """Capture tokens, hidden states and top logits of a verifier for training a drafter.
+    """Record tokens, hidden states and top logits of a verifier for training a drafter.
 
     Raises:
         UserError: model, text or settings cannot be used.

@@ -1,6 +1,7 @@
 """Starts whose checkpoints have been found right: they are checked again once they or the settings have changed.
 
-The check takes the imports of torch and transformers: seconds, and hundreds of megabytes that the command keeps.
+The check takes the imports of torch and transformers: seconds, and hundreds of megabytes that the command keeps. It
+tells early what the engine's own loading would tell later: a start that is wrongly taken for known fails there.
 """
 
 import hashlib
@@ -11,9 +12,7 @@ from wingbeat.deployments.app_config import AppConfig
 from wingbeat.runtime.disk_cache import cache_dir, keep
 from wingbeat.runtime.drafters.choice import USER
 
-_PACKAGES = ("torch", "transformers")
-SOURCES = [Path(__file__).parents[2] / layer for layer in ("cluster", "deployments", "kernels", "runtime")]
-"""Of the check itself: who edits it wants it to run."""
+_PACKAGES = ("torch", "transformers", "wingbeat")
 
 
 def check_unless_known(config: AppConfig, here: bool) -> None:
@@ -41,14 +40,12 @@ def _is_told_by_files(config: AppConfig) -> bool:
 
 def _key(config: AppConfig, here: bool) -> str:
     folders = [config.model_dir(), config.engine_dir, Path(str(config.choice().source))]
-    files = [_files(folder, "*") for folder in folders if folder is not None] + [
-        _files(code, "*.py") for code in SOURCES
-    ]
+    files = [_files(folder) for folder in folders if folder is not None]
     parts = ([version(name) for name in _PACKAGES], here, config.model_dump_json(), files)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
-def _files(folder: Path, pattern: str) -> list[tuple[str, int, int]]:
+def _files(folder: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of change of every file below."""
-    files = [file for file in sorted(folder.rglob(pattern)) if file.is_file()]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]

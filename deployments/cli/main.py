@@ -212,7 +212,7 @@ def _add_train(app: typer.Typer) -> None:
     """`train` reads its own arguments later: its options come from modules that import torch."""
 
     def train(context: typer.Context) -> None:
-        """Train a base model, or a drafter for one."""
+        """Train a drafter for a verifier."""
         check_named_folders(context.args)
         _train_app()(context.args or ["--help"], prog_name="wingbeat train", standalone_mode=False)
 
@@ -223,13 +223,13 @@ def _add_extract(app: typer.Typer) -> None:
     """`extract` reads its own arguments later, as `train` does."""
 
     def extract(context: typer.Context) -> None:
-        """Capture a verifier's hidden states, for training a drafter."""
+        """Record a verifier's hidden states, for training a drafter."""
         check_named_folders(context.args)
         from wingbeat.deployments.cli.extract_command import extract_command
         from wingbeat.runtime.recordings.extract import ExtractConfig
 
         def run(config: ExtractConfig) -> None:
-            """Capture a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
+            """Record a verifier's tokens, hidden states and top logits over a text, for training a drafter."""
             extract_command(config)
 
         _run_now(context, ExtractConfig, run)
@@ -246,21 +246,16 @@ def _run_now(context: typer.Context, config_class: type[Config], run: Callable[.
 
 def _train_app() -> typer.Typer:
     from wingbeat.cluster.channels.channel import InProcessChannel
-    from wingbeat.runtime.training.base_model import TrainBaseConfig, train_base
     from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 
-    app = _new_app("Train a small verifier from text files, and a draft head for a verifier.")
-
-    def base(config: TrainBaseConfig) -> None:
-        """Train a tokenizer and a small Llama from a folder of text files."""
-        _run_training(train_base, config)
+    app = _new_app("Train a draft head for a verifier.")
 
     def drafter(config: TrainDrafterConfig) -> None:
         """Train an EAGLE head for a verifier."""
         _run_training(partial(train_drafter, channel_factory=InProcessChannel), config)
 
-    app.command("base")(model_command(TrainBaseConfig, base))
     app.command("drafter")(model_command(TrainDrafterConfig, drafter))
+    app.callback()(lambda: None)  # so that one command has its name too
     return app
 
 

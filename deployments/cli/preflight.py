@@ -45,7 +45,7 @@ def check(config: AppConfig, host: str, port: int, address: str | None = None) -
         if here:
             check_memory(config, file)
     check_tokenizer_file(folder, file.size("vocab_size"))
-    _check_capture(config)
+    _check_recording(config)
     _check_drafter_name(config, here)
 
 
@@ -95,13 +95,13 @@ def check_positions(config: AppConfig, name: str, num_positions: int | None) -> 
         )
 
 
-def _check_capture(config: AppConfig) -> None:
+def _check_recording(config: AppConfig) -> None:
     """The folder is made by the first replica; here it is only asked whether that will work."""
-    if config.capture_dir is None:
+    if config.recording_dir is None:
         return
-    there = next((f for f in (config.capture_dir, *config.capture_dir.resolve().parents) if f.exists()), Path("/"))
+    there = next((f for f in (config.recording_dir, *config.recording_dir.resolve().parents) if f.exists()), Path("/"))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise PreflightError(f"capture_dir is {str(config.capture_dir)!r}: {there} cannot be written to")
+        raise PreflightError(f"recording_dir is {str(config.recording_dir)!r}: {there} cannot be written to")
 
 
 def _check_drafter_name(config: AppConfig, here: bool) -> None:

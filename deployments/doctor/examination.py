@@ -4,7 +4,7 @@ Each part has a limit of time and one line, and none stops those behind it. Know
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     ask: Callable[[], tuple[Verdict, str]]
 
 
-def examine(parts: list[Part]) -> Iterator[Finding]:
+def examine(parts: Iterable[Part]) -> Iterator[Finding]:
     """Ask part after part; what raises or hangs has failed."""
     for part in parts:
         started = time.monotonic()

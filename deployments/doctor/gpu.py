@@ -9,11 +9,9 @@ from wingbeat.deployments.doctor.examination import Part, Verdict
 from wingbeat.deployments.doctor.machine import gib
 
 
-def gpu_parts() -> list[Part]:
-    """What a machine is asked of its first GPU, in the order of a start; one part says so where there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
+def gpu_parts(seen: bool) -> list[Part]:
+    """What a machine is asked of its first GPU, in the order of a start; one part says so where torch sees none."""
+    if not seen:
         return [Part("GPU", 30, _no_gpu)]
     return [
         Part("driver", 30, _driver),

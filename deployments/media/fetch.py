@@ -38,7 +38,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 async def look_up(host: str, port: int) -> list[str]:
     """The addresses of a host, by this machine's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [address[0] for *_, address in found]
+    return [str(address[0]) for *_, address in found]
 
 
 class Fetcher:

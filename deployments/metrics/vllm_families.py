@@ -1,6 +1,8 @@
 """The application's figures under vLLM's names, so that its dashboards and benchmarks read them."""
 
+import logging
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client import Metric
@@ -8,9 +10,10 @@ from prometheus_client import Metric
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
 
+logger = logging.getLogger(__name__)
 LABELS = ("model_name", "engine")
 Read = Callable[[dict[str, Any]], Any]
-"""From an engine's figures to one of them; KeyError or None where it has none."""
+"""From an engine's figures to one of them; None where it has none, KeyError where it does not know such figures."""
 
 
 def kv_usage(figures: dict[str, Any]) -> float:
@@ -20,9 +23,13 @@ def kv_usage(figures: dict[str, Any]) -> float:
     return (usable - figures["num_free_blocks"]) / usable
 
 
-def _stats(*path: str) -> Read:
+def figure(*path: str) -> Read:
+    """Reads a figure of a figure, down the path; None where one of them is None."""
+
     def read(figures: dict[str, Any]) -> Any:
         for name in path:
+            if figures is None:
+                return None
             figures = figures[name]
         return figures
 
@@ -35,42 +42,42 @@ def _drafted(name: str) -> Read:
 
 
 GAUGES: tuple[tuple[str, str, Read], ...] = (
-    ("num_requests_running", "Requests in the rounds of an engine.", _stats("num_running")),
-    ("num_requests_waiting", "Requests waiting for a slot of an engine.", _stats("num_waiting")),
+    ("num_requests_running", "Requests in the rounds of an engine.", figure("num_running")),
+    ("num_requests_waiting", "Requests waiting for a slot of an engine.", figure("num_waiting")),
     ("kv_cache_usage_perc", "Share of the KV cache in use: 1 is all of it.", kv_usage),
 )
 COUNTERS: tuple[tuple[str, str, Read], ...] = (
-    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", _stats("prefix_query_tokens")),
-    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", _stats("prefix_hit_tokens")),
-    ("num_preemptions", "Preemptions.", _stats("num_preemptions")),
-    ("prompt_tokens", "Prompt tokens of requests that got their first token.", _stats("requests", "num_prompt_tokens")),
-    ("generation_tokens", "Tokens generated.", _stats("requests", "num_generation_tokens")),
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", figure("prefix_query_tokens")),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", figure("prefix_hit_tokens")),
+    ("num_preemptions", "Preemptions.", figure("num_preemptions")),
+    ("prompt_tokens", "Prompt tokens of requests that got their first token.", figure("requests", "num_prompt_tokens")),
+    ("generation_tokens", "Tokens generated.", figure("requests", "num_generation_tokens")),
     ("spec_decode_num_drafts", "Draft trees verified.", _drafted("num_drafts")),
     ("spec_decode_num_draft_tokens", "Draft tokens verified.", _drafted("num_draft_tokens")),
     ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", _drafted("num_accepted_tokens")),
 )
 HISTOGRAMS: tuple[tuple[str, str, Read], ...] = (
-    ("request_queue_time_seconds", "From arrival in the engine to the first slot.", _stats("requests", "queue_s")),
-    ("request_prefill_time_seconds", "From the first slot to the first token.", _stats("requests", "prefill_s")),
-    ("request_decode_time_seconds", "From the first token to the last.", _stats("requests", "decode_s")),
-    ("request_inference_time_seconds", "From the first slot to the last token.", _stats("requests", "inference_s")),
-    ("iteration_tokens_total", "Tokens computed per round.", _stats("requests", "round_tokens")),
-    ("time_to_first_token_seconds", "From arrival in the router.", _stats("clients", "time_to_first_token_s")),
-    ("inter_token_latency_seconds", "Time per token after the first.", _stats("clients", "inter_token_s")),
+    ("request_queue_time_seconds", "From arrival in the engine to the first slot.", figure("requests", "queue_s")),
+    ("request_prefill_time_seconds", "From the first slot to the first token.", figure("requests", "prefill_s")),
+    ("request_decode_time_seconds", "From the first token to the last.", figure("requests", "decode_s")),
+    ("request_inference_time_seconds", "From the first slot to the last token.", figure("requests", "inference_s")),
+    ("iteration_tokens_total", "Tokens computed per round.", figure("requests", "round_tokens")),
+    ("time_to_first_token_seconds", "From arrival in the router.", figure("clients", "time_to_first_token_s")),
+    ("inter_token_latency_seconds", "Time per token after the first.", figure("clients", "inter_token_s")),
     (
         "request_time_per_output_token_seconds",
         "Its mean over a request.",
-        _stats("clients", "time_per_output_token_s"),
+        figure("clients", "time_per_output_token_s"),
     ),
-    ("e2e_request_latency_seconds", "From arrival in the router to the end.", _stats("clients", "e2e_s")),
-    ("request_prompt_tokens", "Prompt tokens per request.", _stats("clients", "prompt_tokens")),
-    ("request_generation_tokens", "Tokens generated per request.", _stats("clients", "generation_tokens")),
+    ("e2e_request_latency_seconds", "From arrival in the router to the end.", figure("clients", "e2e_s")),
+    ("request_prompt_tokens", "Prompt tokens per request.", figure("clients", "prompt_tokens")),
+    ("request_generation_tokens", "Tokens generated per request.", figure("clients", "generation_tokens")),
     (
         "request_max_num_generation_tokens",
         "The same: each choice counts alone.",
-        _stats("clients", "generation_tokens"),
+        figure("clients", "generation_tokens"),
     ),
-    ("request_params_max_tokens", "max_tokens of requests.", _stats("clients", "max_tokens")),
+    ("request_params_max_tokens", "max_tokens of requests.", figure("clients", "max_tokens")),
 )
 
 
@@ -89,7 +96,7 @@ def vllm_families(snapshot: FleetSnapshot) -> Iterator[Metric]:
         "vllm:request_success",
         "Requests by how they ended.",
         (*LABELS, "finished_reason"),
-        by_key(snapshot, _stats("clients", "ended")),
+        by_key(snapshot, figure("clients", "ended")),
     )
     yield _cache_config(snapshot)
 
@@ -99,11 +106,18 @@ def rows(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, str],
     for engine_id, figures in snapshot.engines.items():
         try:
             value = read(figures)
-        except (KeyError, TypeError):
-            # An engine by a factory of the operator's has figures of its own.
+        except (KeyError, TypeError) as error:
+            # An engine by a factory of the operator's has figures of its own, and so may one of another version.
+            say_missing(engine_id, repr(error))
             continue
         if value is not None:
             yield (snapshot.model_name, engine_id), value
+
+
+@lru_cache(maxsize=1024)
+def say_missing(engine_id: str, error: str) -> None:
+    """Log it once for each engine and figure."""
+    logger.warning("Engine %s lacks a figure, and the metrics what is made of it: %s", engine_id, error)
 
 
 def by_key(snapshot: FleetSnapshot, read: Read) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -121,7 +135,7 @@ def _accepted_by_position(figures: dict[str, Any]) -> dict[int, int] | None:
 
 
 def _cache_config(snapshot: FleetSnapshot) -> Metric:
-    configs = list(rows(snapshot, _stats("cache_config")))
+    configs = list(rows(snapshot, figure("cache_config")))
     names = sorted({name for _, config in configs for name in config})
     values = (((*labels, *(config.get(name, "") for name in names)), 1) for labels, config in configs)
     return gauge("vllm:cache_config_info", "The KV cache, in labels.", (*LABELS, *names), values)

@@ -1,14 +1,13 @@
 """What vLLM has no name for: trees, the drafter, the policy's decisions, the phases of a round, the routers."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
 
 from wingbeat.deployments.metrics.families import counter, gauge, histogram
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
-from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, rows
+from wingbeat.deployments.metrics.vllm_families import LABELS, Read, by_key, figure, rows
 
 DRAFTER_STATES = ("attached", "lost", "none")
 
@@ -42,7 +41,7 @@ def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
         "wingbeat_tree_nodes",
         "Nodes of each verified tree, its root not counted.",
         LABELS,
-        rows(snapshot, lambda figures: figures["tree_nodes"]),
+        rows(snapshot, figure("tree_nodes")),
     )
     parts = (
         ("drafts", "num_drafts", "Draft trees verified, by tokens of context."),
@@ -54,18 +53,18 @@ def _acceptance(snapshot: FleetSnapshot) -> Iterator[Metric]:
 
 
 def _rounds(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    yield counter("wingbeat_rounds", "Rounds.", LABELS, rows(snapshot, lambda figures: figures["phases"]["num_rounds"]))
+    yield counter("wingbeat_rounds", "Rounds.", LABELS, rows(snapshot, figure("phases", "num_rounds")))
     yield counter(
         "wingbeat_plain_rounds",
         "Rounds that decoded without any tree, by reason.",
         (*LABELS, "reason"),
-        by_key(snapshot, lambda figures: figures["plain_rounds"]),
+        by_key(snapshot, figure("plain_rounds")),
     )
     yield counter(
         "wingbeat_draft_decisions",
         "Decisions of the speculation policy on the next round's draft.",
         (*LABELS, "decision"),
-        by_key(snapshot, lambda figures: figures["policy"]["decisions"]),
+        by_key(snapshot, figure("policy", "decisions")),
     )
     yield counter(
         "wingbeat_round_phase_seconds",
@@ -98,16 +97,16 @@ def _drafter(snapshot: FleetSnapshot) -> Iterator[Metric]:
         "wingbeat_replayed_tokens",
         "Tokens computed again for a drafter that lacked them.",
         LABELS,
-        rows(snapshot, lambda figures: figures["num_replayed_tokens"]),
+        rows(snapshot, figure("num_replayed_tokens")),
     )
 
 
 def _kv(snapshot: FleetSnapshot) -> Iterator[Metric]:
-    yield gauge("wingbeat_kv_blocks", "KV blocks.", LABELS, rows(snapshot, lambda figures: figures["num_blocks"]))
+    yield gauge("wingbeat_kv_blocks", "KV blocks.", LABELS, rows(snapshot, figure("num_blocks")))
     text = "KV blocks that can be handed out, cached ones included."
-    yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, lambda figures: figures["num_free_blocks"]))
+    yield gauge("wingbeat_kv_blocks_free", text, LABELS, rows(snapshot, figure("num_free_blocks")))
     text = "KV blocks of saved prefixes, which nothing else may have."
-    yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, lambda figures: figures["num_pinned_blocks"]))
+    yield gauge("wingbeat_kv_blocks_pinned", text, LABELS, rows(snapshot, figure("num_pinned_blocks")))
 
 
 def _images(snapshot: FleetSnapshot) -> Iterator[Metric]:
@@ -116,13 +115,9 @@ def _images(snapshot: FleetSnapshot) -> Iterator[Metric]:
         ("wingbeat_image_cache_hits", "num_hits", "Times that an image in a prompt chunk was known already."),
     )
     for name, field, text in parts:
-        yield counter(name, text, LABELS, rows(snapshot, partial(_of_images, field)))
+        yield counter(name, text, LABELS, rows(snapshot, figure("images", field)))
     text = "Bytes of the images' embeddings that are remembered."
-    yield gauge("wingbeat_image_cache_bytes", text, LABELS, rows(snapshot, partial(_of_images, "num_bytes")))
-
-
-def _of_images(field: str, figures: dict[str, Any]) -> int:
-    return figures["images"][field]
+    yield gauge("wingbeat_image_cache_bytes", text, LABELS, rows(snapshot, figure("images", "num_bytes")))
 
 
 def _routers(snapshot: FleetSnapshot) -> Iterator[Metric]:

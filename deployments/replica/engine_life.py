@@ -121,8 +121,8 @@ class EngineLife:
         # Last, so that nothing of the drafter's self-test is in either.
         if config.prefix_dir is not None or self._prefixes.changes():
             self._prefixes.merge(await self.client.call("open_prefixes", self._prefixes.changes()))
-        if config.capture_dir is not None:
-            await self.client.call("start_capture")
+        if config.recording_dir is not None:
+            await self.client.call("start_recording")
 
     @property
     def process_id(self) -> int:

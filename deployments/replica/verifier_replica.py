@@ -191,7 +191,7 @@ class Verifier(ServedNames):
             "engine_pid": figures.pid,
             "rank_pids": [] if (ranks := self._engines.life.ranks) is None else ranks.pids,
             "num_engine_restarts": self._engines.num_restarts,
-            "capture": figures.capture,
+            "recording": figures.recording,
             "clients": self._reports.clients(),
             "routers": self._reports.routers(),
         }

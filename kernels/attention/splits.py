@@ -1,4 +1,4 @@
-"""Splits of the context among programs: how long, the memory of their partial results, and their merge."""
+"""Splits of the context among programs: how long, whose, the memory of their partial results, and their merge."""
 
 import functools
 from typing import NamedTuple
@@ -12,8 +12,13 @@ _MIN_TILES_PER_SPLIT = 2
 # Of a split's keys per row: its partial result, float32 and both written and read, is a quarter of what it reads in
 # 16-bit keys and values. Fewer would cost many requests more than one alone gains by more programs.
 _KEYS_PER_ROW = 8
+# How many times over the programs of a launch fill the device, beside one for each request. Fewer leave a device that
+# waits for the last of them; more find nothing to do where requests are short.
+_DEVICES = 8
 # The running maximum starts finite, so that a row that has seen nothing yet yields weight 0 instead of inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
+# Requests whose lengths a program reads at once.
+_BLOCK_REQS = tl.constexpr(256)
 
 
 class Splits(NamedTuple):
@@ -24,9 +29,17 @@ class Splits(NamedTuple):
     least_keys: int
     """Keys of a split but the last, a multiple of the tile's block_keys: shorter requests have fewer splits."""
 
-    def launched(self, max_keys: int) -> int:
+    def at_most(self, max_keys: int) -> int:
         """Splits that a request of at most `max_keys` keys can have."""
         return max(min(self.most, -(-max_keys // self.least_keys)), 1)
+
+    def launched(self, num_reqs: int, max_keys: int) -> int:
+        """Programs, for each row tile and head, that share the splits of requests of at most `max_keys` keys.
+
+        By shapes alone, as a captured launch needs it: were there one for each split that the longest table allows,
+        nearly all of a large batch would find nothing to do.
+        """
+        return min(num_reqs * self.at_most(max_keys), num_reqs + _DEVICES * self.most)
 
 
 def choose_splits(num_programs: int, device_programs: int, num_rows: int, block_keys: int) -> Splits:
@@ -66,25 +79,104 @@ def workspace_size(num_splits: int, num_reqs: int, num_query: int, num_heads: in
     return num_splits * num_reqs * num_query * num_heads * (value_dim + 1) if num_splits > 1 else 0
 
 
-@triton.jit(do_not_specialize=["num_query", "num_splits", "stride_split"])
+@triton.jit
+def split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr):
+    """Keys of a split, and how many splits there are: of a request or of a vector of them.
+
+    By the request's own length: a row's sums are ordered alike in any batch, table and graph.
+    """
+    length = context + num_new
+    if window is not None:
+        length = tl.minimum(length, window + num_new + BLOCK_KEYS)
+    keys = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_KEYS), most_splits) * BLOCK_KEYS, least_keys)
+    return keys, tl.cdiv(tl.minimum(length, max_keys), keys)
+
+
+@triton.jit
+def _num_splits(
+    first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS: tl.constexpr
+):
+    """int32 [_BLOCK_REQS]: splits of the requests from `first` on, 0 behind the last."""
+    reqs = first + tl.arange(0, _BLOCK_REQS)
+    context = tl.load(context_ptr + reqs, mask=reqs < num_reqs, other=0).to(tl.int32)
+    _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
+    return tl.where(reqs < num_reqs, num_splits, 0)
+
+
+@triton.jit
+def count_splits(
+    context_ptr,  # int64 [num_reqs]
+    num_reqs,
+    num_new,
+    window,
+    max_keys,
+    most_splits,
+    least_keys,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Splits of all requests."""
+    total = 0
+    for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
+        total += tl.sum(
+            _num_splits(first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS), 0
+        )
+    return total
+
+
+@triton.jit
+def find_split(
+    item,  # below `count_splits`: the splits of one request follow those of another
+    context_ptr,  # int64 [num_reqs]
+    num_reqs,
+    num_new,
+    window,
+    max_keys,
+    most_splits,
+    least_keys,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """The request that an item belongs to, and which of its splits it is."""
+    req = 0
+    for first in tl.range(0, num_reqs, _BLOCK_REQS, num_stages=1):
+        ends = tl.cumsum(
+            _num_splits(first, context_ptr, num_reqs, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS), 0
+        )
+        before = (ends <= item) & (req == first)  # of no block behind the request's own
+        req += tl.sum(before.to(tl.int32), 0)
+        item -= tl.max(tl.where(before, ends, 0), 0)
+    return req, item
+
+
+@triton.jit(
+    do_not_specialize=["stride_split", "num_query", "num_new", "max_keys", "most_splits", "least_keys"],
+    do_not_specialize_on_alignment=["context_ptr"],
+)
 def merge_splits_kernel(
     partial_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads, VALUE_DIM]
     lse_ptr,  # float32 [num_splits, num_reqs, num_query, num_heads]
     out_ptr,  # [num_reqs, num_query, num_heads, VALUE_DIM]
+    context_ptr,  # int64 [num_reqs]
     stride_split,  # of lse
     stride_out_req,
     stride_out_node,
     stride_out_head,
+    window,  # this and the four below as for `kernel.tree_attention_kernel`
     num_query,
-    num_splits,
+    num_new,
+    max_keys,
+    most_splits,
+    least_keys,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE_DIM: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
     ALL_SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    context = tl.load(context_ptr + row // num_query).to(tl.int32)
+    _, num_splits = split_keys(context, num_new, window, max_keys, most_splits, least_keys, BLOCK_KEYS)
     cell = row * NUM_HEADS + head
     dims = tl.arange(0, BLOCK_VALUE_DIM)
     every = tl.arange(0, ALL_SPLITS)

@@ -3,7 +3,9 @@
 The context of a request is split over programs until they fill the device; a second kernel merges the splits by their
 log-sum-exp (Flash-Decoding, Dao et al. 2023). How long a split is depends on the request's own length, so that its
 result has the same bits in any batch. The grid depends on shapes alone, never on device data: a launch can be captured
-in a CUDA graph and replayed with other lengths. Reference: `wingbeat.kernels.attention.reference`.
+in a CUDA graph and replayed with other lengths, whose splits its programs share.
+
+Reference: `wingbeat.kernels.attention.reference`.
 """
 
 from typing import Any, NamedTuple
@@ -47,24 +49,26 @@ class _Launch(NamedTuple):
     constants: dict[str, Any]
 
     def arguments(self, partial: _Partial | None, splits: Splits) -> tuple[Any, ...]:
-        """All arguments but the constants; without partial results `out` is written."""
+        """Of `tree_attention_kernel`, all but the constants; without partial results `out` is written."""
         target = _Partial(self.out, None, (0, *self.out.stride()[:3])) if partial is None else partial
         return (*self.tensors, target.out, target.lse, *self.strides, *target.strides, *self.scalars, *splits)
 
-    def merge_arguments(self, partial: _Partial, num_splits: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def merge_arguments(self, partial: _Partial, splits: Splits) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Of `merge_splits_kernel`."""
         num_reqs, num_query, num_heads, value_dim = self.out.shape
+        contexts, (window, _, _, num_new, _, max_keys, _) = self.tensors[4], self.scalars[2:]
         constants = {
             "NUM_HEADS": num_heads,
             "VALUE_DIM": value_dim,
             "BLOCK_VALUE_DIM": triton.next_power_of_2(value_dim),
+            "BLOCK_KEYS": self.constants["BLOCK_KEYS"],
             "ALL_SPLITS": MAX_SPLITS,
             "BLOCK_SPLITS": 16,
             "num_warps": 4,
         }
         rows = num_reqs * num_query * num_heads
-        strides = self.out.stride()[:3]
-        return (partial.out, partial.lse, self.out, rows, *strides, num_query, num_splits), constants
+        lengths = (window, num_query, num_new, max_keys, *splits)
+        return (partial.out, partial.lse, self.out, contexts, rows, *self.out.stride()[:3], *lengths), constants
 
 
 def tree_attention(
@@ -118,14 +122,14 @@ def tree_attention(
         if sliding_window is not None:
             num_new = num_query if mask_words is None else positions.shape[1]
             max_keys = min(max_keys, sliding_window + num_new + config.block_keys)
-        num_splits = splits.launched(max_keys)
-        grid = (num_reqs * num_programs, num_splits)
+        grid = (splits.launched(num_reqs, max_keys) * num_programs,)
+        num_splits = splits.at_most(max_keys)
         if num_splits == 1:
             tree_attention_kernel[grid](*launch.arguments(None, splits), SPLIT=False, **launch.constants)
             return out
         partial = _partial_results(out, num_splits, workspace)
         tree_attention_kernel[grid](*launch.arguments(partial, splits), SPLIT=True, **launch.constants)
-        arguments, constants = launch.merge_arguments(partial, num_splits)
+        arguments, constants = launch.merge_arguments(partial, splits)
         merge_splits_kernel[(num_reqs * num_query, num_heads)](*arguments, **constants)
     return out
 
@@ -145,7 +149,7 @@ def _prepare(
     out: Tensor,
     config: TileConfig,
 ) -> _Launch:
-    num_query, num_heads, key_dim = query.shape[1:]
+    num_reqs, num_query, num_heads, key_dim = query.shape
     block_size, num_kv_heads, value_dim = key_cache.shape[1], key_cache.shape[2], value_cache.shape[3]
     group = num_heads // num_kv_heads
     causal = mask_words is None
@@ -162,6 +166,7 @@ def _prepare(
         float(scaling),
         None if softcap is None else float(softcap),
         sliding_window,
+        num_reqs,
         num_query,
         num_query if causal else positions.shape[1],
         0 if causal else mask_words.shape[2],
@@ -222,7 +227,7 @@ def partial_bytes(
     device_programs = limits.num_sms * limits.resident_programs(config.shared_bytes, 1, config.num_warps)
     num_programs = triton.cdiv(num_rows, config.block_rows) * heads[1]
     splits = choose_splits(num_programs, device_programs, min(num_rows, config.block_rows), config.block_keys)
-    return 4 * workspace_size(splits.launched(max_keys), *rows, heads[0], dims[1])
+    return 4 * workspace_size(splits.at_most(max_keys), *rows, heads[0], dims[1])
 
 
 def _resident_programs(launch: _Launch) -> int:
@@ -240,9 +245,9 @@ def _resident_programs(launch: _Launch) -> int:
         rows = shape[1:].numel()
         partial = types._replace(strides=(shape[0] * rows, rows, shape[2] * shape[3], shape[3]))
         splits = Splits(1, constants["BLOCK_KEYS"])
-        one = (1, 1)
+        one = (1,)
         tree_attention_kernel.warmup(*launch.arguments(None, splits), SPLIT=False, grid=one, **constants)
-        arguments, merge_constants = launch.merge_arguments(partial, 1)
+        arguments, merge_constants = launch.merge_arguments(partial, splits)
         merge_splits_kernel.warmup(*arguments, grid=one, **merge_constants)
         compiled = tree_attention_kernel.warmup(*launch.arguments(partial, splits), SPLIT=True, grid=one, **constants)
         if compiled is None:  # Triton interprets: there is no multiprocessor to fill

@@ -1,6 +1,6 @@
 """What changes logits before temperature: bias, penalties and a grammar, as tensors; the torch reference.
 
-Requests and trees are unknown here. On a GPU `triton_scores` does the same tile by tile.
+Requests and trees are unknown here. On a GPU `scores` does the same tile by tile.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Penalties(NamedTuple):
 
     Repetition divides positive logits and multiplies the others, for tokens of the prompt or the output (transformers'
     RepetitionPenaltyLogitsProcessor; CTRL, arXiv:1909.05858). Frequency subtracts its value per occurrence and presence
-    once, for tokens of the output (OpenAI's definition, as vLLM's `apply_penalties`), after repetition.
+    once, for tokens of the output (OpenAI's definition, and vLLM's), after repetition.
     """
 
     repetition: Tensor

@@ -2,7 +2,7 @@
 
 The token of a row is argmax(processed logits + noise(seed, position, token)), which is an exact sample of
 softmax(processed logits) (the Gumbel-max trick) and depends on nothing but the row: not on the batch, the tree around
-it or the device's random state. History, bias and grammar come in as tensors (`logit_processors`). CUDA tensors go to
+it or the device's random state. History, bias and grammar come in as tensors (`processors`). CUDA tensors go to
 the kernels of `triton`.
 """
 
@@ -96,7 +96,7 @@ def process_logits(
         float32 [num_rows, vocab_size], removed tokens at -inf.
 
     Raises:
-        ValueError: see `logit_processors.check_processors`.
+        ValueError: see `processors.check_processors`.
     """
     if choice.compiled("choose_tokens", logits):
         from wingbeat.kernels.sampling import triton as triton_sampling
@@ -154,7 +154,7 @@ def choose_tokens(
         int64 [num_rows].
 
     Raises:
-        ValueError: see `logit_processors.check_processors`; or the workspace is too small.
+        ValueError: see `processors.check_processors`; or the workspace is too small.
     """
     if choice.compiled("choose_tokens", logits) and (any_sampled or processors is not None):
         from wingbeat.kernels.sampling import triton as triton_sampling

@@ -1,7 +1,7 @@
 """Scores of tokens on a GPU: processors, temperature and noise in one pass, and the best score of each row.
 
 The programs that share a row find the best of their shares; a second launch merges them. Reference:
-`logit_processors.apply_processors`, and `sampling` for the rest.
+`processors.apply_processors`, and `reference` for the rest.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Choosing tokens on a GPU: the kernels behind `sampling`, which is their reference.
 
-Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`triton_scores`).
+Rows whose token is an argmax of logits, or of logits plus noise, take one pass over the vocabulary (`scores`).
 Filtered rows are kept in float32; the edge of top-p is found among the tokens that it may keep (`nucleus`), others are
 searched for (`filter`). Every row is shared by as many programs as fill the device, and gets the same token in any
 batch. Launches depend on shapes and flags alone.

@@ -1,4 +1,4 @@
-"""Growth of token trees on a GPU: the kernels behind `tree_growth`, which is their reference.
+"""Growth of token trees on a GPU: the kernels behind `table`, which is their reference.
 
 A program handles a request alone, in registers; a level is one launch, and so is the finished tree. Nothing waits for
 the device and launches depend on shapes alone.

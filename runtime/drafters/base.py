@@ -96,7 +96,7 @@ class DrafterOptions:
     dtype: torch.dtype = torch.float32
     device: str | torch.device = "cpu"
     cuda_graphs: bool = True
-    """On CUDA, capture the passes of kinds that have fixed shapes."""
+    """On CUDA, capture the passes of kinds with weights."""
     fp8_weights: bool = False
     """Round the weights of an EAGLE head's products to eight bits."""
 

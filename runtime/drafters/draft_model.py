@@ -18,9 +18,12 @@ from transformers import AutoConfig
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, check_tree_shape
-from wingbeat.runtime.drafters.growth import Growth, Level
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
 from wingbeat.runtime.drafters.shared_kv import MODEL_TYPES, build_shared_kv
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import slot_mapping
@@ -35,23 +38,25 @@ from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 logger = logging.getLogger(__name__)
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(StagedDrafter):
     """A draft model and its KV.
 
     Args:
         loaded: the model, on the device to draft on.
         speculation: shape of the trees.
         vocab_size: of the verifier; rows of the model's output beyond it are padding and never drafted.
-        fixed_shapes: run what other devices run on the CPU too.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
-    needs = DrafterNeeds(tap_layers=(), keeps_context=True)
+    reads_history = True
 
     def __init__(
         self,
         loaded: LoadedModel,
         speculation: SpeculationConfig,
         vocab_size: int | None = None,
+        graph_device: GraphDevice | None = None,
         fixed_shapes: bool = False,
     ) -> None:
         if loaded.mixers:
@@ -60,23 +65,25 @@ class ModelDrafter(Drafter):
                 "drafts would change for good: give one without, or another kind of drafter"
             )
         self.model = VerifierModel(loaded)
-        self.speculation = speculation
-        self.device = loaded.device
         self.max_position = loaded.max_position_embeddings - 1
         self.name = loaded.name
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
-        in_place = reads_in_place(loaded.dtype, self.device)
-        self.pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, self.device, fixed_shapes, in_place=in_place)
-        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
-        self.growth = Growth(speculation, torch.arange(size, device=self.device), self.pool.in_place)
+        device, in_place = loaded.device, reads_in_place(loaded.dtype, loaded.device)
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, device, fixed_shapes, in_place=in_place)
+        growth = Growth(speculation, torch.arange(size, device=device), pool.in_place)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(tap_layers=(), keeps_context=True, token_bytes=pool.token_bytes)
+
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: a draft model takes none")
 
     def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
         """See `Drafter.resize`."""
-        if spec.taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: a draft model takes none")
-        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
+        super().resize(spec, num_slots, num_blocks)
         if spec.max_model_len > self.max_position + 1:
             logger.warning(
                 "draft model %s knows %d positions and the verifier's sequences have up to %d: acceptance falls there",
@@ -84,25 +91,53 @@ class ModelDrafter(Drafter):
                 self.max_position + 1,
                 spec.max_model_len,
             )
-        self.pool.resize(spec, num_slots, num_blocks)
 
     def commit(self, batch: DraftBatch) -> None:
         """Run the decided tokens; see `Drafter.commit`."""
-        if batch.chunk_slots or batch.decode_slots.numel():
+        if self._stages is not None:
+            super().commit(batch)
+        elif batch.chunk_slots or batch.decode_slots.numel():
             self._advance(batch, batch.decode_slots.tolist(), [])
-
-    def propose(self, batch: DraftBatch) -> TokenTree:
-        """Run the roots and grow a tree from each; see `Drafter.propose`."""
-        logits = self._advance(batch.without_commits(), [], batch.proposal_slots.tolist())
-        return self._grow(batch, logits)
 
     def draft(self, batch: DraftBatch) -> TokenTree | None:
         """Decided tokens and roots in one pass, then the levels; see `Drafter.draft`."""
         proposals = batch.proposal_slots.tolist()
-        if not proposals:
-            self.commit(batch)
-            return None
-        return self._grow(batch, self._advance(batch, batch.decode_slots.tolist(), proposals))
+        if self._stages is not None or not proposals:
+            return super().draft(batch)
+        logits = self._advance(batch, batch.decode_slots.tolist(), proposals)
+        roots = self.growth.roots(batch, upload(proposals, self.device))
+        tables = self.pool.tables(self._tables(batch)[roots.slots], roots.positions[0] - 1)
+        return self._grow_from(roots, logits, tables, batch.growth_rules)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Run the chunks alone."""
+        self._advance(batch, [], [])
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Run the tokens that decodes settle: the one before theirs, and all of theirs but the newest."""
+        token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids[:, :-1]], dim=1)
+        part = self._pass_rows(token_ids, rows.positions, rows.num_tokens, block_tables[rows.slots])
+        self._forward([part], part.token_ids[:0])
+
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """Run the roots, and grow a tree from each."""
+        context = roots.positions[0] - 1
+        tables = self.pool.tables(block_tables[roots.slots], context)
+        part = self._pass_rows(roots.token_ids[:, None], context, torch.ones_like(context), tables)
+        return self._grow_from(roots, self._forward([part], None)[:, None], tables, rules)
+
+    def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
+        """Decided tokens and roots in one pass: each root behind its sequence's decode, if there is one."""
+        same = roots.slots[:, None] == rows.slots
+        decode = same.to(torch.int64).argmax(dim=1)
+        num_settled = rows.num_tokens[decode] * same.any(dim=1)
+        token_ids = torch.cat([rows.first_token_ids[:, None], rows.token_ids], dim=1)[decode]
+        token_ids = token_ids.scatter(1, num_settled[:, None], roots.token_ids[:, None])
+        context = roots.positions[0] - 1
+        tables = self.pool.tables(block_tables[roots.slots], context)
+        part = self._pass_rows(token_ids, context - num_settled, num_settled + 1, tables)
+        wanted = torch.arange(len(token_ids), device=self.device) * token_ids.shape[1] + num_settled
+        return self._grow_from(roots, self._forward([part], wanted)[:, None], tables)
 
     def _advance(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> Tensor:
         """One pass of the model over chunks, decodes and roots; every layer stores all keys before it reads any.
@@ -118,9 +153,8 @@ class ModelDrafter(Drafter):
         begin = 0 if rows is None else len(rows.pass_rows.token_ids)
         parts = [] if rows is None else [rows.pass_rows]
         parts += self._chunks(batch, begin)
-        token_ids, positions, mapping = (torch.cat([part[i] for part in parts]) for i in range(3))
-        wanted = rows.roots if rows is not None else token_ids[:0]
-        return self._forward(token_ids, positions, mapping, [part.segment for part in parts], wanted)[:, None]
+        wanted = rows.roots if rows is not None else parts[0].token_ids[:0]
+        return self._forward(parts, wanted)[:, None]
 
     def _rows(self, batch: DraftBatch, decodes: list[int], proposals: list[int]) -> "_Rows":
         """One row of tokens per slot: proposals in their order, then decodes that nobody proposes for."""
@@ -143,17 +177,21 @@ class ModelDrafter(Drafter):
             num_accepted = batch.decode_num_tokens[decode] * decoding
             width += batch.decode_token_ids.shape[1]
         starts = lens - 1 - num_accepted
-        steps = torch.arange(width, device=self.device)
-        storage = starts[:, None] + steps
-        counted = steps < (num_accepted + rooted)[:, None]
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
-        known = storage.clamp(0, batch.token_ids.shape[1] - 1)
-        token_ids = torch.where(counted, batch.token_ids[slot_ids[:, None], known], 0)
+        known = starts[:, None] + torch.arange(width, device=self.device)
+        token_ids = batch.token_ids[slot_ids[:, None], known.clamp(0, batch.token_ids.shape[1] - 1)]
         tables = self.pool.tables(self._tables(batch)[slot_ids], lens - 1)
+        last = torch.arange(len(proposals), device=self.device) * width + num_accepted[: len(proposals)]
+        return _Rows(self._pass_rows(token_ids, starts, num_accepted + rooted, tables), last)
+
+    def _pass_rows(self, token_ids: Tensor, starts: Tensor, num_counted: Tensor, tables: Tensor) -> "_PassRows":
+        """Tokens int64 [num_reqs, width] from positions int64 [num_reqs] on, of which the first ones count."""
+        steps = torch.arange(token_ids.shape[1], device=self.device)
+        storage, counted = starts[:, None] + steps, steps < num_counted[:, None]
         segment = self.pool.causal_segment(0, storage, starts, tables)
         mapping = slot_mapping(tables, storage, self.pool.block_size, counted)
-        last = torch.arange(len(proposals), device=self.device) * width + num_accepted[: len(proposals)]
-        return _Rows(_PassRows(token_ids.flatten(), storage.flatten(), mapping.flatten(), segment), last)
+        token_ids = torch.where(counted, token_ids, 0)
+        return _PassRows(token_ids.flatten(), storage.flatten(), mapping.flatten(), segment)
 
     def _tables(self, batch: DraftBatch) -> Tensor:
         """Block tables of all slots, as far as settled tokens reach."""
@@ -173,36 +211,34 @@ class ModelDrafter(Drafter):
             begin += length
         return parts
 
-    def _forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        mapping: Tensor,
-        segments: list[AttentionSegment],
-        wanted: Tensor | None,
-    ) -> Tensor:
-        """Logits [num_wanted, vocab_size] of a flattened batch."""
+    def _forward(self, parts: list["_PassRows"], wanted: Tensor | None) -> Tensor:
+        """Logits [num_wanted, vocab_size] of a flattened batch; None wants those of all rows."""
+        token_ids, positions, mapping = (
+            parts[0][i] if len(parts) == 1 else torch.cat([part[i] for part in parts]) for i in range(3)
+        )
+        segments = [part.segment for part in parts]
         metadata = AttentionMetadata(self.pool.caches, mapping, segments, packed=pack_segments(segments))
         # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
         positions = positions.clamp(0, self.max_position)
         logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits
         return logits[:, : len(self.growth.draft_token_ids)]
 
-    def _grow(self, batch: DraftBatch, logits: Tensor) -> TokenTree:
-        """A tree per proposal, whose root has been run: its logits are [num_proposals, 1, vocab_size]."""
-        roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
+    def _grow_from(self, roots: Roots, logits: Tensor, tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root that has been run, as the first of the rows drafted.
+
+        Args:
+            logits: [num_proposals, 1, vocab_size].
+            tables: int64 [num_proposals, num_blocks], with private blocks.
+        """
         lens, num_levels = roots.positions[0], len(roots.positions) - 1
-        # The root's row is the first of those drafted.
-        tables = self.pool.tables(self._tables(batch)[roots.slots], lens - 1)
         drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
 
         def expand(level: Level) -> Tensor:
-            rows = (level.token_ids, drafted.positions(level))
-            flat = (part.flatten() for part in rows)
-            logits = self._forward(*flat, drafted.slot_mapping(level), [drafted.segment(level)], None)
-            return logits.unflatten(0, level.token_ids.shape)
+            flat = (part.flatten() for part in (level.token_ids, drafted.positions(level)))
+            part = _PassRows(*flat, drafted.slot_mapping(level), drafted.segment(level))
+            return self._forward([part], None).unflatten(0, level.token_ids.shape)
 
-        return self.growth.grow(roots, logits, expand, batch.growth_rules)
+        return self.growth.grow(roots, logits, expand, rules)
 
 
 class _PassRows(NamedTuple):
@@ -244,4 +280,4 @@ def build_draft_model(
         return build_shared_kv(source, target, speculation, options)
     check_same_vocabulary(folder, config.get_text_config().vocab_size, target.path, target.vocab_size)
     loaded = load_model(folder, options.dtype, torch.device(options.device))
-    return ModelDrafter(loaded, speculation, target.vocab_size)
+    return ModelDrafter(loaded, speculation, target.vocab_size, graph_device_of(options, loaded.device))

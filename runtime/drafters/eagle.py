@@ -1,9 +1,7 @@
 """Drafting with an EAGLE head: chains and EAGLE-2 dynamic trees, draft KV paged under the verifier's block ids.
 
 Pair i = (features at position i, token i + 1) has RoPE position i. Committed pairs 0..L-2 of a sequence of L tokens
-come from the verifier's taps only; drafted pairs lie behind them and are overwritten by the next tree's. A pass is made
-of two functions of tensors, `_commit_decodes` and `_grow`: they are called as they are, or replayed as the CUDA graphs
-of `eagle_stages`.
+come from the verifier's taps only; drafted pairs lie behind them and are overwritten by the next tree's.
 """
 
 from typing import NamedTuple
@@ -12,13 +10,13 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, check_tree_shape, grown
-from wingbeat.runtime.drafters.eagle_stages import DecidedRows, EagleStages
+from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, grown
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.gathered_kv import Workspace
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
-from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
-from wingbeat.runtime.graphs.graph_runner import GraphStats
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import DraftHead, HeadConvention
 from wingbeat.runtime.heads.fp8 import use_fp8
 from wingbeat.runtime.heads.load import load_eagle_head
@@ -30,13 +28,13 @@ from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(StagedDrafter):
     """A draft head and its KV.
 
     Args:
         head: weights, on the device to draft on.
         speculation: shape of the trees.
-        graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
+        graph_device: see `StagedDrafter`.
         fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
@@ -49,101 +47,31 @@ class EagleDrafter(Drafter):
     ) -> None:
         self.head = head.eval().requires_grad_(False)
         lay_out_linears(self.head)
-        self.speculation = speculation
-        self.needs = DrafterNeeds(head.tap_layers, keeps_context=True)
         self.trained_positions = head.max_position_embeddings
-        self.device = head.device
-        self.dtype = head.dtype
         # Queries share keys however many they are: their number is nothing to a pool.
         heads, size = head.num_key_value_heads, head.head_dim
         layer = LayerAttention(heads, heads, size, size, None)
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         fixed_shapes = fixed_shapes or graph_device is not None
-        in_place = reads_in_place(self.dtype, self.device)
-        self.pool = DraftPool([layer], num_drafted, self.dtype, self.device, fixed_shapes, in_place=in_place)
-        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
-        self.growth = Growth(speculation, head.draft_token_ids, packed=self.pool.in_place)
+        in_place = reads_in_place(head.dtype, head.device)
+        pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes, in_place=in_place)
+        growth = Growth(speculation, head.draft_token_ids, packed=pool.in_place)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
         self._hidden = torch.zeros(0)
-        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair; padding has the last
-        row."""
-        self._graph_device = graph_device
-        self._stages: EagleStages | None = None
-
-    @property
-    def graph_stats(self) -> GraphStats | None:
-        """Of the captured stages; None where nothing is captured, and before the first verifier is attached."""
-        return None if self._stages is None else self._stages.stats
-
-    @property
-    def trees_by_slot(self) -> TokenTree | None:
-        """See `Drafter.trees_by_slot`."""
-        return None if self._stages is None else self._stages.trees
+        """[num_slots + 1, hidden_size]: the head's output at each sequence's last committed pair."""
 
     def read_as(self, convention: HeadConvention) -> None:
         """See `Drafter.read_as`."""
         self.head = self.head.with_convention(convention)
         self.needs = self.needs._replace(tap_layers=convention.tap_layers)
 
-    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """See `Drafter.resize`."""
-        head = self.head
-        if spec.taps_size != head.taps_size:
-            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {head.taps_size}")
-        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
-        moved = self.pool.resize(spec, num_slots, num_blocks)
-        self._hidden = grown(self._hidden, (self.pool.num_slots + 1, head.hidden_size), self.dtype, self.device)
-        stages = self._stages
-        if self._graph_device is not None and (moved or stages is None or not stages.fit(spec)):
-            self._stages = stages = None  # its graphs' memory is free for the next ones
-            functions = (self._commit_decodes, self._grow)
-            self._stages = EagleStages(*functions, self.growth, spec, self.pool, self._graph_device)
-        if moved and self.device.type == "cuda":
-            self._warm_up(spec)
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        if spec.taps_size != self.head.taps_size:
+            raise ValueError(f"the verifier sends taps of size {spec.taps_size}: this head needs {self.head.taps_size}")
 
-    @torch.inference_mode()
-    def _warm_up(self, spec: ChannelSpec) -> None:
-        """Run a chunk of nobody's: the time in which kernels compile must not pass for the silence of a stuck one."""
-        num_pairs = min(spec.max_prefill_tokens, spec.max_model_len)
-        positions = torch.arange(num_pairs, device=self.device)
-        nobody = torch.zeros_like(positions)
-        taps = torch.zeros(num_pairs, spec.taps_size, dtype=spec.taps_dtype, device=self.device)
-        spare_slot, last = nobody[:1] + self.pool.num_slots, positions[-1:]
-        tables = nobody.new_zeros(1, spec.max_blocks_per_seq)
-        self._run_commit(_Pairs(nobody, taps, positions, nobody, spare_slot, last), tables)
-
-    def draft(self, batch: DraftBatch) -> TokenTree | None:
-        """One pass; captured, decodes and trees are one graph; see `Drafter.draft`."""
-        if self._stages is None or not batch.proposal_slots.numel():
-            return super().draft(batch)
-        if batch.chunk_slots:
-            self._commit_chunks(batch)
-        return self._stages.propose(batch)
-
-    def commit(self, batch: DraftBatch) -> None:
-        """Recompute draft KV of decided tokens from the verifier's taps; see `Drafter.commit`.
-
-        Chunks come first: a sequence may decode in the pass that completes its context.
-        """
-        if batch.chunk_slots:
-            self._commit_chunks(batch)
-        if not batch.decode_slots.numel():
-            return
-        if self._stages is not None:
-            self._stages.commit(batch)
-            return
-        slots = upload(batch.decode_slots.tolist(), self.device)
-        rows = DecidedRows(
-            slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps
-        )
-        self._commit_decodes(rows, self.pool.reaching(batch.block_tables, batch.max_committed_len))
-
-    def propose(self, batch: DraftBatch) -> TokenTree:
-        """Grow a tree per proposal slot from the last committed pair; see `Drafter.propose`."""
-        if self._stages is not None:
-            return self._stages.propose(batch.without_commits())
-        roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
-        block_tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
-        return self._grow(roots, block_tables, batch.growth_rules)
+    def _resize_state(self, num_rows: int) -> None:
+        self._hidden = grown(self._hidden, (num_rows, self.head.hidden_size), self.dtype, self.device)
 
     def _commit_chunks(self, batch: DraftBatch) -> None:
         """Chunks of prompts, in shapes that follow the data."""
@@ -161,12 +89,8 @@ class EagleDrafter(Drafter):
         )
         self._run_commit(pairs, self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots])
 
-    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> Tensor:
-        """Keys and values of all pairs that count; returns the hidden state [num_reqs, H] of each row's last one.
-
-        Args:
-            block_tables: int64 [num_slots, num_blocks], by slot.
-        """
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Keys and values of all pairs that count, and the hidden state of each row's last one."""
         num_reqs, width = rows.token_ids.shape
         tables = block_tables[rows.slots]
         steps = torch.arange(width, device=self.device)
@@ -179,9 +103,9 @@ class EagleDrafter(Drafter):
         else:
             real = counted.flatten().nonzero()[:, 0]
             pairs, last_rows = tuple(part[real] for part in pairs), rows.num_tokens.cumsum(0) - 1
-        return self._run_commit(_Pairs(*pairs, rows.slots, last_rows), tables)
+        self._run_commit(_Pairs(*pairs, rows.slots, last_rows), tables)
 
-    def _run_commit(self, pairs: "_Pairs", tables: Tensor) -> Tensor:
+    def _run_commit(self, pairs: "_Pairs", tables: Tensor) -> None:
         """One pass over known pairs; with a single layer, a row's key and value depend on its own inputs only.
 
         Nobody asks for more of a sequence than its keys, its values and the hidden state of its last row.
@@ -191,16 +115,10 @@ class EagleDrafter(Drafter):
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
         attend = PagedAttend(cache, pairs.slot_mapping, segment, self.head.scaling)
         rotary, features = self.head.rotary(pairs.positions), self.head.fuse(pairs.taps.to(self.dtype))
-        hidden = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
-        self._hidden[pairs.slots] = hidden
-        return hidden
+        self._hidden[pairs.slots] = self.head(pairs.token_ids, features, rotary, attend, pairs.last_rows)
 
     def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
-        """A tree per root, its levels run one by one.
-
-        Args:
-            block_tables: int64 [num_slots, num_blocks], by slot.
-        """
+        """A tree per root, its levels run one by one from the last committed pair."""
         num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
         drafted: DraftedRows | Workspace
@@ -262,5 +180,4 @@ def build_eagle(
     )
     if options.fp8_weights:
         use_fp8(head)
-    captured = options.cuda_graphs and head.device.type == "cuda"
-    return EagleDrafter(head, speculation, CudaGraphDevice(head.device) if captured else None)
+    return EagleDrafter(head, speculation, graph_device_of(options, head.device))

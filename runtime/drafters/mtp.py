@@ -19,8 +19,11 @@ from torch import Tensor
 
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
-from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
+from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.mtp_loader import load_mtp_modules
 from wingbeat.runtime.heads.mtp_modules import MtpModules
 from wingbeat.runtime.heads.target import TargetDescription
@@ -30,46 +33,60 @@ from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata
 
 
-class MtpDrafter(Drafter):
+class MtpDrafter(StagedDrafter):
     """MTP modules and their KV.
 
     Args:
         modules: prepared, on the device to draft on.
         speculation: shape of the trees.
         num_layers: of the verifier: the index of its final norm's output among the taps.
-        fixed_shapes: run what other devices run on the CPU too.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     def __init__(
-        self, modules: MtpModules, speculation: SpeculationConfig, num_layers: int, fixed_shapes: bool = False
+        self,
+        modules: MtpModules,
+        speculation: SpeculationConfig,
+        num_layers: int,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
     ) -> None:
         self.modules = modules
-        self.speculation = speculation
-        self.needs = DrafterNeeds(tap_layers=(num_layers,), keeps_context=True)
-        self.device, self.dtype = modules.device, modules.dtype
         self.num_modules = len(modules.items)
         self.hidden_size = modules.config.hidden_size
-        self.growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=self.device))
+        device, dtype = modules.device, modules.dtype
+        growth = Growth(speculation, torch.arange(len(modules.items[0].head), device=device))
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         # A module's results at settled rows are the next one's inputs, also behind a prefix that another sequence ran.
         extra_sizes = (self.hidden_size,) * (self.num_modules - 1)
-        self.pool = DraftPool(modules.layers, num_drafted, self.dtype, self.device, fixed_shapes, extra_sizes)
-        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
+        fixed_shapes = fixed_shapes or graph_device is not None
+        pool = DraftPool(modules.layers, num_drafted, dtype, device, fixed_shapes, extra_sizes)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(tap_layers=(num_layers,), keeps_context=True, token_bytes=pool.token_bytes)
         self._hidden = torch.zeros(0)
+        """[num_slots + 1, hidden_size]: the first module's result at each sequence's last settled row."""
 
-    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """See `Drafter.resize`."""
+    def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.hidden_size:
             raise ValueError(f"the verifier sends taps of size {spec.taps_size}: its modules need {self.hidden_size}")
-        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
-        self.pool.resize(spec, num_slots, num_blocks)
-        self._hidden = grown(self._hidden, (self.pool.num_slots, self.hidden_size), self.dtype, self.device)
 
-    def commit(self, batch: DraftBatch) -> None:
-        """Run every module over the settled tokens; see `Drafter.commit`."""
-        spans = self._decode_span(batch) + self._chunk_spans(batch)
-        if not spans:
-            return
+    def _resize_state(self, num_rows: int) -> None:
+        self._hidden = grown(self._hidden, (num_rows, self.hidden_size), self.dtype, self.device)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Run every module over the chunks, in shapes that follow the data."""
+        spans: list[_Span] = []
+        taken = 0
+        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
+            rows = slice(taken, taken + length)
+            taken += length
+            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
+            last = tuple(upload([[slot], [length - 1]], self.device))
+            token_ids, taps = batch.chunk_next_token_ids[rows], batch.chunk_taps[rows].to(self.dtype)
+            starts = torch.full((1,), start, device=self.device)
+            counted = torch.ones_like(token_ids, dtype=torch.bool)
+            spans.append(_Span(starts, start, token_ids[None], taps[None], counted[None], tables, last))
         for index in range(self.num_modules):
             now = [
                 span.after(max(index - span.host_start, 0)) for span in spans if span.host_start + span.width > index
@@ -77,35 +94,15 @@ class MtpDrafter(Drafter):
             if now:
                 self._run_spans(index, now)
 
-    def _decode_span(self, batch: DraftBatch) -> list["_Span"]:
-        count, width = batch.decode_token_ids.shape
-        if not count:
-            return []
-        slots = upload(batch.decode_slots.tolist(), self.device)
-        counted = torch.arange(width, device=self.device) < batch.decode_num_tokens[:, None]
-        # Padding columns may lie past the longest sequence.
-        num_blocks = -(-(batch.max_committed_len + width) // self.pool.block_size)
-        tables = batch.block_tables[slots, :num_blocks]
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Run every module over decided tokens."""
+        counted = torch.arange(rows.token_ids.shape[1], device=self.device) < rows.num_tokens[:, None]
+        last = (rows.slots, (rows.num_tokens - 1).clamp_min(0))
         # A decode follows a token at least, and so does its first row; where it begins is the device's to know.
-        token_ids, taps = batch.decode_token_ids, batch.decode_taps.to(self.dtype)
-        last = (slots, batch.decode_num_tokens - 1)
-        return [_Span(batch.decode_positions, self.num_modules, token_ids, taps, counted, tables, last)]
-
-    def _chunk_spans(self, batch: DraftBatch) -> list["_Span"]:
-        spans: list[_Span] = []
-        taken = 0
-        # A decode of the same sequence comes later in its context: its hidden state must win.
-        decoding = set(batch.decode_slots.tolist()) if batch.chunk_slots else set()
-        for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
-            rows = slice(taken, taken + length)
-            taken += length
-            tables = batch.block_tables[slot : slot + 1, : -(-(start + length) // self.pool.block_size)]
-            last = None if slot in decoding else tuple(upload([[slot], [length - 1]], self.device))
-            token_ids, taps = batch.chunk_next_token_ids[rows], batch.chunk_taps[rows].to(self.dtype)
-            starts = torch.full((1,), start, device=self.device)
-            counted = torch.ones_like(token_ids, dtype=torch.bool)
-            spans.append(_Span(starts, start, token_ids[None], taps[None], counted[None], tables, last))
-        return spans
+        start, taps = self.num_modules, rows.taps.to(self.dtype)
+        span = _Span(rows.positions, start, rows.token_ids, taps, counted, block_tables[rows.slots], last)
+        for index in range(self.num_modules):
+            self._run_spans(index, [span])
 
     def _run_spans(self, index: int, spans: list["_Span"]) -> None:
         """One module over the settled tokens of all spans; every row's key is stored before any is read."""
@@ -130,10 +127,9 @@ class MtpDrafter(Drafter):
         if index == 0:
             begin = 0
             for span in spans:
-                if span.last is not None:
-                    of_slots, columns = span.last
-                    first = begin + torch.arange(len(columns), device=self.device) * span.width
-                    self._hidden[of_slots] = out[first + columns]
+                of_slots, columns = span.last
+                first = begin + torch.arange(len(columns), device=self.device) * span.width
+                self._hidden[of_slots] = out[first + columns]
                 begin += span.token_ids.numel()
 
     def num_context(self, index: int, num_pairs: Tensor) -> Tensor:
@@ -150,14 +146,11 @@ class MtpDrafter(Drafter):
         mapping = slot_mapping(tables, rows.clamp_min(0), self.pool.block_size)
         return self.pool.extras[index].flatten(0, 1)[mapping]
 
-    def propose(self, batch: DraftBatch) -> TokenTree:
-        """Grow a tree per proposal slot; see `Drafter.propose`."""
-        slots = upload(batch.proposal_slots.tolist(), self.device)
-        roots, hidden = self.growth.roots(batch, slots), self._hidden[slots][:, None]
-        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)[slots]
-        drafting = _Drafting(self, tables, roots.positions[0], hidden)
-        logits = self.modules.items[0].logits(hidden)
-        return self.growth.grow(roots, logits, drafting.expand, batch.growth_rules)
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root, from the first module's result at the last settled row."""
+        hidden = self._hidden[roots.slots][:, None]
+        drafting = _Drafting(self, block_tables[roots.slots], roots.positions[0], hidden)
+        return self.growth.grow(roots, self.modules.items[0].logits(hidden), drafting.expand, rules)
 
 
 class _Span(NamedTuple):
@@ -175,8 +168,8 @@ class _Span(NamedTuple):
     """bool [num_reqs, width]"""
     tables: Tensor
     """int64 [num_reqs, num_table_blocks]"""
-    last: tuple[Tensor, Tensor] | None
-    """Slots and last columns int64 [num_reqs]; None where a later span has the sequence's last column."""
+    last: tuple[Tensor, Tensor]
+    """Slots and last columns int64 [num_reqs]."""
 
     @property
     def width(self) -> int:
@@ -280,4 +273,4 @@ def build_mtp(
         source: not looked at: the modules are the verifier's.
     """
     modules = load_mtp_modules(target, options.dtype, options.device)
-    return MtpDrafter(modules, speculation, target.num_layers)
+    return MtpDrafter(modules, speculation, target.num_layers, graph_device_of(options, modules.device))

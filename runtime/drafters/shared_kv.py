@@ -18,9 +18,12 @@ from transformers import AutoConfig
 
 from wingbeat.kernels.kv.reference import store_kv
 from wingbeat.runtime.config import SpeculationConfig
-from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, DrafterOptions
-from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape, grown
-from wingbeat.runtime.drafters.growth import Growth, Level, of_parents
+from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool, grown
+from wingbeat.runtime.drafters.draft_stages import DecidedRows
+from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
+from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.files import read_tensors
 from wingbeat.runtime.heads.load import CheckpointError
 from wingbeat.runtime.heads.shared_kv_head import SharedKvHead, SharedMetadata, shared_attention_of, shared_layers
@@ -28,20 +31,21 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.verifier.layers.attention import AttentionSegment
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 """Of configurations that mean this kind of drafter."""
 
 
-class SharedKvDrafter(Drafter):
+class SharedKvDrafter(StagedDrafter):
     """A head over the verifier's keys and values.
 
     Args:
         kv_layers: the verifier's layer by type of layer, ascending.
         layers: attention of those layers, in the same order.
         num_layers: of the verifier: the index of its final norm's output among the taps.
+        graph_device: see `StagedDrafter`.
+        fixed_shapes: run what other devices run on the CPU too; a graph device implies it.
     """
 
     def __init__(
@@ -51,32 +55,35 @@ class SharedKvDrafter(Drafter):
         layers: list[LayerAttention],
         speculation: SpeculationConfig,
         num_layers: int,
+        graph_device: GraphDevice | None = None,
+        fixed_shapes: bool = False,
     ) -> None:
         self.head = head
         self.types = tuple(kv_layers)
-        self.speculation = speculation
-        self.needs = DrafterNeeds((num_layers,), keeps_context=True, kv_layers=tuple(kv_layers.values()))
-        self.device, self.dtype = head.embedding.device, head.embedding.dtype
+        device, dtype = head.embedding.device, head.embedding.dtype
         self.hidden_size = head.embedding.shape[1]
         self.taps_size = self.hidden_size + sum(layer.kv_size for layer in layers)
-        self.growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=self.device))
-        self.pool = DraftPool(layers, 0, self.dtype, self.device)
-        self.needs = self.needs._replace(token_bytes=self.pool.token_bytes)
+        growth = Growth(speculation, torch.arange(head.lm_head.out_features, device=device))
+        # Nothing is stored for drafted tokens.
+        pool = DraftPool(layers, 0, dtype, device, fixed_shapes or graph_device is not None)
+        super().__init__(speculation, pool, growth, graph_device)
+        self.needs = DrafterNeeds(
+            (num_layers,), keeps_context=True, kv_layers=tuple(kv_layers.values()), token_bytes=pool.token_bytes
+        )
         self._hidden = torch.zeros(0)
 
-    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
-        """See `Drafter.resize`."""
+    def _check_taps(self, spec: ChannelSpec) -> None:
         if spec.taps_size != self.taps_size:
             raise ValueError(
                 f"the verifier sends taps of size {spec.taps_size}: {self.taps_size} needed, its hidden states and the "
                 f"keys and values of its layers {list(self.needs.kv_layers)}"
             )
-        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
-        self.pool.resize(spec, num_slots, num_blocks)
-        self._hidden = grown(self._hidden, (self.pool.num_slots, self.hidden_size), self.dtype, self.device)
 
-    def commit(self, batch: DraftBatch) -> None:
-        """Keep the keys and values of settled positions, and the last hidden state; see `Drafter.commit`."""
+    def _resize_state(self, num_rows: int) -> None:
+        self._hidden = grown(self._hidden, (num_rows, self.hidden_size), self.dtype, self.device)
+
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Keep the keys and values of the chunks, and the last hidden state of each."""
         taken = 0
         for slot, start, length in zip(batch.chunk_slots, batch.chunk_positions, batch.chunk_lens, strict=True):
             taps = batch.chunk_taps[None, taken : taken + length]
@@ -84,17 +91,18 @@ class SharedKvDrafter(Drafter):
             self._keep(taps, slot_mapping(batch.block_tables[slot : slot + 1], positions, self.pool.block_size))
             self._hidden[slot] = taps[0, -1, : self.hidden_size]
             taken += length
-        num_decodes, width = batch.decode_token_ids.shape
-        if num_decodes:
-            slots = upload(batch.decode_slots.tolist(), self.device)
-            steps = torch.arange(width, device=self.device)
-            positions = batch.decode_positions[:, None] + steps
-            counted = steps < batch.decode_num_tokens[:, None]
-            mapping = slot_mapping(batch.block_tables[slots], positions, self.pool.block_size, counted)
-            self._keep(batch.decode_taps, mapping)
-            rows = torch.arange(num_decodes, device=self.device)
-            last = batch.decode_taps[rows, batch.decode_num_tokens - 1, : self.hidden_size]
-            self._hidden[slots] = last.to(self.dtype)
+
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Keep the keys and values of what counts, and the last hidden states."""
+        num_reqs, width = rows.token_ids.shape
+        steps = torch.arange(width, device=self.device)
+        counted = steps < rows.num_tokens[:, None]
+        positions = rows.positions[:, None] + steps
+        mapping = slot_mapping(block_tables[rows.slots], positions, self.pool.block_size, counted)
+        self._keep(rows.taps, mapping)
+        last = (rows.num_tokens - 1).clamp_min(0)
+        hidden = rows.taps[torch.arange(num_reqs, device=self.device), last, : self.hidden_size]
+        self._hidden[rows.slots] = hidden.to(self.dtype)
 
     def _keep(self, taps: Tensor, mapping: Tensor) -> None:
         """Keys and values of taps [num_reqs, num_positions, taps_size]."""
@@ -105,14 +113,10 @@ class SharedKvDrafter(Drafter):
             shape = (layer.num_kv_heads, -1)
             store_kv(key.unflatten(1, shape), value.unflatten(1, shape), *cache, mapping.flatten())
 
-    def propose(self, batch: DraftBatch) -> TokenTree:
-        """Grow a tree per proposal slot; see `Drafter.propose`."""
-        slots = upload(batch.proposal_slots.tolist(), self.device)
-        roots = self.growth.roots(batch, slots)
-        lens = roots.positions[0]
-        tables = self.pool.reaching(batch.block_tables, batch.max_committed_len)[slots]
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root, all of whose nodes ask from one position."""
+        lens, tables, hidden = roots.positions[0], block_tables[roots.slots], self._hidden[roots.slots]
         caches = dict(zip(self.types, self.pool.caches, strict=True))
-        hidden = self._hidden[slots]
 
         def run(token_ids: Tensor, inputs: Tensor) -> Tensor:
             nonlocal hidden
@@ -127,12 +131,14 @@ class SharedKvDrafter(Drafter):
             return run(level.token_ids, of_parents(hidden, level))
 
         logits = run(roots.token_ids[:, None], hidden[:, None])
-        return self.growth.grow(roots, logits, expand, batch.growth_rules)
+        return self.growth.grow(roots, logits, expand, rules)
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> AttentionSegment:
         """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""
         last = lens - 2
         if self.pool.fixed_shapes:
+            # Nobody has one token and no key: a row that pads reads one of block 0.
+            last = last.clamp_min(0)
             last, tables = last.repeat_interleave(width), tables.repeat_interleave(width, dim=0)
             return self.pool.causal_segment(0, last[:, None], last, tables)
         segment = self.pool.causal_segment(0, last[:, None], last, tables)
@@ -175,4 +181,6 @@ def build_shared_kv(
     if embedding is None:
         raise CheckpointError(f"{target.path} has no embedding to lend: its assistant has none of that width")
     head.lend(embedding.to(device, options.dtype), math.sqrt(target.hidden_size))
-    return SharedKvDrafter(head, kv_layers, layers, speculation, target.num_layers)
+    return SharedKvDrafter(
+        head, kv_layers, layers, speculation, target.num_layers, graph_device_of(options, head.embedding.device)
+    )

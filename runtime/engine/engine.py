@@ -102,16 +102,9 @@ class Engine:
     @property
     def channel_spec(self) -> ChannelSpec:
         """Shapes of the channel that a drafter of this engine is attached through."""
-        speculation = self.config.speculation
-        return ChannelSpec(
-            num_slots=self.config.max_num_seqs,
-            num_nodes=speculation.num_nodes,
-            max_path=speculation.max_path,
-            max_prefill_tokens=self.config.max_num_batched_tokens,
+        return ChannelSpec.of(
+            self.config,
             taps_size=self.model.taps_size,
-            max_model_len=self.config.max_model_len,
-            max_blocks_per_seq=self.config.max_blocks_per_seq,
-            block_size=self.config.block_size,
             num_blocks=self.cache.num_blocks,
             taps_dtype=self.loaded.dtype,
             keeps_context=self.needs.keeps_context,

@@ -23,21 +23,27 @@ class VerifierEnd(Protocol):
     @property
     def incarnation(self) -> int:
         """Incarnation of the attached drafter; 0 while none is attached."""
+        ...
 
     def peer_alive(self) -> bool:
         """False once the attached drafter's process is gone, or none is attached. Costs microseconds."""
+        ...
 
     def acquire_outcome(self, timeout_s: float) -> Outcome | None:
         """Buffers of the next round, or None while the drafter still uses them after `timeout_s`."""
+        ...
 
     def publish_outcome(self) -> int:
         """Hand the acquired buffers to the drafter; returns the round's number (1, 2, ...)."""
+        ...
 
     def wait_reply(self, round_number: int, timeout_s: float) -> TreeReply | None:
         """The answer to a round, or None when it does not come in time or the drafter dies or changes meanwhile."""
+        ...
 
     def close(self) -> None:
         """Release the buffers; the drafter's end then reports the channel as closed."""
+        ...
 
 
 class DrafterEnd(Protocol):
@@ -49,20 +55,26 @@ class DrafterEnd(Protocol):
 
     def poll_outcome(self) -> Outcome | None:
         """The oldest round not answered yet, or None; never blocks. Also counts as a heartbeat."""
+        ...
 
     def has_outcome(self) -> bool:
         """Whether a round waits and all of it is there: nothing enqueued now would wait for the verifier's device."""
+        ...
 
     @property
     def reply(self) -> TreeReply:
         """Buffers for the answer to the round last polled."""
+        ...
 
     def publish_reply(self) -> None:
         """Answer the round last polled and release its buffers (writes round and incarnation into the header)."""
+        ...
 
     @property
     def closed(self) -> bool:
         """True once the verifier closed the channel or its process is gone, or another incarnation took over."""
+        ...
 
     def close(self) -> None:
         """Detach; the buffers stay with the verifier."""
+        ...

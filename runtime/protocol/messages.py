@@ -5,13 +5,13 @@ tokens one round can emit, taps_size = taps x verifier hidden size.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.runtime.config import NUM_BINS
+from wingbeat.runtime.config import NUM_BINS, EngineConfig
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,20 @@ class ChannelSpec:
     vocab_size: int = 0
     """Of the verifier; 0 where the drafter is never told which tokens are allowed: with rounds in flight the host knows
     the roots too late."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, **others: Any) -> "ChannelSpec":
+        """What an engine's settings say of it, and the fields that they do not."""
+        return cls(
+            num_slots=config.max_num_seqs,
+            num_nodes=config.speculation.num_nodes,
+            max_path=config.speculation.max_path,
+            max_prefill_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            max_blocks_per_seq=config.max_blocks_per_seq,
+            block_size=config.block_size,
+            **others,
+        )
 
 
 class TokenTree(NamedTuple):

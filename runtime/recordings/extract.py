@@ -13,7 +13,7 @@ from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.hub import HubName, checkpoint_folder
 from wingbeat.runtime.recordings.corpus import encode_documents, split_files, stdlib_root
-from wingbeat.runtime.recordings.format import DTYPES, CaptureIndex, CaptureSpec, FloatName, Record
+from wingbeat.runtime.recordings.format import DTYPES, FloatName, Record, RecordingIndex, RecordingSpec
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.own_text import continue_texts, read_texts
 from wingbeat.runtime.recordings.recording_sources import (
@@ -24,7 +24,7 @@ from wingbeat.runtime.recordings.recording_sources import (
     TextSource,
     read_prompts,
 )
-from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.verifier.layers.loaded_model import end_of_text_ids
@@ -41,7 +41,7 @@ _TEXT_SETTINGS = (
     "dtype",
     "seed",
 )
-"""What decides the shards' content, beside what `CaptureSpec` has fields for."""
+"""What decides the shards' content, beside what `RecordingSpec` has fields for."""
 
 
 class ExtractConfig(Settings):
@@ -54,7 +54,7 @@ class ExtractConfig(Settings):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: Path | None = Field(None, description="Folder of the verifier's checkpoint; without it the demo's.")
-    output: Path = Field(description="Folder of the capture; one that is there is continued.")
+    output: Path = Field(description="Folder of the recording; one that is there is continued.")
     corpus: Path = Field(
         default_factory=stdlib_root,
         description="Folder of text files; the default is this interpreter's standard library.",
@@ -63,7 +63,7 @@ class ExtractConfig(Settings):
     prompts: Path | None = Field(
         None, description='JSON Lines file of {"prompt": text} or {"messages": [...]} to answer, in place of a corpus.'
     )
-    sequences: int = Field(4096, gt=0, description="Sequences to capture; with prompts, at most.")
+    sequences: int = Field(4096, gt=0, description="Sequences to record; with prompts, at most.")
     sequence_length: int = Field(256, gt=8, description="Tokens per sequence; with prompts, at most.")
     own_share: float = Field(
         0.75, ge=0, le=1, description="Share of the corpus sequences that the verifier writes itself after a beginning."
@@ -115,18 +115,18 @@ class ExtractConfig(Settings):
 class ExtractResult(NamedTuple):
     """A run's end."""
 
-    index: CaptureIndex
+    index: RecordingIndex
     stopped: str | None
-    """Why it ended before all was captured; None where all is."""
+    """Why it ended before all was recorded; None where all is."""
     num_prompts_left_out: int
 
 
 def extract(config: ExtractConfig) -> ExtractResult:
-    """Capture what is missing of `config.sequences`. A run that was killed is continued with the same shards.
+    """Record what is missing of `config.sequences`. A run that was killed is continued with the same shards.
 
     Raises:
         FileNotFoundError: the demo's checkpoint, or the checkpoint's weights, are not there.
-        ValueError: model, text or settings do not fit each other, or the folder holds another capture.
+        ValueError: model, text or settings do not fit each other, or the folder holds another recording.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -135,7 +135,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
     verifier = FrozenVerifier(str(folder), config.tap_layers, device, DTYPES[config.dtype])
     source = _source(config, folder)
     _check_fits(config, verifier)
-    spec = CaptureSpec(
+    spec = RecordingSpec(
         verifier=folder.resolve().name,
         fingerprint=checkpoint_fingerprint(folder),
         tap_layers=verifier.tap_layers,
@@ -148,7 +148,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
         settings=config.model_dump(mode="json", include=set(_TEXT_SETTINGS))
         | {"source": "prompts" if config.prompts else "corpus", "text_digest": source.digest},
     )
-    writer = CaptureWriter(config.output, spec, config.max_bytes)
+    writer = RecordingWriter(config.output, spec, config.max_bytes)
     total = min(config.sequences, source.num_starts or config.sequences)
     stopped = None
     with _progress_bar() as bar:
@@ -156,7 +156,7 @@ def extract(config: ExtractConfig) -> ExtractResult:
         try:
             _fill(config, verifier, source, writer, total, lambda count: bar.advance(task, count))
             writer.finish()
-        except CaptureFull as full:
+        except RecordingFull as full:
             stopped = str(full)
     return ExtractResult(writer.index, stopped, getattr(source, "num_left_out", 0))
 
@@ -165,7 +165,7 @@ def _fill(
     config: ExtractConfig,
     verifier: FrozenVerifier,
     source: TextSource,
-    writer: CaptureWriter,
+    writer: RecordingWriter,
     total: int,
     on_sequences: Callable[[int], None],
 ) -> None:
@@ -175,7 +175,7 @@ def _fill(
     in which run it was written.
 
     Raises:
-        CaptureFull: the next shard does not fit.
+        RecordingFull: the next shard does not fit.
     """
     per_shard = max(1, config.shard_bytes // (writer.index.spec.bytes_per_token * config.sequence_length))
     if per_shard > config.batch_size:
@@ -186,12 +186,12 @@ def _fill(
         # Before anything is computed; answers of unknown length are looked at again when they are there.
         given = sum(len(start.token_ids) if source.stops else start.length for start in starts)
         writer.check_room(given, len(starts))
-        for record in _capture(config, verifier, starts, source.stops, on_sequences):
+        for record in _record(config, verifier, starts, source.stops, on_sequences):
             writer.add(record)
         writer.flush()
 
 
-def _capture(
+def _record(
     config: ExtractConfig,
     verifier: FrozenVerifier,
     starts: list[Start],

@@ -1,4 +1,4 @@
-"""The files of a capture: which tensors a shard holds, and the index that says what all shards have in common."""
+"""The files of a recording: which tensors a shard holds, and the index that says what all shards have in common."""
 
 import json
 import os
@@ -21,12 +21,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 FloatName = Literal["float32", "bfloat16", "float16"]
 
 
-class CaptureError(ValueError):
-    """A capture cannot be read or continued; the message names folder or file and says why."""
+class RecordingError(ValueError):
+    """A recording cannot be read or continued; the message names folder or file and says why."""
 
 
 class Record(NamedTuple):
-    """One captured sequence, on the CPU."""
+    """One recorded sequence, on the CPU."""
 
     token_ids: Tensor
     """int32 [num_tokens]"""
@@ -35,7 +35,7 @@ class Record(NamedTuple):
     loss_mask: Tensor
     """bool [num_tokens]: whether predicting token i is to be learnt; False for what a user wrote."""
     position: int = 0
-    """Of the first token in its text: above 0 where the beginning was not captured."""
+    """Of the first token in its text: above 0 where the beginning was not recorded."""
     top_ids: Tensor | None = None
     """int32 [num_tokens, top_k]: the verifier's likeliest next tokens at row i, likeliest first; None without top_k."""
     top_logits: Tensor | None = None
@@ -58,8 +58,8 @@ class ShardInfo(BaseModel):
     adapters: tuple[str, ...] = Field((), description="That its tensor `adapters` counts from 1 on; 0 is none.")
 
 
-class CaptureSpec(BaseModel):
-    """What all sequences of a capture have in common."""
+class RecordingSpec(BaseModel):
+    """What all sequences of a recording have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,14 +88,14 @@ class CaptureSpec(BaseModel):
         return 4 + 1 + self.taps_size * DTYPES[self.taps_dtype].itemsize + logits
 
 
-class CaptureIndex(BaseModel):
+class RecordingIndex(BaseModel):
     """The index file: it lists the shards that are complete, and nothing else in the folder counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["wingbeat-capture"] = FORMAT
     version: int = VERSION
-    spec: CaptureSpec
+    spec: RecordingSpec
     shards: tuple[ShardInfo, ...] = ()
     complete: bool = Field(False, description="Whether all that was asked for is there.")
 
@@ -120,38 +120,40 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
-def read_index(folder: Path) -> CaptureIndex:
-    """The index of a capture whose listed shards are all there.
+def read_index(folder: Path) -> RecordingIndex:
+    """The index of a recording whose listed shards are all there.
 
     Raises:
-        CaptureError: there is none, it is of another format or version, or a shard is missing or cut short.
+        RecordingError: there is none, it is of another format or version, or a shard is missing or cut short.
     """
     path = folder / INDEX_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CaptureError(f"{folder} holds no capture: there is no {INDEX_FILE}") from None
+        raise RecordingError(f"{folder} holds no recording: there is no {INDEX_FILE}") from None
     except ValueError as error:
-        raise CaptureError(f"{path} is no JSON: {error}") from error
+        raise RecordingError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CaptureError(f"{path} is not the index of a capture")
+        raise RecordingError(f"{path} is not the index of a recording")
     if content.get("version") != VERSION:
-        raise CaptureError(f"{path} has format version {content.get('version')}: this program reads version {VERSION}")
+        raise RecordingError(
+            f"{path} has format version {content.get('version')}: this program reads version {VERSION}"
+        )
     try:
-        index = CaptureIndex.model_validate(content)
+        index = RecordingIndex.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise CaptureError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise RecordingError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     for shard in index.shards:
         file = folder / shard.file
         if not file.is_file():
-            raise CaptureError(f"{file} is missing, though {INDEX_FILE} lists it")
+            raise RecordingError(f"{file} is missing, though {INDEX_FILE} lists it")
         if file.stat().st_size != shard.num_bytes:
-            raise CaptureError(f"{file} has {file.stat().st_size} bytes, not {shard.num_bytes}: it is cut short")
+            raise RecordingError(f"{file} has {file.stat().st_size} bytes, not {shard.num_bytes}: it is cut short")
     return index
 
 
-def write_index(folder: Path, index: CaptureIndex) -> None:
+def write_index(folder: Path, index: RecordingIndex) -> None:
     """Replace the index of a folder."""
     text = index.model_dump_json(indent=1) + "\n"
     write_atomically(folder / INDEX_FILE, lambda path: path.write_text(text, encoding="utf-8"))

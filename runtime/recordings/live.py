@@ -1,7 +1,7 @@
-"""Captures of live traffic: the hidden states that rounds compute anyway, of a sampled share of the requests.
+"""Recordings of live traffic: the hidden states that rounds compute anyway, of a sampled share of the requests.
 
 The engine's thread copies rows and nothing else; finished sequences are written by a thread of their own. Where that
-falls behind, sequences are dropped: capturing may cost memory up to a bound, and never a round.
+falls behind, sequences are dropped: recording may cost memory up to a bound, and never a round.
 """
 
 import hashlib
@@ -101,11 +101,11 @@ class _RoundCopy(NamedTuple):
     """(number of the chunk, [length, taps_size])"""
 
 
-class LiveCapture(RoundObserver):
+class LiveRecording(RoundObserver):
     """Watches an engine's rounds; all calls come from the engine's thread.
 
     Args:
-        share: of the requests to capture, 0..1; which ones follows from their ids alone.
+        share: of the requests to record, 0..1; which ones follows from their ids alone.
         taps_size: leading columns of the rounds' taps that are kept.
         dtype: they are kept in.
     """
@@ -116,7 +116,7 @@ class LiveCapture(RoundObserver):
         self._taps_size = taps_size
         self._dtype = dtype
         self._requests: dict[str, _Growing | None] = {}
-        """Those seen and not ended; None for the ones that are not captured."""
+        """Those seen and not ended; None for the ones that are not recorded."""
         self._copies: deque[_RoundCopy] = deque()
 
     def launched(self, flight: RoundInFlight) -> None:
@@ -182,7 +182,7 @@ class LiveCapture(RoundObserver):
         )
 
     def _growing(self, seq: Sequence) -> _Growing | None:
-        """What there is of a sequence that is captured; None for one that is not."""
+        """What there is of a sequence that is recorded; None for one that is not."""
         request_id = seq.request.request_id
         if request_id not in self._requests:
             # A recording holds tokens, which do not tell what an image was.
@@ -194,7 +194,7 @@ class LiveCapture(RoundObserver):
         """Take the rows of positions `position` and following.
 
         What a preempted sequence computes again is there already. Rows that do not continue what is there (their
-        beginning came from the prefix cache) end what can be captured of the sequence, save at its start.
+        beginning came from the prefix cache) end what can be recorded of the sequence, save at its start.
         """
         growing = self._requests.get(seq.request.request_id)
         if growing is None:

@@ -1,4 +1,4 @@
-"""The thread that writes captured sequences to disk, within bounds of memory and of disk."""
+"""The thread that writes recorded sequences to disk, within bounds of memory and of disk."""
 
 import contextlib
 import logging
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from wingbeat.runtime.recordings.format import CaptureSpec, Record
+from wingbeat.runtime.recordings.format import Record, RecordingSpec
 from wingbeat.runtime.recordings.live import FinishedSequence
-from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 logger = logging.getLogger(__name__)
 MEMORY_BYTES = 256 * 2**20
@@ -25,38 +25,38 @@ _NICENESS = 10
 
 
 @dataclass
-class CaptureStats:
+class RecordingStats:
     """What came of the sampled requests so far."""
 
     num_sequences: int = 0
     """In shards."""
     num_tokens: int = 0
     num_dropped: int = 0
-    """For want of memory, or because the capture was full or could not be written."""
+    """For want of memory, or because the recording was full or could not be written."""
     stopped: str | None = None
-    """Why nothing is captured any more."""
+    """Why nothing is recorded any more."""
 
 
 class LiveWriter:
     """Writes finished sequences; all methods may be called from any thread.
 
     Args:
-        folder: of this engine's capture; made when there is something to write.
-        root: folder of all engines' captures, whose shards together count against `max_bytes`.
+        folder: of this engine's recording; made when there is something to write.
+        root: folder of all engines' recordings, whose shards together count against `max_bytes`.
     """
 
     def __init__(
         self,
         folder: Path,
         root: Path,
-        spec: CaptureSpec,
+        spec: RecordingSpec,
         max_bytes: int,
         *,
         memory_bytes: int = MEMORY_BYTES,
         shard_bytes: int = SHARD_BYTES,
         flush_s: float = FLUSH_S,
     ) -> None:
-        self.stats = CaptureStats()
+        self.stats = RecordingStats()
         self.spec = spec
         self._folder = folder
         self._root = root
@@ -64,12 +64,12 @@ class LiveWriter:
         self._memory_bytes = memory_bytes
         self._shard_bytes = shard_bytes
         self._flush_s = flush_s
-        self._writer: CaptureWriter | None = None
+        self._writer: RecordingWriter | None = None
         self._waiting = 0
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._queue: queue.SimpleQueue[FinishedSequence | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="wingbeat-capture", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="wingbeat-recording", daemon=True)
         self._thread.start()
 
     @property
@@ -128,7 +128,7 @@ class LiveWriter:
             return
         try:
             if self._writer is None:
-                self._writer = CaptureWriter(self._folder, self.spec, self._max_bytes)
+                self._writer = RecordingWriter(self._folder, self.spec, self._max_bytes)
             self._writer.add(_record(sequence))
             self._waiting += sequence.num_bytes
         except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ class LiveWriter:
             self._stop(f"{type(error).__name__}: {error}")
 
     def _flush(self) -> None:
-        """Write a shard of what waits; what cannot be written is dropped, and ends the capture."""
+        """Write a shard of what waits; what cannot be written is dropped, and ends the recording."""
         writer, waiting = self._writer, self._waiting
         self._waiting = 0
         if writer is None or not waiting:
@@ -146,7 +146,7 @@ class LiveWriter:
         try:
             writer.flush(used_bytes=_bytes_below(self._root))
             lost = 0
-        except (CaptureFull, OSError) as error:
+        except (RecordingFull, OSError) as error:
             self._stop(str(error))
         with self._lock:
             self._used_bytes -= waiting
@@ -155,12 +155,12 @@ class LiveWriter:
             self.stats.num_tokens += writer.index.num_tokens - before.num_tokens
 
     def _stop(self, reason: str) -> None:
-        logger.warning("Live traffic is no longer captured: %s", reason)
+        logger.warning("Live traffic is no longer recorded: %s", reason)
         self.stats.stopped = reason
 
 
 def _bytes_below(root: Path) -> int:
-    """Of the shards of all captures in a folder, with those that a killed process left half written."""
+    """Of the shards of all recordings in a folder, with those that a killed process left half written."""
     total = 0
     for path in root.glob("*/shard-*"):
         with contextlib.suppress(FileNotFoundError):  # another process has just renamed it

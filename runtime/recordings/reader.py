@@ -1,4 +1,4 @@
-"""Captures as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
+"""Recordings as training data: batches of fixed-length windows, read from memory-mapped shards, addressed by step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +9,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from wingbeat.runtime.recordings.format import INDEX_FILE, CaptureError, CaptureSpec, Record, read_index
+from wingbeat.runtime.recordings.format import INDEX_FILE, Record, RecordingError, RecordingSpec, read_index
 
 
-class CaptureBatch(NamedTuple):
-    """Windows of captured sequences, on the CPU. Windows of sequences that are shorter are padded with zeros."""
+class RecordingBatch(NamedTuple):
+    """Windows of recorded sequences, on the CPU. Windows of sequences that are shorter are padded with zeros."""
 
     token_ids: Tensor
     """int64 [batch, length]"""
     taps: Tensor
-    """[batch, length, taps_size], in the capture's dtype: row i was tapped where the verifier read token i."""
+    """[batch, length, taps_size], in the recording's dtype: row i was tapped where the verifier read token i."""
     loss_mask: Tensor
     """bool [batch, length]: whether predicting token i is to be learnt; False in prompts and padding."""
     lengths: Tensor
@@ -42,20 +42,20 @@ class _Windows(NamedTuple):
     """First token within the sequence."""
 
 
-class CaptureReader:
-    """A capture's folder, or a folder of such folders (one per server that wrote live traffic), as one data set.
+class RecordingReader:
+    """A recording's folder, or a folder of such folders (one per server that wrote live traffic), as one data set.
 
     Args:
         adapter: `name@digest` of the sequences that are read: those of another one are another model's.
 
     Raises:
-        CaptureError: there is no capture, it is damaged, it is empty, or several do not belong together.
+        RecordingError: there is no recording, it is damaged, it is empty, or several do not belong together.
     """
 
     def __init__(self, folder: str | Path, seed: int = 0, adapter: str = "") -> None:
-        folders = _capture_folders(Path(folder))
+        folders = _recording_folders(Path(folder))
         indices = [read_index(one) for one in folders]
-        self.spec: CaptureSpec = indices[0].spec
+        self.spec: RecordingSpec = indices[0].spec
         for one, index in zip(folders[1:], indices[1:], strict=True):
             _check_together(folders[0], self.spec, one, index.spec)
         self.seed = seed
@@ -63,7 +63,7 @@ class CaptureReader:
         shards = [(one, shard) for one, index in zip(folders, indices, strict=True) for shard in index.shards]
         self._files = [one / shard.file for one, shard in shards]
         if not self._files:
-            raise CaptureError(f"{folder} holds no sequences yet")
+            raise RecordingError(f"{folder} holds no sequences yet")
         self._open: dict[int, Any] = {}
         offsets, positions, kept = [], [], []
         for number in range(len(self._files)):
@@ -79,7 +79,7 @@ class CaptureReader:
         self._positions = np.concatenate(positions)
         chosen = np.concatenate(kept)
         if not chosen.any():
-            raise CaptureError(f"{folder} holds no sequences of {adapter or 'the model without adapters'}")
+            raise RecordingError(f"{folder} holds no sequences of {adapter or 'the model without adapters'}")
         self._shard_of, self._begins, self._lengths, self._positions = (
             of_all[chosen] for of_all in (self._shard_of, self._begins, self._lengths, self._positions)
         )
@@ -99,8 +99,8 @@ class CaptureReader:
         """Windows of `length` tokens in one epoch."""
         return int(np.maximum(1, self._lengths // length).sum())
 
-    def batch(self, step: int, batch_size: int, length: int) -> CaptureBatch:
-        """Windows number `step * batch_size` and following: a pure function of (capture, seed, arguments).
+    def batch(self, step: int, batch_size: int, length: int) -> RecordingBatch:
+        """Windows number `step * batch_size` and following: a pure function of (recording, seed, arguments).
 
         Each epoch cuts every sequence from a random offset on, and shuffles the windows of all sequences. A sequence
         shorter than `length` is one window.
@@ -121,24 +121,24 @@ class CaptureReader:
         return counts
 
     def records(self) -> Iterator[Record]:
-        """Every sequence as it was captured, in order."""
+        """Every sequence as it was recorded, in order."""
         for sequence in range(self.num_sequences):
             parts = self._slices(sequence, 0, int(self._lengths[sequence]))
             yield Record(**parts, position=int(self._positions[sequence]), adapter=self.adapter)
 
     def check_verifier(self, fingerprint: str) -> None:
-        """Raise CaptureError where the capture is not of this verifier: its taps would teach another model's drafter.
+        """Raise RecordingError where it is not of this verifier: its taps would teach another model's drafter.
 
         Args:
             fingerprint: `wingbeat.runtime.heads.fingerprint.checkpoint_fingerprint` of the verifier's folder.
         """
         if fingerprint != self.spec.fingerprint:
-            raise CaptureError(
-                f"the capture is of verifier {self.spec.verifier} ({self.spec.fingerprint}), not of this one "
+            raise RecordingError(
+                f"the recording is of verifier {self.spec.verifier} ({self.spec.fingerprint}), not of this one "
                 f"({fingerprint})"
             )
 
-    def _read(self, rows: list[tuple[int, int]], length: int) -> CaptureBatch:
+    def _read(self, rows: list[tuple[int, int]], length: int) -> RecordingBatch:
         spec, shape = self.spec, (len(rows), length)
         parts = [self._slices(sequence, begin, begin + length) for sequence, begin in rows]
         lengths = [len(part["token_ids"]) for part in parts]
@@ -150,7 +150,7 @@ class CaptureReader:
             return full
 
         has_logits = spec.top_k > 0
-        return CaptureBatch(
+        return RecordingBatch(
             token_ids=padded("token_ids", torch.int64),
             taps=padded("taps", parts[0]["taps"].dtype, spec.taps_size),
             loss_mask=padded("loss_mask", torch.bool, fill=False),
@@ -176,7 +176,7 @@ class CaptureReader:
             try:
                 self._open[number] = safe_open(self._files[number], framework="pt")
             except Exception as error:  # the library has an exception class of its own, which is no OSError
-                raise CaptureError(f"{self._files[number]} cannot be read: {error}") from error
+                raise RecordingError(f"{self._files[number]} cannot be read: {error}") from error
         return self._open[number]
 
     def _epoch_windows(self, epoch: int, length: int) -> _Windows:
@@ -196,18 +196,18 @@ class CaptureReader:
         return _Windows(sequences[order], begins[order])
 
 
-def _capture_folders(folder: Path) -> list[Path]:
+def _recording_folders(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
         return [folder]
     below = sorted(path.parent for path in folder.glob(f"*/{INDEX_FILE}"))
     if not below:
-        raise CaptureError(f"{folder} holds no capture: there is no {INDEX_FILE} in it or one level below")
+        raise RecordingError(f"{folder} holds no recording: there is no {INDEX_FILE} in it or one level below")
     return below
 
 
-def _check_together(first: Path, spec: CaptureSpec, other: Path, other_spec: CaptureSpec) -> None:
-    for name in CaptureSpec.model_fields:
+def _check_together(first: Path, spec: RecordingSpec, other: Path, other_spec: RecordingSpec) -> None:
+    for name in RecordingSpec.model_fields:
         if name not in ("verifier", "settings") and getattr(spec, name) != getattr(other_spec, name):
-            raise CaptureError(
+            raise RecordingError(
                 f"{other} does not belong to {first}: {name} is {getattr(other_spec, name)}, not {getattr(spec, name)}"
             )

@@ -1,4 +1,4 @@
-"""What captured sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
+"""What recorded sequences begin with: windows of a corpus, or prompts from a file. Sequence n depends on n alone."""
 
 import hashlib
 import json
@@ -32,9 +32,9 @@ class Start(NamedTuple):
     """The beginning of one sequence, and how the verifier is to go on."""
 
     token_ids: Tensor
-    """int64 [num_given]"""
+    """int64 [num_tokens]"""
     length: int
-    """Tokens to continue to, at most; `num_given` where the text is complete."""
+    """Tokens to continue to, at most; `num_tokens` where the text is complete."""
     temperature: float
     """0 is greedy."""
     seed: int
@@ -47,7 +47,7 @@ class TextSource(Protocol):
     """Beginnings by number."""
 
     digest: str
-    """Of the whole text, so that a capture is not continued with another one."""
+    """Of the whole text, so that a recording is not continued with another one."""
     num_starts: int | None
     """How many there are; None for as many as wanted."""
     stops: bool

@@ -11,10 +11,10 @@ from wingbeat.runtime.recordings.format import (
     HEADER_BYTES,
     INDEX_FILE,
     TEMPORARY_SUFFIX,
-    CaptureError,
-    CaptureIndex,
-    CaptureSpec,
     Record,
+    RecordingError,
+    RecordingIndex,
+    RecordingSpec,
     ShardInfo,
     read_index,
     shard_name,
@@ -23,12 +23,12 @@ from wingbeat.runtime.recordings.format import (
 )
 
 
-class CaptureFull(Exception):
+class RecordingFull(Exception):
     """The next shard would not fit; the message says into what."""
 
 
-class CaptureWriter:
-    """Owner of a capture's folder: starts it, or continues the one that is there.
+class RecordingWriter:
+    """Owner of a recording's folder: starts it, or continues the one that is there.
 
     A shard counts once the index lists it; both are written whole and then renamed, so a kill loses at most the
     sequences since the last `flush`.
@@ -37,10 +37,10 @@ class CaptureWriter:
         max_bytes: of all shards together.
 
     Raises:
-        CaptureError: the folder holds a capture of another verifier or of other settings; names what differs.
+        RecordingError: the folder holds a recording of another verifier or of other settings; names what differs.
     """
 
-    def __init__(self, folder: Path, spec: CaptureSpec, max_bytes: int) -> None:
+    def __init__(self, folder: Path, spec: RecordingSpec, max_bytes: int) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
         self._records: list[Record] = []
@@ -51,7 +51,7 @@ class CaptureWriter:
             _check_same(folder, self.index.spec, spec)
             self._remove_unlisted()
         else:
-            self.index = CaptureIndex(spec=spec)
+            self.index = RecordingIndex(spec=spec)
             write_index(folder, self.index)
 
     @property
@@ -70,34 +70,34 @@ class CaptureWriter:
         return self._pending_tokens * self.index.spec.bytes_per_token
 
     def check_room(self, num_tokens: int, num_sequences: int, used_bytes: int | None = None) -> None:
-        """Raise CaptureFull where a shard of so many tokens would not fit.
+        """Raise RecordingFull where a shard of so many tokens would not fit.
 
         Args:
-            used_bytes: what counts against the bound already; by default this capture's shards.
+            used_bytes: what counts against the bound already; by default this recording's shards.
         """
         used = self.index.num_bytes if used_bytes is None else used_bytes
         needed = num_tokens * self.index.spec.bytes_per_token + num_sequences * 12 + HEADER_BYTES
         if used + needed > self.max_bytes:
-            raise CaptureFull(
+            raise RecordingFull(
                 f"{self.folder} holds {used} bytes and the next shard has up to {needed}: max_bytes is {self.max_bytes}"
             )
         free = shutil.disk_usage(self.folder).free
         if needed > free:
-            raise CaptureFull(f"the disk of {self.folder} has {free} bytes free and the next shard has {needed}")
+            raise RecordingFull(f"the disk of {self.folder} has {free} bytes free and the next shard has {needed}")
 
     def add(self, record: Record) -> None:
         """Take a sequence into the next shard.
 
         Raises:
-            ValueError: its tensors have other shapes or dtypes than the capture; names the tensor.
+            ValueError: its tensors have other shapes or dtypes than the recording; names the tensor.
         """
         for name, (shape, dtype) in _layout(self.index.spec, len(record.token_ids)).items():
             tensor = getattr(record, name)
             if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
                 got = "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-                raise ValueError(f"{name} of a captured sequence is {got}, not {dtype} {list(shape)}")
+                raise ValueError(f"{name} of a recorded sequence is {got}, not {dtype} {list(shape)}")
         if len(record.token_ids) == 0:
-            raise ValueError("a captured sequence has no tokens")
+            raise ValueError("a recorded sequence has no tokens")
         self._records.append(record)
         self._pending_tokens += len(record.token_ids)
 
@@ -105,7 +105,7 @@ class CaptureWriter:
         """Write what was added as one shard, and list it; `used_bytes` as in `check_room`.
 
         Raises:
-            CaptureFull: it does not fit; the sequences are dropped.
+            RecordingFull: it does not fit; the sequences are dropped.
         """
         records, self._records = self._records, []
         num_tokens, self._pending_tokens = self._pending_tokens, 0
@@ -148,7 +148,7 @@ class CaptureWriter:
         write_index(self.folder, self.index)
 
 
-def _layout(spec: CaptureSpec, num_tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _layout(spec: RecordingSpec, num_tokens: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of the tensors that have a row per token."""
     layout = {
         "token_ids": ((num_tokens,), torch.int32),
@@ -164,8 +164,8 @@ def _layout(spec: CaptureSpec, num_tokens: int) -> dict[str, tuple[tuple[int, ..
     return layout
 
 
-def _check_same(folder: Path, there: CaptureSpec, wanted: CaptureSpec) -> None:
-    """Raise CaptureError naming the first difference."""
+def _check_same(folder: Path, there: RecordingSpec, wanted: RecordingSpec) -> None:
+    """Raise RecordingError naming the first difference."""
     old, new = there.model_dump(mode="json"), wanted.model_dump(mode="json")
     # The verifier's name is for people: a copy of the folder is the same verifier.
     pairs = [(name, old[name], new[name]) for name in new if name not in ("settings", "verifier")]
@@ -173,7 +173,7 @@ def _check_same(folder: Path, there: CaptureSpec, wanted: CaptureSpec) -> None:
     pairs += [(name, old["settings"].get(name), new["settings"].get(name)) for name in names]
     for name, before, now in pairs:
         if before != now:
-            raise CaptureError(
-                f"{folder} holds a capture with {name} {before}, not {now}: continue it with the same settings, "
+            raise RecordingError(
+                f"{folder} holds a recording with {name} {before}, not {now}: continue it with the same settings, "
                 "or write to another folder"
             )

@@ -24,7 +24,7 @@ class DraftProgress:
     complete: bool = False
     """Whether the drafter has got, or will get, all that was computed, what is in flight included."""
     num_deferred: int = 0
-    """Latest pairs that the drafter has not been given yet; see `runtime.engine.deferred_pairs`."""
+    """Latest pairs that the drafter has not been given yet; see `runtime.engine.outcome_writer.DeferredPairs`."""
     deferred_from: int = 0
     """Position of the first of them."""
     tree_requested: bool = False

@@ -1,9 +1,11 @@
 """What a round takes: measured tables, interpolated, and scaled by what rounds really take. Seconds throughout."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+
+SecondsT = TypeVar("SecondsT", float, np.ndarray)
 
 _SMOOTHING = 0.05
 """Least weight of one round in a scale."""
@@ -75,7 +77,7 @@ class DraftWaits:
         self._mean_s = 0.0
         """By the table."""
 
-    def predict(self, trees_s: np.ndarray | float) -> np.ndarray | float:
+    def predict(self, trees_s: SecondsT) -> SecondsT:
         """Of trees that take so long by the table."""
         return self.scale * trees_s + self.way_s
 

@@ -121,7 +121,7 @@ class SpeculationPolicy:
         """
         plan = self._now = self._plan(num_reqs, num_drafting, mean_context)
         if forced and not plan.levels:
-            plan = DraftPlan(self.max_levels, Reason.FORCED, self.widths and self.widths[-1])
+            plan = DraftPlan(self.max_levels, Reason.FORCED, self.widths[-1] if self.widths else None)
         self._decisions[str(plan.reason)] = self._decisions.get(str(plan.reason), 0) + 1
         return plan
 
@@ -138,7 +138,7 @@ class SpeculationPolicy:
             self._probed_plain = speculates and self.widths is None and not self._probed_plain
             if self._probed_plain:
                 return DraftPlan(0, Reason.PROBE_PLAIN)
-            return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths and self.widths[-1])
+            return DraftPlan(self.max_levels, Reason.PROBE_DRAFT, self.widths[-1] if self.widths else None)
         self._held += 1
         if self._load == (num_reqs, num_drafting) and self._held < _HOLD:
             return self._now

@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from wingbeat.runtime.recordings.format import write_atomically
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import HeadAcceptance
-from wingbeat.runtime.training.run_config import TrainingConfig
 from wingbeat.runtime.training.state import TrainingState
 
 CURVES_FILE = "curves.png"
@@ -22,7 +22,7 @@ class Curves:
         enabled: False writes nothing: all processes but the first.
     """
 
-    def __init__(self, config: TrainingConfig, first_step: int, *, enabled: bool) -> None:
+    def __init__(self, config: TrainDrafterConfig, first_step: int, *, enabled: bool) -> None:
         self._image = config.output / CURVES_FILE if config.plot and enabled else None
         self._writer: Any = None
         if config.tensorboard and enabled:

@@ -19,7 +19,7 @@ from wingbeat.runtime.training.loop import Task, optimize, prepare, write_metric
 from wingbeat.runtime.training.losses import DraftLoss
 from wingbeat.runtime.training.parallel import Ranks, joined
 from wingbeat.runtime.training.rollouts import ROLLOUTS_FILE
-from wingbeat.runtime.training.sources import CapturedSource, LiveSource, Source
+from wingbeat.runtime.training.sources import LiveSource, RecordedSource, Source
 from wingbeat.runtime.training.validation import ChannelFactory, EngineValidation
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model
 
@@ -38,8 +38,8 @@ def train_drafter(config: TrainDrafterConfig, channel_factory: ChannelFactory | 
 
     Raises:
         FileNotFoundError: the corpus is not a folder.
-        ValueError: the corpus has too little text, a tap names a layer the verifier or the capture lacks, or the batch
-            does not split into equal parts.
+        ValueError: the corpus has too little text, a tap names a layer the verifier or the recording lacks, or the
+            batch does not split into equal parts.
         FloatingPointError: the loss is not finite.
     """
     with joined(config.device) as ranks:
@@ -54,12 +54,12 @@ def _train(config: TrainDrafterConfig, ranks: Ranks, channel_factory: ChannelFac
     tokenizer = AutoTokenizer.from_pretrained(folder)
     split = split_files(config.corpus, config.suffixes)
     source: Source
-    if config.captures is None:
+    if config.recordings is None:
         verifier = FrozenVerifier(str(folder), tap_layers, ranks.device, _precision(config))
         source = LiveSource(config, ranks, verifier, encode_documents(tokenizer, split.train))
         weights = weights_of_model(verifier)
     else:
-        source = CapturedSource(config, config.captures, folder, tap_layers, ranks.device)
+        source = RecordedSource(config, config.recordings, folder, tap_layers, ranks.device)
         weights = weights_of_checkpoint(target)
     head = families.new_head(config, tap_layers, weights, source.token_counts()).to(ranks.device)
     loss = DraftLoss(head, config.ttt_steps, config.step_decay, families.feature_weight(config))

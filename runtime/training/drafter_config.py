@@ -1,21 +1,29 @@
-"""Settings of a drafter's training."""
+"""Settings of a drafter's training. Validated once, then frozen."""
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+import torch
+from pydantic import ConfigDict, Field, model_validator
 
-from wingbeat.runtime.training.run_config import TrainingConfig
+from wingbeat.runtime.recordings.corpus import stdlib_root
+from wingbeat.runtime.settings import Settings
 
 
-class TrainDrafterConfig(TrainingConfig):
-    """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular."""
+class TrainDrafterConfig(Settings):
+    """Settings of `train_drafter`; the defaults suit a small verifier, the demo's in particular.
 
-    free_on_resume: ClassVar[frozenset[str]] = TrainingConfig.free_on_resume | {
-        "layout",
-        "validation_interval_steps",
-        "validation_prompts",
-    }
+    Raises:
+        pydantic.ValidationError: a field is out of range, names no folder or an unavailable device.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"output", "steps", "device", "threads", "compile", "resume", "accumulation_steps", "plot", "tensorboard"}
+        | {"checkpoint_interval_s", "log_interval_steps", "layout", "validation_interval_steps", "validation_prompts"}
+    )
 
     verifier: str = Field(description="Folder or hub name of the causal LM the head drafts for.")
     family: Literal["eagle3", "eagle3.1", "eagle1", "mtp"] = Field(
@@ -24,15 +32,32 @@ class TrainDrafterConfig(TrainingConfig):
         "verifier's last hidden state; mtp is a prediction module for the verifier's own checkpoint. These two draft "
         "the whole vocabulary.",
     )
-    captures: Path | None = Field(
+    recordings: Path | None = Field(
         None,
-        description="Folder of a capture to learn from, as `wingbeat extract` writes it; without it the verifier runs "
-        "beside the training.",
+        description="Folder of a recording to learn from, as `wingbeat extract` writes it; without it the verifier "
+        "runs beside the training.",
     )
+    corpus: Path = Field(
+        default_factory=stdlib_root,
+        description="Folder of text files; the default is this interpreter's standard library.",
+    )
+    suffixes: tuple[str, ...] = Field((".py",), min_length=1, description="Endings of the corpus files' names.")
+    output: Path = Field(description="Folder the weights, their config and metrics.json are written to.")
     steps: int = Field(2000, gt=0, description="Optimizer steps in the whole run, resumed parts included.")
     batch_size: int = Field(8, gt=0, description="Sequences per step, over all processes and accumulated parts.")
+    accumulation_steps: int = Field(
+        1, gt=0, description="Parts a process computes its share of a batch in, one after the other, to save memory."
+    )
     sequence_length: int = Field(256, gt=8, description="Tokens per training sequence.")
     learning_rate: float = Field(4e-3, gt=0, description="Peak learning rate, after warm-up and before the decay.")
+    warmup_steps: int = Field(50, ge=0, description="Steps over which the learning rate rises linearly.")
+    decay_fraction: float = Field(
+        0.4,
+        ge=0,
+        le=1,
+        description="Last part of the run, over which the learning rate falls linearly to zero.",
+    )
+    seed: int = Field(0, ge=0, description="Seed of the initial weights, of the data order and of sampling.")
     ttt_steps: int = Field(6, ge=1, le=16, description="Length of the chains the head is unrolled over.")
     step_decay: float = Field(0.9, gt=0, le=1, description="Weight of a chain's step relative to the one before.")
     feature_weight: float = Field(
@@ -42,7 +67,7 @@ class TrainDrafterConfig(TrainingConfig):
     )
     tap_layers: tuple[int, ...] | None = Field(
         None,
-        description="Layers whose input is tapped; by default the capture's, else (2, n // 2, n - 3), spread out for "
+        description="Layers whose input is tapped; by default the recording's, else (2, n // 2, n - 3), spread out for "
         "shallow models. eagle1 and mtp have their own.",
     )
     initial_head: Path | None = Field(
@@ -55,7 +80,7 @@ class TrainDrafterConfig(TrainingConfig):
     rollout_rows: int = Field(
         4096,
         ge=0,
-        description="Without captures: sequences the verifier writes first, as training text; 0 trains on the corpus "
+        description="Without recordings: sequences the verifier writes first, as training text; 0 trains on the corpus "
         "alone.",
     )
     rollout_share: float = Field(0.75, ge=0, le=1, description="Share of the verifier's own text in a batch.")
@@ -72,13 +97,39 @@ class TrainDrafterConfig(TrainingConfig):
         description="Tensor names and config of the result: specforge by default, for eagle1 safeailab alone; mtp "
         "modules have DeepSeek's",
     )
+    device: str = Field("cpu", description="Torch device to train on: cpu, cuda or cuda:<index>.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="Arithmetic of matrix products; weights and optimizer state stay float32."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice.")
+    compile: bool = Field(False, description="Compile the training step with torch.compile.")
+    resume: bool = Field(True, description="Continue from the last checkpoint in `output` when there is one.")
+    checkpoint_interval_s: float = Field(120.0, gt=0, description="Seconds between two checkpoints.")
+    log_interval_steps: int = Field(20, gt=0, description="Steps between two entries of the loss history.")
+    plot: bool = Field(False, description="Draw curves.png at every checkpoint; needs matplotlib.")
+    tensorboard: bool = Field(False, description="Write TensorBoard's event files; needs tensorboard.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainDrafterConfig":
+        if not self.corpus.is_dir():
+            raise ValueError(f"corpus={str(self.corpus)!r} is not a folder")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"output={str(self.output)!r} exists and is not a folder")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device={self.device!r} is not one of cpu, cuda, cuda:<index>")
+        if self.device != "cpu" and not torch.cuda.is_available():
+            raise ValueError(f"device={self.device!r}, but torch sees no CUDA device")
+        for option, package in (("plot", "matplotlib"), ("tensorboard", "tensorboard")):
+            if getattr(self, option) and find_spec(package) is None:
+                raise ValueError(f"{option}=true needs {package}: pip install 'wingbeat[train]'")
+        return self
 
     @model_validator(mode="after")
     def _check_drafter(self) -> "TrainDrafterConfig":
         if self.sequence_length <= self.ttt_steps + 1:
             raise ValueError(f"sequence_length={self.sequence_length} leaves no chain of ttt_steps={self.ttt_steps}")
-        if self.captures is not None and not self.captures.is_dir():
-            raise ValueError(f"captures={str(self.captures)!r} is not a folder")
+        if self.recordings is not None and not self.recordings.is_dir():
+            raise ValueError(f"recordings={str(self.recordings)!r} is not a folder")
         if self.family in ("eagle1", "mtp") and self.tap_layers is not None:
             raise ValueError(f"tap_layers={self.tap_layers}: {self.family} has one tap, the final norm's output")
         if self.family == "mtp":
@@ -93,3 +144,16 @@ class TrainDrafterConfig(TrainingConfig):
         if self.tap_layers is not None and list(self.tap_layers) != sorted(set(self.tap_layers)):
             raise ValueError(f"tap_layers={self.tap_layers} are not ascending")
         return self
+
+    def resume_settings(self) -> dict[str, Any]:
+        """The settings a run must share with the checkpoint it continues; the others may change in between."""
+        return self.model_dump(mode="json", exclude=set(self.free_on_resume))
+
+    def learning_rate_scale(self, step: int) -> float:
+        """Share of the peak learning rate at a step: warm-up, constant, linear decay.
+
+        The constant part does not depend on `steps`, so a run stopped there may be resumed with another length.
+        """
+        warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        decay_steps = max(1.0, self.decay_fraction * self.steps)
+        return min(warmup, (self.steps - step) / decay_steps, 1.0)

@@ -11,7 +11,7 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
-from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
 from wingbeat.runtime.training.mtp_head import MtpHead, save_mtp_module
@@ -30,12 +30,12 @@ def tap_layers(config: TrainDrafterConfig, target: TargetDescription) -> tuple[i
         return (target.num_layers,)
     if config.tap_layers is not None:
         return config.tap_layers
-    if config.captures is not None:
+    if config.recordings is not None:
         # The final norm's output is there for other families.
-        captured = CaptureReader(config.captures).spec.tap_layers
-        taps = tuple(layer for layer in captured if layer < target.num_layers)
+        recorded = RecordingReader(config.recordings).spec.tap_layers
+        taps = tuple(layer for layer in recorded if layer < target.num_layers)
         if not taps:
-            raise ValueError(f"the capture has taps {captured}: family={config.family!r} reads the input of layers")
+            raise ValueError(f"the recording has taps {recorded}: family={config.family!r} reads the input of layers")
         return taps
     return default_tap_layers(target.num_layers)
 

@@ -1,4 +1,4 @@
-"""The optimizer loop both trainers run: schedule, accumulation, processes, progress, checkpoints that survive SIGKILL.
+"""The optimizer loop of a training run: schedule, accumulation, processes, progress, checkpoints that survive SIGKILL.
 
 Does not know what is trained: a `Task` says that.
 """
@@ -25,10 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wingbeat.runtime.recordings.format import write_atomically
 from wingbeat.runtime.training.curves import Curves
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import HeadAcceptance
 from wingbeat.runtime.training.optimizers import build_optimizers
 from wingbeat.runtime.training.parallel import Part, Ranks
-from wingbeat.runtime.training.run_config import TrainingConfig
 from wingbeat.runtime.training.state import STATE_FILE, TrainingState
 
 METRICS_FILE = "metrics.json"
@@ -69,14 +69,14 @@ class History(NamedTuple):
     seconds: float
 
 
-def autocast(config: TrainingConfig) -> Any:
+def autocast(config: TrainDrafterConfig) -> Any:
     """The context matrix products run in: bfloat16 autocast, or nothing for float32."""
     if config.precision == "float32":
         return nullcontext()
     return torch.autocast(torch.device(config.device).type, dtype=torch.bfloat16)
 
 
-def prepare(config: TrainingConfig) -> None:
+def prepare(config: TrainDrafterConfig) -> None:
     """Set thread count and seeds, and make the output folder."""
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -84,7 +84,7 @@ def prepare(config: TrainingConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
 
 
-def optimize(config: TrainingConfig, ranks: Ranks, task: Task) -> History:
+def optimize(config: TrainDrafterConfig, ranks: Ranks, task: Task) -> History:
     """Run the steps left of `config.steps`; checkpoint at intervals; measure; remove the checkpoint's state at the end.
 
     Every process returns the same losses; the first one writes the files.
@@ -108,7 +108,7 @@ def optimize(config: TrainingConfig, ranks: Ranks, task: Task) -> History:
     return History(state.losses, state.validations, state.num_tokens, state.seconds)
 
 
-def write_metrics(config: TrainingConfig, history: History, **extra: Any) -> None:
+def write_metrics(config: TrainDrafterConfig, history: History, **extra: Any) -> None:
     """Write metrics.json beside the weights: settings, loss history, speed and what the caller adds."""
     metrics = {
         "settings": config.model_dump(mode="json", exclude={"corpus", "output"}),
@@ -128,7 +128,7 @@ class _Run:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: TrainDrafterConfig,
         ranks: Ranks,
         task: Task,
         optimizers: list[torch.optim.Optimizer],

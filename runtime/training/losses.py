@@ -18,7 +18,7 @@ class DenseTarget(NamedTuple):
 
 
 class TopTarget(NamedTuple):
-    """The verifier's distributions as far as a capture keeps them: the likeliest tokens."""
+    """The verifier's distributions as far as a recording keeps them: the likeliest tokens."""
 
     token_ids: Tensor
     """int64 [batch, length, top_k]; row i predicts token i + 1."""
@@ -30,8 +30,8 @@ class DraftLoss(nn.Module):
     """Mean loss of all chains of a batch: `forward` is one unrolled pass.
 
     Cross-entropy to the verifier's distribution, later steps weighted down. The verifier's probabilities are not
-    renormalised, neither over the draft vocabulary nor over the tokens a capture keeps: a position whose likely tokens
-    cannot be drafted, or are not known, counts for less.
+    renormalised, neither over the draft vocabulary nor over the tokens a recording keeps: a position whose likely
+    tokens cannot be drafted, or are not known, counts for less.
 
     Args:
         num_steps: length of the chains.

@@ -1,4 +1,4 @@
-"""Where a drafter's training data comes from: the verifier itself, while training, or what was captured of it before.
+"""Where a drafter's training data comes from: the verifier itself, while training, or what was recorded of it before.
 
 A source gives the loss its tensors, by step and part; it knows text, taps and distributions, not heads.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
 from wingbeat.runtime.recordings.corpus import WindowSampler
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
-from wingbeat.runtime.recordings.reader import CaptureBatch, CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingBatch, RecordingReader
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.loop import Inputs
 from wingbeat.runtime.training.losses import DenseTarget, TopTarget
@@ -97,11 +97,11 @@ class LiveSource:
         return rows
 
 
-class CapturedSource:
-    """Windows of a capture; the verifier is not run.
+class RecordedSource:
+    """Windows of a recording; the verifier is not run.
 
     Raises:
-        CaptureError: the capture cannot be read or is of another verifier.
+        RecordingError: the recording cannot be read or is of another verifier.
         ValueError: it lacks one of the taps.
     """
 
@@ -113,7 +113,7 @@ class CapturedSource:
         tap_layers: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        self._reader = CaptureReader(folder, config.seed)
+        self._reader = RecordingReader(folder, config.seed)
         self._reader.check_verifier(checkpoint_fingerprint(verifier))
         self._columns = tap_columns(self._reader, tap_layers)
         self._batch_size, self._length = config.batch_size, config.sequence_length
@@ -130,29 +130,29 @@ class CapturedSource:
         return Inputs(moved, int(batch.lengths.sum()))
 
     def token_counts(self) -> Tensor:
-        """Of the capture."""
+        """Of the recording."""
         return self._reader.token_counts()
 
     own_token_counts = token_counts
 
 
-def tap_columns(reader: CaptureReader, tap_layers: tuple[int, ...]) -> Tensor | None:
-    """The columns of a capture's taps that are `tap_layers`, low first; None where they are all of them.
+def tap_columns(reader: RecordingReader, tap_layers: tuple[int, ...]) -> Tensor | None:
+    """The columns of a recording's taps that are `tap_layers`, low first; None where they are all of them.
 
     Raises:
-        ValueError: the capture lacks one.
+        ValueError: the recording lacks one.
     """
-    captured, width = reader.spec.tap_layers, reader.spec.hidden_size
-    missing = [layer for layer in tap_layers if layer not in captured]
+    recorded, width = reader.spec.tap_layers, reader.spec.hidden_size
+    missing = [layer for layer in tap_layers if layer not in recorded]
     if missing:
-        raise ValueError(f"the capture has taps {captured}, not {', '.join(map(str, missing))} of {tap_layers}")
-    if tap_layers == captured:
+        raise ValueError(f"the recording has taps {recorded}, not {', '.join(map(str, missing))} of {tap_layers}")
+    if tap_layers == recorded:
         return None
-    return torch.cat([torch.arange(width) + captured.index(layer) * width for layer in tap_layers])
+    return torch.cat([torch.arange(width) + recorded.index(layer) * width for layer in tap_layers])
 
 
-def _target(batch: CaptureBatch) -> TopTarget:
-    """The captured distributions; where none were kept, the tokens that did come next."""
+def _target(batch: RecordingBatch) -> TopTarget:
+    """The recorded distributions; where none were kept, the tokens that did come next."""
     if batch.target_top_ids is None or batch.target_top_logits is None or batch.logsumexp is None:
         following = batch.token_ids.roll(-1, dims=1).unsqueeze(-1)
         return TopTarget(following, torch.ones(following.shape))

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from wingbeat.runtime.recordings.format import write_atomically
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 from wingbeat.runtime.training.evaluation import HeadAcceptance
-from wingbeat.runtime.training.run_config import TrainingConfig
 
 STATE_FILE = "training_state.pt"
 
@@ -34,7 +34,7 @@ class TrainingState:
         self.seconds = seconds
         return logged
 
-    def save(self, path: Path, config: TrainingConfig) -> None:
+    def save(self, path: Path, config: TrainDrafterConfig) -> None:
         """Write everything to `path`, at once."""
         state = {
             "settings": config.resume_settings(),
@@ -49,7 +49,7 @@ class TrainingState:
         }
         write_atomically(path, lambda temporary: torch.save(state, temporary))
 
-    def load(self, path: Path, config: TrainingConfig, device: torch.device) -> None:
+    def load(self, path: Path, config: TrainDrafterConfig, device: torch.device) -> None:
         """Continue from `path`.
 
         Raises:

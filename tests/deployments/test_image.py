@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from wingbeat.deployments.api.routers.server_routes import add_server_routes
+from wingbeat.deployments.api.endpoints.server_routes import add_server_routes
 from wingbeat.deployments.cli.local import open_engine
 from wingbeat.deployments.cli.main import _app
 from wingbeat.kernels.cpu.library import COMPILERS
@@ -38,8 +38,8 @@ def test_docker_sends_what_the_wheel_is_built_of_and_nothing_else():
     sent = {line[1:] for line in rest if line.startswith("!")}
     assert first == "*"
     assert all((ROOT / path).exists() for path in sent)
-    mapped = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
-    folders = {folder for folder in mapped if folder.partition("/")[0] not in mapped or "/" not in folder}
+    links = [path for path in (ROOT / "src" / "wingbeat").iterdir() if path.is_symlink()]
+    folders = {str(link.resolve().relative_to(ROOT)) for link in links} | {"src/wingbeat"}
     files = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
     assert sent == folders | files | {"constraints/cpu.txt"}
 

@@ -42,7 +42,8 @@ def run_script(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
-def suite():
+def suite(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
     spec = importlib.util.spec_from_file_location("gpu_suite", FOLDER / "_suite.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -53,8 +54,8 @@ def suite():
 
 def test_every_promised_script_is_there():
     assert {
-        "attention", "bandwidth", "draft_level", "draft_round", "engine_speed", "kernel_profile", "losslessness",
-        "plain_decode", "two_processes", "verify",
+        "attention", "bandwidth", "doctor", "draft_level", "draft_round", "engine_speed", "hop", "kernel_profile",
+        "losslessness", "plain_decode", "round_stages", "two_processes", "verify",
     } <= set(SCRIPTS)  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_without_a_gpu_the_one_command_ends_with_one_line_and_writes_nothing(tmp
     assert not (tmp_path / "report").exists()
 
 
-SLOW = {"two_processes", "engine_speed", "kernel_profile"}
+SLOW = {"two_processes", "engine_speed", "kernel_profile", "round_stages"}
 
 
 @pytest.mark.few(3)

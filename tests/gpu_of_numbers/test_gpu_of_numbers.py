@@ -35,6 +35,12 @@ def test_the_device_and_small_rounds_of_compiled_kernels(capability):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle", "draft-model", "mtp", "assistant"])
+def test_captured_trees_of_every_kind_of_drafter(kind):
+    run("drafter_cases.py", "-k", kind)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["chain", "tree", "adaptive"])
 def test_the_demo_pair_from_its_load_to_its_tokens(shape):
     """As compiled for sm_90: interpreted, its 24 layers take an hour."""

@@ -217,8 +217,8 @@ BAD_STARTS = {
     "drafter that is no drafter": Bad(nothing, "no subclass", {"drafter": "collections.OrderedDict"}),
     "drafter of another verifier": Bad(nothing, "drafter .*: .* not the ascending ids of layers in 0..1", FOREIGN_HEAD),
     "no MTP module": Bad(nothing, "has no MTP module", {"drafter": "mtp"}),
-    "capture into a file": Bad(nothing, "capture_dir", {"capture_dir": __file__}),
-    "capture below a file": Bad(nothing, "capture_dir", {"capture_dir": f"{__file__}/captures"}),
+    "recording into a file": Bad(nothing, "recording_dir", {"recording_dir": __file__}),
+    "recording below a file": Bad(nothing, "recording_dir", {"recording_dir": f"{__file__}/recordings"}),
     "more sequences than blocks": Bad(
         nothing, "max_num_seqs is .*lower it to 999", {"max_num_seqs": "1000", "num_kv_blocks": "1000"}
     ),

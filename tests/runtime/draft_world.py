@@ -5,7 +5,11 @@ import torch
 from tests.runtime.models import CHAIN, TREE
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch
+from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.merged_batch import HOST_COLUMNS
+from wingbeat.runtime.drafters.mtp import MtpDrafter
+from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 VOCAB, BLOCK_SIZE, MAX_LEN, NUM_SLOTS = 97, 4, 64, 9
@@ -13,6 +17,18 @@ BLOCKS_PER_SEQ = MAX_LEN // BLOCK_SIZE + 6
 MIXED = (0.0, 0.8, 0.0, 1.2, 0.7, 0.0, 0.9, 0.3, 0.5)
 """Temperatures by slot."""
 SHAPES = {"chain": CHAIN, "tree": TREE, "whole": SpeculationConfig(3, 3, 30), "one": SpeculationConfig(1, 3, 3)}
+
+
+def taps_size(drafter: StagedDrafter) -> int:
+    """Numbers per position that the verifier must send."""
+    match drafter:
+        case EagleDrafter():
+            return drafter.head.taps_size
+        case MtpDrafter():
+            return drafter.hidden_size
+        case SharedKvDrafter():
+            return drafter.taps_size
+    return 0
 
 
 def channel_spec(speculation, taps_size):
@@ -52,7 +68,7 @@ class World:
         for row, (slot, start, count) in enumerate(decodes):
             decode_tokens[row, :count] = self.tokens[slot, start + 1 : start + count + 1]
             decode_taps[row, :count] = self.taps[slot, start : start + count]
-        columns = torch.tensor(decodes, dtype=torch.int64).view(-1, 3).T
+        columns = [torch.tensor([decode[field] for decode in decodes], dtype=torch.int64) for field in range(3)]
         batch = DraftBatch(
             *columns,
             decode_tokens,

@@ -352,7 +352,9 @@ def place(module: nn.Module) -> nn.Module:
 
 def _variant(kernel: Any, arguments: dict[str, Any]) -> tuple:
     """What a kernel is compiled for: its constants, its types, and of integers what Triton looks at."""
-    free = set(kernel.kwargs.get("do_not_specialize") or ())
+    # Triton's interpreter keeps what the decorator was given, its compiler what it made of it.
+    given = kernel.kwargs.get("do_not_specialize") if hasattr(kernel, "kwargs") else kernel.do_not_specialize
+    free = set(given or ())
     variant: list[Any] = [kernel.__name__]
     for name, parameter in inspect.signature(kernel.fn).parameters.items():
         value = arguments[name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, LlamaConfig
 
 from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, place
 from wingbeat.cluster.channels.channel import InProcessChannel
@@ -16,12 +16,15 @@ from wingbeat.runtime.drafters.draft_model import ModelDrafter
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.mtp import MtpDrafter
 from wingbeat.runtime.drafters.ngram import NgramDrafter
+from wingbeat.runtime.drafters.shared_kv import SharedKvDrafter
 from wingbeat.runtime.drafters.suffix import SuffixDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.contract import DraftHead
 from wingbeat.runtime.heads.eagle1 import Eagle1Head, Eagle1HeadConfig
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.mtp_modules import MtpModules
+from wingbeat.runtime.heads.shared_kv_head import SharedKvHead
+from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.fused import OPS, fuse
@@ -102,15 +105,37 @@ def mtp_modules(count: int = 2) -> MtpModules:
     return place(modules)
 
 
-def new_drafter(kind: str, speculation: SpeculationConfig, device: FakeGraphDevice | None) -> Drafter:
-    """A drafter of the named kind; those that only look tokens up are on the CPU."""
+def assistant(num_layers: int, speculation: SpeculationConfig, device: FakeGraphDevice | None) -> SharedKvDrafter:
+    """A head over the keys and values of the verifier's last layer, all of whose layers attend to everything."""
+    fields = dict(_SHAPE, global_head_dim=_SHAPE["head_dim"], num_hidden_layers=num_layers)
+    fields |= {"layer_types": ["full_attention"] * num_layers, "num_kv_shared_layers": num_layers}
+    config = Gemma4TextConfig(
+        **fields, **_IDS, hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, enable_moe_block=False
+    )
+    head = place(SharedKvHead(config, _SHAPE["hidden_size"]).to(torch.bfloat16))
+    head.lend(torch.empty(VOCAB_SIZE, _SHAPE["hidden_size"], dtype=torch.bfloat16, device=CUDA), 8.0)
+    layer = LayerAttention(_SHAPE["num_attention_heads"], _SHAPE["num_key_value_heads"], 16, 16, None)
+    kv_layers = {"full_attention": NUM_LAYERS - 1}
+    return SharedKvDrafter(head.eval(), kv_layers, [layer], speculation, NUM_LAYERS, device)
+
+
+def new_drafter(
+    kind: str, speculation: SpeculationConfig, device: FakeGraphDevice | None, num_layers: int = NUM_LAYERS
+) -> Drafter:
+    """A drafter of the named kind; those that only look tokens up are on the CPU.
+
+    Args:
+        num_layers: of a draft model, or of an assistant.
+    """
     match kind:
         case "eagle-3" | "eagle-1":
             return EagleDrafter(eagle_head(kind), speculation, device)
         case "draft-model":
-            return ModelDrafter(verifier(), speculation)
+            return ModelDrafter(verifier(num_layers), speculation, graph_device=device)
         case "mtp":
-            return MtpDrafter(mtp_modules(), speculation, NUM_LAYERS)
+            return MtpDrafter(mtp_modules(), speculation, NUM_LAYERS, device)
+        case "assistant":
+            return assistant(num_layers, speculation, device)
         case "ngram":
             return NgramDrafter(speculation)
         case "suffix":

@@ -8,11 +8,12 @@ from collections import Counter
 
 import torch
 
-from tests.runtime.fake_gpu import FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.draft_world import taps_size
+from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, fake_gpu, why_not
 from tests.runtime.gpu_world import CHAIN, GREEDY, TREE, engine_config, new_drafter, serve, verifier
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
-from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.drafters.eagle import EagleDrafter
+from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.graphs.graph_runner import Stage
@@ -22,6 +23,12 @@ from wingbeat.runtime.verifier.choices.choice import Choosing
 from wingbeat.runtime.verifier.round_shapes import num_graphs
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
+WHOLE_DRAFTS = {
+    "a model of 16 layers": ("draft-model", 16),
+    "two MTP modules": ("mtp", 1),
+    "an assistant of four layers": ("assistant", 4),
+}
+"""Kinds whose drafts are counted whole, and layers of each."""
 SERVED = EngineConfig(
     max_num_seqs=256, speculation=SpeculationConfig(draft_steps=7, verify_tree_size=60, adaptive=True)
 )
@@ -40,6 +47,12 @@ LIMITS: dict[str, int] = {
     "level of a tree": 20,
     "draft of one level, chain": 98,
     "draft of one level, tree": 90,
+    "draft by a model of 16 layers, eager": 888,
+    "draft by a model of 16 layers, captured": 5,
+    "draft by two MTP modules, eager": 714,
+    "draft by two MTP modules, captured": 3,
+    "draft by an assistant of four layers, eager": 1438,
+    "draft by an assistant of four layers, captured": 3,
     "beside the graphs of a round, plain": 1,
     "beside the graphs of a round, chain": 7,
     "beside the graphs of a round, tree": 7,
@@ -61,6 +74,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
         found |= _verifier_counts(gpu, name, shape)
     for name, shape in SHAPES.items():
         found |= _drafter_counts(gpu, name, shape)
+    found |= _whole_drafts(gpu)
     found |= _round_counts(gpu)
     found |= _mixed_counts(gpu)
     found["graphs of a verifier"] = num_graphs(SERVED)
@@ -104,6 +118,33 @@ def _drafter_counts(gpu: FakeGpu, name: str, shape: SpeculationConfig) -> dict[s
     captured = dict(zip(drafter.graph_stats.captured, device.graphs, strict=True))
     by_depth = [graph.total() for (stage, _), graph in sorted(captured.items()) if stage == Stage.DRAFT_PROPOSAL]
     return {f"level of a {name}": by_depth[-1] - by_depth[-2], f"draft of one level, {name}": by_depth[0]}
+
+
+def _whole_drafts(gpu: FakeGpu) -> dict[str, int]:
+    """What the host launches for decided tokens and a tree in five levels of four, for one sequence."""
+    found, shape = {}, SpeculationConfig(draft_steps=5, draft_top_k=4, verify_tree_size=16)
+    for name, (kind, num_layers) in WHOLE_DRAFTS.items():
+        for how, device in (("eager", None), ("captured", FakeGraphDevice(gpu))):
+            drafter = new_drafter(kind, shape, device, num_layers)
+            batch = _decided(attach(drafter, shape, num_slots=1))
+            gpu.strict = True
+            gpu.launches.clear()
+            with torch.inference_mode():
+                drafter.draft(batch)
+            gpu.strict = False
+            found[f"draft by {name}, {how}"] = gpu.launches.total()
+    return found
+
+
+def _decided(spec: ChannelSpec) -> DraftBatch:
+    """One sequence, of which some tokens were decided and which wants a tree."""
+    one, slot = torch.ones(1, dtype=torch.int64, device=CUDA), torch.zeros(1, dtype=torch.int64)
+    path = one.new_ones(1, spec.max_path)
+    taps = torch.ones(1, spec.max_path, spec.taps_size, dtype=spec.taps_dtype, device=CUDA)
+    tables = one.new_ones(1, spec.max_blocks_per_seq)
+    by_slot = (one, one, tables, one.to(torch.float32), one, one.new_ones(1, spec.max_model_len + 1))
+    chunks = ([], [], [], one[:0], taps[0, :0])
+    return DraftBatch(slot, one, one, path, taps, *chunks, slot, *by_slot, spec.max_model_len, last_token_ids=one)
 
 
 def _round_counts(gpu: FakeGpu) -> dict[str, int]:
@@ -153,7 +194,7 @@ def beside(launches: Counter[str]) -> int:
     return launches.total() - launches["graph"]
 
 
-def attach(drafter: EagleDrafter, speculation: SpeculationConfig, num_slots: int) -> ChannelSpec:
+def attach(drafter: StagedDrafter, speculation: SpeculationConfig, num_slots: int) -> ChannelSpec:
     """Make room for a verifier of these trees."""
     config = engine_config(speculation, num_slots)
     spec = ChannelSpec(
@@ -161,7 +202,7 @@ def attach(drafter: EagleDrafter, speculation: SpeculationConfig, num_slots: int
         num_nodes=speculation.num_nodes,
         max_path=speculation.max_path,
         max_prefill_tokens=16,
-        taps_size=drafter.head.taps_size,
+        taps_size=taps_size(drafter),
         max_model_len=config.max_model_len,
         max_blocks_per_seq=config.max_blocks_per_seq,
         block_size=config.block_size,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from wingbeat.runtime.training.byte_bpe import train_tokenizer
+from examples.demo_pair.training.train_base import train_tokenizer
 from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 VOCAB, HIDDEN, TAPS, NUM_LAYERS = 320, 32, (0, 1, 2), 3

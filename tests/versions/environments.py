@@ -22,7 +22,8 @@ WHEEL_COMMAND = ("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--
 def build_wheel(output: Path) -> Path:
     """The wheel of this tree, of a copy without build folders, by what is installed."""
     copy = output / "tree"
-    copy.mkdir(parents=True)
+    # The links in it are relative, to the folders beside it.
+    shutil.copytree(ROOT / "src" / "wingbeat", copy / "src" / "wingbeat", symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "kernels", "runtime", "cluster", "deployments", "examples"):
         (copy / name).symlink_to(ROOT / name)
     run([sys.executable, "-m", "pip", *WHEEL_COMMAND, "--wheel-dir", str(output), str(copy)])

@@ -25,9 +25,9 @@ from wingbeat.cluster.channels.memory import (
     check_fits,
 )
 from wingbeat.cluster.channels.tcp.remote_address import RemoteAddress
-from wingbeat.cluster.channels.tcp.remote_handshake import SessionKeys, introduce, new_secret
+from wingbeat.cluster.channels.tcp.remote_handshake import HANDSHAKE_S, introduce, new_secret
 from wingbeat.cluster.channels.tcp.remote_links import DrafterLink, FrameBell, FrameDoorbell, VerifierLink
-from wingbeat.cluster.channels.tcp.remote_listener import HANDSHAKE_S, Listener
+from wingbeat.cluster.channels.tcp.remote_listener import Listener
 from wingbeat.runtime.free_memory import free_memory
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
@@ -45,7 +45,7 @@ class RemoteChannel:
             ChannelError: it cannot be listened on, or memory is too full for the buffers.
         """
         memory, secret = _memory(spec, device), new_secret()
-        link = VerifierLink(memory, secret)
+        link = VerifierLink(memory)
         listener = Listener(host, secret, spec, link.admit)
         self.name = RemoteAddress(host, listener.port, secret, pickle.dumps(spec))
         """What a drafter attaches by."""
@@ -71,8 +71,8 @@ class RemoteChannel:
         except OSError as error:
             raise ChannelError(f"the drafter cannot reach its verifier at {address}: {error}") from None
         try:
-            keys = introduce(sock, address.secret, spec, incarnation, HANDSHAKE_S)
-            return RemoteDrafterSide(memory, incarnation, sock, keys)
+            introduce(sock, address.secret, spec, incarnation)
+            return RemoteDrafterSide(memory, incarnation, sock)
         except OSError as error:
             sock.close()
             raise ChannelError(f"the drafter cannot reach its verifier at {address}: {error}") from None
@@ -102,9 +102,9 @@ class RemoteVerifierSide(VerifierSide):
 class RemoteDrafterSide(DrafterSide):
     """A drafter's end, attached when made."""
 
-    def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket, keys: SessionKeys) -> None:
+    def __init__(self, memory: ChannelMemory, incarnation: int, sock: socket.socket) -> None:
         super().__init__(memory, incarnation)
-        self._link = DrafterLink(memory, sock, keys, self._skip_to)
+        self._link = DrafterLink(memory, sock, self._skip_to)
         self._doorbell = Doorbell(FrameBell(self._link, Word.OUTCOME_SEQ), IDLE_SLEEP_S)
         self._reply_bell = FrameBell(self._link, Word.REPLIED)
         self.on_close = weakref.finalize(self, self._link.drop)

@@ -1,13 +1,10 @@
-"""One authenticated TCP connection: numbered, signed frames, of which a wrong one ends it.
+"""One TCP connection whose ends have proved themselves: frames, each the length of a body and the body.
 
-    frame: magic, length of the body, number, body, HMAC-SHA256 of all before it
-
-Nothing of a frame is looked at before all of it is there and its signature fits. Bodies are bounded, and numbers count
-up by one, so nothing can be truncated, replayed, reordered or left out without the connection's end.
+Neither end waits for the other: nothing of a frame is looked at before all of it is there, and bodies are bounded.
+(The standard library's messages wait for the rest of what has begun to come: a drafter stopped in the middle of one
+would hold up the engine.)
 """
 
-import contextlib
-import hmac
 import select
 import socket
 import struct
@@ -16,10 +13,10 @@ from collections import deque
 
 import numpy as np
 
-_MAGIC = 0x52424757
-_START = struct.Struct("<IIQ")
+from wingbeat.cluster.channels.tcp.remote_handshake import hang_up
+
+_START = struct.Struct("<Q")
 START_BYTES = _START.size
-SIGNATURE_BYTES = 32
 _LINGER_S = 1.0
 _KEEPALIVE_S, _KEEPALIVE_PROBES, _UNACKNOWLEDGED_MS = 5, 3, 15_000
 """A node that is gone ends no connection: an idle pair learns of it within 20 s, a busy one by its rounds."""
@@ -34,20 +31,18 @@ class Connection:
 
     Args:
         sock: connected, both ends of which have proved themselves.
-        own_key, peer_key: sign what this end sends, and what comes.
-        most_out, most_in: bytes of the longest body each way.
+        most_bytes: of the longest body either way.
     """
 
-    def __init__(self, sock: socket.socket, own_key: bytes, peer_key: bytes, most_out: int, most_in: int) -> None:
+    def __init__(self, sock: socket.socket, most_bytes: int) -> None:
         _tune(sock)
         self._sock = sock
-        self._own_key, self._peer_key = own_key, peer_key
-        self._most_in = most_in
+        self._most_bytes = most_bytes
         # Two, as the rounds alternate: the rest of one may still be on its way when the next is packed.
-        self._out = [np.empty(START_BYTES + most_out + SIGNATURE_BYTES, dtype=np.uint8) for _ in range(2)]
-        self._in = np.empty(START_BYTES + most_in + SIGNATURE_BYTES, dtype=np.uint8)
-        self._in_view = memoryview(self._in)
-        self._num_sent = self._num_received = 0
+        self._out = [np.empty(START_BYTES + most_bytes, dtype=np.uint8) for _ in range(2)]
+        self._in = np.empty(START_BYTES + most_bytes, dtype=np.uint8)
+        self._in_view = self._in.data
+        self._num_sent = 0
         self._have, self._wanted = 0, START_BYTES
         self._sender = _Sender(sock)
         self._hang_up = select.poll()
@@ -58,19 +53,17 @@ class Connection:
 
     @property
     def body(self) -> np.ndarray:
-        """Room for the body that `send` sends next, uint8 [most_out]; free again two frames later."""
-        return self._out[self._num_sent % 2][START_BYTES:-SIGNATURE_BYTES]
+        """Room for the body that `send` sends next, uint8 [most_bytes]; free again two frames later."""
+        return self._out[self._num_sent % 2][START_BYTES:]
 
     def send(self, num_bytes: int) -> None:
         """Send so much of `body`, as one write where the kernel takes it all; never waits."""
         if self.closed:
             return
-        data = memoryview(self._out[self._num_sent % 2])
+        data = self._out[self._num_sent % 2].data
         self._num_sent += 1
-        end = START_BYTES + num_bytes
-        _START.pack_into(data, 0, _MAGIC, num_bytes, self._num_sent)
-        data[end : end + SIGNATURE_BYTES] = hmac.digest(self._own_key, data[:end], "sha256")
-        self._sender.send(data[: end + SIGNATURE_BYTES])
+        _START.pack_into(data, 0, num_bytes)
+        self._sender.send(data[: START_BYTES + num_bytes])
 
     def receive(self) -> np.ndarray | None:
         """The body of the next frame, if it has come whole; it holds until the next call. Never waits.
@@ -92,12 +85,11 @@ class Connection:
                 raise ConnectionError("the other end has closed the connection")
             self._have += count
             if self._have == START_BYTES == self._wanted:
-                self._wanted += self._read_start() + SIGNATURE_BYTES
-        end = self._wanted - SIGNATURE_BYTES
-        signature = hmac.digest(self._peer_key, self._in_view[:end], "sha256")
-        if not hmac.compare_digest(signature, self._in_view[end : self._wanted]):
-            raise FrameError("a frame has a wrong signature")
-        self._num_received += 1
+                (num_bytes,) = _START.unpack_from(self._in_view)
+                if num_bytes > self._most_bytes:
+                    raise FrameError(f"a frame claims {num_bytes} bytes, at most {self._most_bytes} fit")
+                self._wanted += num_bytes
+        end = self._wanted
         self._have, self._wanted = 0, START_BYTES
         return self._in[START_BYTES:end]
 
@@ -114,18 +106,9 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        with contextlib.suppress(OSError):  # the other end was quicker
-            self._sock.shutdown(socket.SHUT_RDWR)
+        hang_up(self._sock)
         self._sender.close()
         self._sock.close()
-
-    def _read_start(self) -> int:
-        magic, num_bytes, number = _START.unpack_from(self._in)
-        if magic != _MAGIC or num_bytes > self._most_in:
-            raise FrameError(f"a frame claims {num_bytes} bytes, at most {self._most_in} fit")
-        if number != self._num_received + 1:
-            raise FrameError(f"frame {number} came where {self._num_received + 1} was due")
-        return num_bytes
 
 
 class _Sender:

@@ -1,34 +1,33 @@
-"""How the two ends of a remote channel prove to each other that they hold its secret, and agree on session keys.
+"""How the two ends of a remote channel prove to each other that they hold its secret, and that they fit.
 
-    verifier -> drafter  GREETING  magic, verifier's nonce
-    drafter -> verifier  HELLO     magic, drafter's nonce, incarnation, digest of the layout, proof
-    verifier -> drafter  VERDICT   code, latest incarnation, proof
+    each to the other     the standard library's challenge (`multiprocessing.connection`): an HMAC over a fresh nonce
+    drafter -> verifier   incarnation, digest of the layout
+    verifier -> drafter   code, latest incarnation
 
-A proof is an HMAC by the secret over a label of its side, both nonces and all else of the message, so none can be made
-without the secret, reflected, or used again on another connection. Each direction's frames are signed by a key of their
-own, made from the secret and both nonces.
+Nothing is unpickled: messages are bytes of a bounded length. The standard library waits without a limit, so a deadline
+shuts the socket down, which ends whatever waits for it.
 """
 
+import contextlib
 import hashlib
-import hmac
+import os
 import secrets
 import socket
 import struct
-import time
+import threading
+from collections.abc import Iterator
 from enum import IntEnum
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NamedTuple
 
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
-VERSION = 1
-SECRET_BYTES = 32
-PROOF_BYTES = 32
-_MAGIC = b"WINGBR" + VERSION.to_bytes(2, "little")
-_GREETING = struct.Struct("<8s32s")
-_HELLO = struct.Struct("<8s32sQ32s32s")
-_VERDICT = struct.Struct("<QQ32s")
-HELLO_BYTES = _HELLO.size
+VERSION = 2
+HANDSHAKE_S = 5.0
+_HELLO = struct.Struct("<Q32s")
+_VERDICT = struct.Struct("<QQ")
 
 
 class Code(IntEnum):
@@ -39,103 +38,90 @@ class Code(IntEnum):
     OTHER_LAYOUT = 2
 
 
-class SessionKeys(NamedTuple):
-    """Of the frames of one connection, by the side that sends them."""
-
-    verifier: bytes
-    drafter: bytes
-
-
 class Hello(NamedTuple):
     """A drafter that has proved the secret."""
 
     incarnation: int
     same_layout: bool
-    keys: SessionKeys
-    nonces: bytes
 
 
 def new_secret() -> bytes:
     """Of one channel."""
-    return secrets.token_bytes(SECRET_BYTES)
+    return secrets.token_bytes(32)
 
 
-def greeting() -> bytes:
-    """The verifier's first message, with a fresh nonce."""
-    return _GREETING.pack(_MAGIC, secrets.token_bytes(32))
-
-
-def read_hello(message: bytes, greeted: bytes, secret: bytes, spec: ChannelSpec) -> Hello | None:
-    """What a drafter says of itself, or None where it does not prove the secret.
-
-    Args:
-        message: HELLO_BYTES long.
-        greeted: the greeting that it answers.
-    """
-    magic, nonce, incarnation, digest, proof = _HELLO.unpack(message)
-    nonces = greeted[len(_MAGIC) :] + nonce
-    expected = _proof(secret, b"drafter", nonces, message[: -len(proof)])
-    if magic != _MAGIC or not hmac.compare_digest(proof, expected):
+def meet(sock: socket.socket, secret: bytes, spec: ChannelSpec) -> Hello | None:
+    """What a drafter says of itself, or None where it does not prove the secret in time."""
+    try:
+        with _limited(sock, HANDSHAKE_S) as wire:
+            deliver_challenge(wire, secret)
+            answer_challenge(wire, secret)
+            incarnation, digest = _HELLO.unpack(wire.recv_bytes(_HELLO.size))
+    except (AuthenticationError, AssertionError, EOFError, OSError, struct.error):
         return None
-    return Hello(incarnation, digest == layout_digest(spec), session_keys(secret, nonces), nonces)
+    return Hello(incarnation, digest == layout_digest(spec))
 
 
-def verdict(code: Code, latest: int, hello: Hello, secret: bytes) -> bytes:
-    """The verifier's answer.
+def answer(sock: socket.socket, code: Code, latest: int) -> None:
+    """The verifier's verdict.
 
     Args:
         latest: incarnation that has attached last.
     """
-    start = struct.pack("<QQ", code, latest)
-    return start + _proof(secret, b"verifier", hello.nonces, start)
+    # A few bytes on a fresh connection never wait; where the drafter has left, its connection will say so.
+    with contextlib.suppress(OSError), Connection(os.dup(sock.fileno())) as wire:
+        wire.send_bytes(_VERDICT.pack(code, latest))
 
 
-def introduce(sock: socket.socket, secret: bytes, spec: ChannelSpec, incarnation: int, timeout_s: float) -> SessionKeys:
+def introduce(sock: socket.socket, secret: bytes, spec: ChannelSpec, incarnation: int) -> None:
     """The drafter's part of it all, on a fresh connection.
 
     Raises:
         ChannelError: the other end does not hold the secret or refuses this one; says why.
-        OSError: the connection broke, or nothing came in time.
+        OSError: the connection broke.
     """
-    deadline = time.monotonic() + timeout_s
-    magic, theirs = _GREETING.unpack(_receive(sock, _GREETING.size, deadline))
-    if magic != _MAGIC:
-        raise ChannelError("the other end of the remote channel is no verifier of this version of wingbeat")
-    nonce = secrets.token_bytes(32)
-    start = struct.pack("<8s32sQ32s", _MAGIC, nonce, incarnation, layout_digest(spec))
-    sock.sendall(start + _proof(secret, b"drafter", theirs + nonce, start))
-    answer = _receive(sock, _VERDICT.size, deadline)
-    code, latest, proof = _VERDICT.unpack(answer)
-    if not hmac.compare_digest(proof, _proof(secret, b"verifier", theirs + nonce, answer[:-PROOF_BYTES])):
-        raise ChannelError("the other end of the remote channel does not hold its secret")
+    with _limited(sock, HANDSHAKE_S) as wire:
+        try:
+            answer_challenge(wire, secret)
+        except (AuthenticationError, AssertionError, EOFError) as error:
+            raise ChannelError(
+                "the verifier has closed the remote channel or does not accept this drafter's secret"
+            ) from error
+        try:
+            deliver_challenge(wire, secret)
+            wire.send_bytes(_HELLO.pack(incarnation, layout_digest(spec)))
+            code, latest = _VERDICT.unpack(wire.recv_bytes(_VERDICT.size))
+        except AuthenticationError as error:
+            raise ChannelError("the other end of the remote channel does not hold its secret") from error
+        except (EOFError, struct.error) as error:
+            raise ChannelError("the verifier has closed the remote channel") from error
     if code == Code.OLD_INCARNATION:
         raise ChannelError(f"incarnation {incarnation} cannot attach, it must be above {latest}")
     if code != Code.WELCOME:
         raise ChannelError("the verifier's channel has other shapes than this drafter's: both need one version")
-    return session_keys(secret, theirs + nonce)
-
-
-def session_keys(secret: bytes, nonces: bytes) -> SessionKeys:
-    """Keys that no other connection has."""
-    return SessionKeys(*(_proof(secret, b"frames of the " + side, nonces) for side in (b"verifier", b"drafter")))
 
 
 def layout_digest(spec: ChannelSpec) -> bytes:
-    """Equal where both ends lay out the same messages."""
-    return hashlib.sha256(repr(spec).encode()).digest()
+    """Equal where both ends are of one version and lay out the same messages."""
+    return hashlib.sha256(f"{VERSION} {spec!r}".encode()).digest()
 
 
-def _proof(secret: bytes, label: bytes, nonces: bytes, message: bytes = b"") -> bytes:
-    return hmac.digest(secret, label.ljust(32, b"\0") + nonces + message, "sha256")
+def hang_up(sock: socket.socket) -> None:
+    """End a connection for all who wait for it."""
+    with contextlib.suppress(OSError):  # the other end was quicker
+        sock.shutdown(socket.SHUT_RDWR)
 
 
-def _receive(sock: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """So many bytes and no more: what follows is frames."""
-    data = b""
-    while len(data) < num_bytes:
-        sock.settimeout(max(deadline - time.monotonic(), 1e-3))
-        part = sock.recv(num_bytes - len(data))
-        if not part:
-            raise ChannelError("the verifier has closed the remote channel or does not accept this drafter's secret")
-        data += part
-    return data
+@contextlib.contextmanager
+def _limited(sock: socket.socket, timeout_s: float) -> Iterator[Connection]:
+    """The standard library's messages over a socket, which is hung up after the time."""
+    sock.setblocking(True)
+    timer = threading.Timer(timeout_s, hang_up, (sock,))
+    timer.daemon = True
+    timer.start()
+    try:
+        with Connection(os.dup(sock.fileno())) as wire:
+            yield wire
+    finally:
+        timer.cancel()
+        timer.join(timeout_s)

@@ -4,7 +4,6 @@ All of it happens in the thread that uses the end, where it rings and where it w
 and the wire. Only a drafter that connects is first met by the listener's thread, and offered to the verifier's.
 """
 
-import contextlib
 import logging
 import socket
 import threading
@@ -19,7 +18,7 @@ from wingbeat.cluster.channels.header import MAX_INCARNATION, PID_BITS, ROUND_BI
 from wingbeat.cluster.channels.memory import ChannelMemory
 from wingbeat.cluster.channels.tcp.remote_connection import Connection, FrameError
 from wingbeat.cluster.channels.tcp.remote_frames import OutcomeReceiver, OutcomeSender, ReplyFrames, most_bytes
-from wingbeat.cluster.channels.tcp.remote_handshake import Code, Hello, SessionKeys, verdict
+from wingbeat.cluster.channels.tcp.remote_handshake import Code, Hello, answer
 
 logger = logging.getLogger(__name__)
 _ROUND_MASK = (1 << ROUND_BITS) - 1
@@ -71,9 +70,9 @@ class Link(ABC):
 class VerifierLink(Link):
     """The verifier's: each connection that replaces another is a drafter of a later incarnation."""
 
-    def __init__(self, memory: ChannelMemory, secret: bytes) -> None:
+    def __init__(self, memory: ChannelMemory) -> None:
         super().__init__(memory)
-        self._memory, self._secret = memory, secret
+        self._memory = memory
         self._most = most_bytes(memory.spec)
         self._replies = ReplyFrames(memory)
         self._outcomes = OutcomeSender(memory)
@@ -83,21 +82,18 @@ class VerifierLink(Link):
         self._closed = False
 
     def admit(self, sock: socket.socket, hello: Hello) -> None:
-        """Welcome a drafter, or tell it why not; called in the listener's thread."""
+        """Welcome a drafter, or tell it why not; called in a thread of the listener's."""
         replaced = None
         with self._lock:
             if self._closed:
                 sock.close()
                 return
             code = self._judge(hello)
-            answer = verdict(code, self._latest, hello, self._secret)
             if code == Code.WELCOME:
-                connection = Connection(sock, hello.keys.verifier, hello.keys.drafter, self._most, self._most)
                 # Before the drafter hears of it: whoever the drafter tells finds it here.
                 self._latest = hello.incarnation
-                replaced, self._offered = self._offered, (hello.incarnation, connection)
-            with contextlib.suppress(OSError):  # it has left, which its connection will say
-                sock.sendall(answer)
+                replaced, self._offered = self._offered, (hello.incarnation, Connection(sock, self._most))
+            answer(sock, code, self._latest)
             if code != Code.WELCOME:
                 sock.close()
         if replaced is not None:
@@ -164,12 +160,9 @@ class DrafterLink(Link):
         skip_to: a method that is told the number of the first round that comes, before the round counts as published.
     """
 
-    def __init__(
-        self, memory: ChannelMemory, sock: socket.socket, keys: SessionKeys, skip_to: Callable[[int], None]
-    ) -> None:
+    def __init__(self, memory: ChannelMemory, sock: socket.socket, skip_to: Callable[[int], None]) -> None:
         super().__init__(memory)
-        most = most_bytes(memory.spec)
-        self.connection = Connection(sock, keys.drafter, keys.verifier, most, most)
+        self.connection = Connection(sock, most_bytes(memory.spec))
         self._replies = ReplyFrames(memory)
         self._outcomes = OutcomeReceiver(memory)
         # Its end holds this link, which outlives no end that way.
@@ -187,8 +180,8 @@ class DrafterLink(Link):
         if published and published > (self.words[Word.REPLIED] & _ROUND_MASK) + 1:
             raise FrameError(f"round {published + 1} came before an answer freed its buffers")
         round_number = self._outcomes.unpack(body, published + 1 if published else None)
-        if not published:
-            self._skip_to()(round_number)
+        if not published and (skip_to := self._skip_to()) is not None:
+            skip_to(round_number)
         self.words[Word.OUTCOME_SEQ] = round_number
 
     def drop(self) -> None:

@@ -1,35 +1,23 @@
 """Where drafters of a remote channel connect: lets those in that prove its secret, and closes all others."""
 
-import contextlib
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from wingbeat.cluster.channels.header import ChannelError
-from wingbeat.cluster.channels.tcp.remote_handshake import HELLO_BYTES, Hello, greeting, read_hello
+from wingbeat.cluster.channels.tcp.remote_handshake import HANDSHAKE_S, Hello, hang_up, meet
 from wingbeat.runtime.protocol.messages import ChannelSpec
 
 MOST_PENDING = 16
 """Connections that have not proved themselves; one more, and the oldest is closed."""
-HANDSHAKE_S = 5.0
 
 Admit = Callable[[socket.socket, Hello], None]
-"""Called in the listener's thread, with a connection that has proved the secret and is the caller's from then on."""
-
-
-@dataclass
-class _Stranger:
-    sock: socket.socket
-    greeted: bytes
-    deadline: float
-    said: bytes = field(default=b"")
+"""Called in a thread of its own, with a connection that has proved the secret and is the caller's from then on."""
 
 
 class Listener:
-    """A port of this node, and the thread that answers it; handshakes wait for nobody.
+    """A port of this node and the thread that answers it; each stranger is met in a thread, so none waits for another.
 
     Args:
         host: address of this node to listen on.
@@ -48,79 +36,45 @@ class Listener:
         except OSError as error:
             self._sock.close()
             raise ChannelError(f"the remote channel cannot listen on {host}: {error}") from None
-        self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
-        self._wake, self._woken = socket.socketpair()
-        self._pending: dict[socket.socket, _Stranger] = {}
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._sock, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._lock = threading.Lock()
+        self._pending: list[socket.socket] = []
+        """Strangers, the oldest first."""
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="wingbeat-remote-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening; harmless a second time."""
-        with contextlib.suppress(OSError):
-            self._wake.close()
+        self._closed = True
+        hang_up(self._sock)
         if threading.current_thread() is not self._thread:
             self._thread.join(HANDSHAKE_S)
 
     def _run(self) -> None:
-        while True:
-            deadlines = [stranger.deadline for stranger in self._pending.values()]
-            patience_s = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
-            ready = [key.fileobj for key, _ in self._selector.select(patience_s)]
-            if self._woken in ready:
-                break
-            for sock in ready:
-                if sock is self._sock:
-                    self._accept()
-                elif sock in self._pending:
-                    self._hear(self._pending[sock])
-            for stranger in [s for s in self._pending.values() if s.deadline <= time.monotonic()]:
-                self._forget(stranger).close()
-        for stranger in list(self._pending.values()):
-            self._forget(stranger).close()
-        self._selector.close()
+        while not self._closed:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:  # closed; or it has left again, or this process has too many files open
+                time.sleep(0.01)
+                continue
+            with self._lock:
+                if len(self._pending) == MOST_PENDING:
+                    hang_up(self._pending.pop(0))
+                self._pending.append(sock)
+            threading.Thread(target=self._meet, args=(sock,), name="wingbeat-remote-stranger", daemon=True).start()
         self._sock.close()
-        self._woken.close()
+        with self._lock:
+            for sock in self._pending:
+                hang_up(sock)
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:  # it has left again, or this process has too many files open
-            time.sleep(0.01)
-            return
-        sock.setblocking(False)
-        stranger = _Stranger(sock, greeting(), time.monotonic() + HANDSHAKE_S)
-        try:
-            sock.send(stranger.greeted)
-        except OSError:
-            sock.close()
-            return
-        if len(self._pending) == MOST_PENDING:
-            self._forget(next(iter(self._pending.values()))).close()
-        self._pending[sock] = stranger
-        self._selector.register(sock, selectors.EVENT_READ)
-
-    def _hear(self, stranger: _Stranger) -> None:
-        try:
-            part = stranger.sock.recv(HELLO_BYTES - len(stranger.said))
-        except OSError:
-            part = b""
-        stranger.said += part
-        if part and len(stranger.said) < HELLO_BYTES:
-            return
-        sock = self._forget(stranger)
-        hello = None
-        if len(stranger.said) == HELLO_BYTES:
-            hello = read_hello(stranger.said, stranger.greeted, self._secret, self._spec)
-        if hello is None:
+    def _meet(self, sock: socket.socket) -> None:
+        hello = meet(sock, self._secret, self._spec)
+        with self._lock:
+            was_pending = sock in self._pending
+            if was_pending:
+                self._pending.remove(sock)
+        if hello is None or not was_pending:
             sock.close()
         else:
             self._admit(sock, hello)
-
-    def _forget(self, stranger: _Stranger) -> socket.socket:
-        self._selector.unregister(stranger.sock)
-        del self._pending[stranger.sock]
-        return stranger.sock

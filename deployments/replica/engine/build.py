@@ -37,13 +37,13 @@ def build_setup(config: AppConfig, ask_needs: AskNeeds, ranks: RankGroup | None 
         ValueError, FileNotFoundError: the model or a limit cannot be used; one line that says why.
         DrafterStartError: the drafter's checkpoint cannot be read.
     """
-    from wingbeat.deployments.replica.engine.live_recording import needs_with_capture
+    from wingbeat.deployments.replica.engine.live_recording import needs_with_recording
 
     try:
         engine, _, _, check = engine_of_pair(
             pair_settings(config)._replace(ranks=ranks),
             config.resolved_device(),
-            lambda convention, loaded: needs_with_capture(config, ask_needs(convention), len(loaded.layers)),
+            lambda convention, loaded: needs_with_recording(config, ask_needs(convention), len(loaded.layers)),
         )
     except CheckpointError as error:
         raise DrafterStartError(f"the drafter cannot start: {type(error).__name__}: {error}") from None

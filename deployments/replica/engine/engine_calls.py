@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from wingbeat.cluster.channels.tcp.remote_address import ChannelName
-    from wingbeat.deployments.replica.engine.live_recording import TrafficCapture
+    from wingbeat.deployments.replica.engine.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.round_clock import RoundTrace
     from wingbeat.runtime.prefixes.prefix_keeper import Refusal
@@ -24,8 +24,8 @@ class EngineFigures(NamedTuple):
 
     stats: dict[str, Any]
     drafter_state: str
-    capture: dict[str, Any] | None
-    """What was written of live traffic; None where nothing is captured."""
+    recording: dict[str, Any] | None
+    """What was written of live traffic; None where nothing is recorded."""
     pid: int
 
 
@@ -47,16 +47,16 @@ class EngineCalls:
         self._config = config
         self._engine_id = engine_id
         self._channel = channel
-        self._capture: TrafficCapture | None = None
+        self._recording: TrafficRecording | None = None
         self._traces: dict[int, RoundTrace] = {}
         self._numbers = itertools.count()
 
     def figures(self) -> EngineFigures:
         """The figures of now."""
         stats = self._engine.stats()
-        capture = None if self._capture is None else asdict(self._capture.writer.stats)
+        recording = None if self._recording is None else asdict(self._recording.writer.stats)
         fields = asdict(stats) if is_dataclass(stats) else stats._asdict()
-        return EngineFigures(fields, str(self._engine.drafter_state), capture, os.getpid())
+        return EngineFigures(fields, str(self._engine.drafter_state), recording, os.getpid())
 
     def check_integrity(self) -> None:
         """Prove that the KV blocks add up; raises the engine's own error, naming the mismatch."""
@@ -154,16 +154,16 @@ class EngineCalls:
 
         return found.as_dict() if isinstance(found, SelfTest) else None
 
-    def start_capture(self) -> None:
+    def start_recording(self) -> None:
         """Write what is served from now on, as the configuration has it.
 
         Raises:
             ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
         """
-        from wingbeat.deployments.replica.engine.live_recording import start_capture
+        from wingbeat.deployments.replica.engine.live_recording import start_recording
 
-        self._capture = start_capture(self._config, self._engine, self._engine_id)
-        self._engine.observe(self._capture.rounds)
+        self._recording = start_recording(self._config, self._engine, self._engine_id)
+        self._engine.observe(self._recording.rounds)
 
     def start_trace(self) -> int:
         """Record what the rounds do; returns the recording's number."""
@@ -181,5 +181,5 @@ class EngineCalls:
         """Finish what is being written; the last call."""
         if self._prefixes is not None:
             self._prefixes.close()
-        if self._capture is not None:
-            self._capture.writer.close()
+        if self._recording is not None:
+            self._recording.writer.close()

@@ -1,4 +1,4 @@
-"""Captures of live traffic, as a configuration asks for them: which taps, which folder, which share of the requests."""
+"""Live traffic recorded as a configuration asks for it: which taps, which folder, which share of the requests."""
 
 import logging
 import os
@@ -9,55 +9,55 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.heads.conventions import default_tap_layers
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.recordings.format import DTYPES, CaptureSpec
-from wingbeat.runtime.recordings.live import LiveCapture
+from wingbeat.runtime.recordings.format import DTYPES, RecordingSpec
+from wingbeat.runtime.recordings.live import LiveRecording
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 
 logger = logging.getLogger(__name__)
 
 
-class TrafficCapture(NamedTuple):
-    """The capture of one engine."""
+class TrafficRecording(NamedTuple):
+    """The recording of one engine."""
 
-    rounds: LiveCapture
+    rounds: LiveRecording
     """What the engine shows its rounds to."""
     writer: LiveWriter
 
 
-def needs_with_capture(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
+def needs_with_recording(config: AppConfig, needs: DrafterNeeds, num_layers: int) -> DrafterNeeds:
     """What the verifier is tapped for: the drafter's layers, or those of a head to come where it has none.
 
     Raises:
-        ValueError: a capture is asked for beside a drafter whose taps are no hidden states, or not those alone.
+        ValueError: a recording is asked for beside a drafter whose taps are no hidden states, or not those alone.
     """
-    if config.capture_dir is None or (needs.tap_layers and not needs.kv_layers):
+    if config.recording_dir is None or (needs.tap_layers and not needs.kv_layers):
         return needs
     if needs.keeps_context:
-        taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to capture"
+        taps = "keys and values beside the hidden states" if needs.kv_layers else "no hidden states to record"
         raise ValueError(
-            f"capture_dir is {str(config.capture_dir)!r}: the drafter {config.choice().label} taps {taps}; serve with "
-            "an EAGLE head, 'ngram', 'suffix' or 'none'"
+            f"recording_dir is {str(config.recording_dir)!r}: the drafter {config.choice().label} taps {taps}; serve "
+            "with an EAGLE head, 'ngram', 'suffix' or 'none'"
         )
     return needs._replace(tap_layers=default_tap_layers(num_layers))
 
 
-def start_capture(config: AppConfig, engine: Any, engine_id: str) -> TrafficCapture:
+def start_recording(config: AppConfig, engine: Any, engine_id: str) -> TrafficRecording:
     """Ready to watch an engine; files are made once there is something to write.
 
     Raises:
         ValueError: the engine is not Wingbeat's own, or the folder cannot be written to.
     """
     if not isinstance(engine, Engine):
-        raise ValueError("capture_dir needs Wingbeat's own engine: leave engine_factory out")
-    root = config.capture_dir
+        raise ValueError("recording_dir needs Wingbeat's own engine: leave engine_factory out")
+    root = config.recording_dir
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"capture_dir is {str(root)!r}: {error.strerror}") from error
+        raise ValueError(f"recording_dir is {str(root)!r}: {error.strerror}") from error
     if not os.access(root, os.W_OK):
-        raise ValueError(f"capture_dir is {str(root)!r}: it cannot be written to")
+        raise ValueError(f"recording_dir is {str(root)!r}: it cannot be written to")
     loaded, tap_layers = engine.loaded, engine.needs.tap_layers
-    spec = CaptureSpec(
+    spec = RecordingSpec(
         verifier=config.model_name(),
         fingerprint=checkpoint_fingerprint(config.model_dir()),
         tap_layers=tap_layers,
@@ -67,12 +67,14 @@ def start_capture(config: AppConfig, engine: Any, engine_id: str) -> TrafficCapt
         taps_dtype="float16" if config.resolved_dtype() == "float16" else "bfloat16",
         top_k=0,
         logits_dtype=config.resolved_dtype(),
-        settings={"source": "live", "share": config.capture_share},
+        settings={"source": "live", "share": config.recording_share},
     )
-    writer = LiveWriter(root / engine_id, root, spec, config.capture_max_bytes)
+    writer = LiveWriter(root / engine_id, root, spec, config.recording_max_bytes)
     logger.warning(
-        "Live traffic is captured: tokens and hidden states of %g of the requests go to %s",
-        config.capture_share,
+        "Live traffic is recorded: tokens and hidden states of %g of the requests go to %s",
+        config.recording_share,
         root,
     )
-    return TrafficCapture(LiveCapture(writer, config.capture_share, spec.taps_size, DTYPES[spec.taps_dtype]), writer)
+    return TrafficRecording(
+        LiveRecording(writer, config.recording_share, spec.taps_size, DTYPES[spec.taps_dtype]), writer
+    )

@@ -1,6 +1,6 @@
 """What each layer of a model asks of its attention, seen by a recording function in the place of ours.
 
-One pass over a few tokens, whose result nobody reads: whether our attention is right is `model_trial`'s question.
+One pass over a few tokens, whose result nobody reads: whether our attention is right is the trial's question.
 """
 
 from collections.abc import Callable

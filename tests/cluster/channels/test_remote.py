@@ -261,7 +261,7 @@ def test_ten_lives_of_a_channel_leave_no_thread_and_no_descriptor() -> None:
         drafter.close()
         channel.verifier_end.close()
     del channel, drafter
-    assert held() == before
+    assert eventually(lambda: held() == before)
 
 
 def test_a_forked_child_does_not_end_the_connection(pair: Pair) -> None:

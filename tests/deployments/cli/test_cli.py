@@ -174,8 +174,8 @@ class TestBench:
         ("serve --num-replicas 0", "--num-replicas 0"),
         ("serve --port 99999", "--port"),
         ("serve --model /nowhere", "/nowhere"),
-        ("train base", "--output"),
-        ("train base --output out --corpus /nowhere", "/nowhere"),
+        ("train drafter --verifier v", "--output"),
+        ("train drafter --verifier v --output out --corpus /nowhere", "/nowhere"),
         ("train drafter --output out", "--verifier"),
         ("train wings", "wings"),
         ("fly", "fly"),
@@ -198,7 +198,7 @@ def test_prompts_that_do_not_fit_are_refused(wingbeat, args, hint):
     assert hint in got.err
 
 
-@pytest.mark.parametrize("command", [[], ["--help"], ["serve", "--help"], ["train"], ["train", "base", "-h"]])
+@pytest.mark.parametrize("command", [[], ["--help"], ["serve", "--help"], ["train"], ["train", "drafter", "-h"]])
 def test_help_is_no_error(wingbeat, command):
     got = wingbeat(*command)
     assert got.code == 0

@@ -1,7 +1,9 @@
 """`wingbeat doctor`: every part has its line, whatever the others do, and a failure is an exit code."""
 
 import json
+import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from wingbeat.cluster.channels import ipc_trial
 from wingbeat.cluster.channels.header import ChannelError
 from wingbeat.deployments.cli import doctor_command as command
 from wingbeat.deployments.cli import main as cli
-from wingbeat.deployments.doctor import gpu
+from wingbeat.deployments.doctor import driver, gpu
 from wingbeat.deployments.doctor.examination import Part, Verdict, examine
 from wingbeat.deployments.doctor.machine import machine_parts
 from wingbeat.runtime import free_memory
@@ -48,7 +50,7 @@ def test_a_part_that_raises_or_hangs_fails_alone():
 @pytest.mark.parametrize(("ask", "code"), [(fine, 0), (raises, 1)])
 def test_a_failed_part_is_exit_code_1(monkeypatch, capsys, ask, code):
     monkeypatch.setattr(command, "machine_parts", lambda: [Part("part", 5, ask)])
-    monkeypatch.setattr(command, "gpu_parts", list)
+    monkeypatch.setattr(command, "gpu_parts", lambda seen: [])
     found, out = run(capsys, "--no-load")
     assert found == code
     (line,) = out.splitlines()
@@ -84,11 +86,43 @@ def test_graphs_that_stay_unused_are_told(monkeypatch):
     assert detail == "m in bfloat16 on cuda:0, 2 tokens written, 2 CUDA graphs captured, but all run eagerly"
 
 
+def command_of(source: str) -> tuple[str, ...]:
+    return sys.executable, "-c", source
+
+
+def test_a_driver_that_does_not_answer_is_a_failure_and_nothing_behind_it_is_asked(monkeypatch, capsys):
+    """The process that asks it hangs for good; the model would hang with it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    hanging = command_of("import signal; signal.pause()")
+    monkeypatch.setattr(command, "sees_gpu", partial(driver.sees_gpu, hanging, most_s=1.0))
+    monkeypatch.setattr(command, "machine_parts", lambda: [Part("versions", 5, fine)])
+    code, out = run(capsys)
+    assert code == 1
+    first, last = out.splitlines()
+    assert first.endswith("it is [there]")
+    assert "the driver does not answer within 1 s" in last
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [("print(1)", True), ("print(1, flush=True); raise RuntimeError('a context')", True), ("print(0)", False)],
+)
+def test_a_gpu_is_seen_by_what_another_process_says(monkeypatch, source, seen):
+    """Also where it then fails to use the GPU: the GPU's own part tells how."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert driver.sees_gpu(command_of(source)) is seen
+
+
+def test_the_question_itself_is_answered(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert driver.sees_gpu() is torch.cuda.is_available()
+
+
 @pytest.mark.parametrize(("installed", "verdict"), [(["H100"], Verdict.FAILED), ([], Verdict.WARNING)])
 def test_a_gpu_that_torch_does_not_see_is_a_failure(monkeypatch, installed, verdict):
     machine = SimpleNamespace(devices=lambda: [SimpleNamespace(name=name) for name in installed])
     monkeypatch.setattr(gpu, "LibraryNvml", lambda: machine)
-    (part,) = gpu.gpu_parts()
+    (part,) = gpu.gpu_parts(False)
     found, detail = part.ask()
     assert found is verdict
     assert detail.startswith("H100 stays unused: torch" if installed else "torch")
@@ -113,8 +147,7 @@ def test_ipc_is_tried_on_the_same_gpu_and_on_the_next(monkeypatch, carries, verd
 
     monkeypatch.setattr(ipc_trial, "try_cuda_ipc", try_cuda_ipc)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(carries))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    names = [part.name for part in gpu.gpu_parts()]
+    names = [part.name for part in gpu.gpu_parts(True)]
     assert names == ["driver", "GPU", "GPU kernels", "CUDA IPC", "CUDA graphs"]
-    part = gpu.gpu_parts()[names.index("CUDA IPC")]
+    part = gpu.gpu_parts(True)[names.index("CUDA IPC")]
     assert part.ask() == (verdict, detail)

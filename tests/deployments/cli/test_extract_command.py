@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from wingbeat.deployments.cli import main as cli
-from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingReader
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_options_reach_the_run_and_its_end_is_reported(wingbeat, corpus, tmp_pat
     got = wingbeat("extract", "--output", str(tmp_path / "out"), "--corpus", str(corpus), *options.split())
     assert (got.code, got.err) == (0, "")
     assert got.out.splitlines()[-1].endswith("in 1 shards")
-    reader = CaptureReader(tmp_path / "out")
+    reader = RecordingReader(tmp_path / "out")
     assert (reader.num_sequences, reader.num_tokens) == (3, 36)
     assert (reader.spec.tap_layers, reader.spec.top_k) == ((1, 4), 2)
 

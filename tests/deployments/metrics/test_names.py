@@ -3,14 +3,19 @@
 import asyncio
 import json
 import re
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
+from wingbeat.deployments.metrics import vllm_families
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
+from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
+from wingbeat.runtime.engine.engine_stats import EngineStats
 
 ROOT = Path(__file__).parents[3]
 NAME = re.compile(r"\b(?:vllm:|wingbeat_)\w+")
@@ -27,6 +32,8 @@ VLLM_DASHBOARD = (
     *("request_params_max_tokens_bucket", "cache_config_info"),
 )
 """Samples that vLLM's own dashboards and benchmarks read."""
+UNREAD = ("graphs", "forced_acceptance")
+"""Figures of an engine that are no metrics."""
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +89,29 @@ def test_no_moment_of_creation_is_shown(shown):
 
 def test_every_row_has_a_value_in_this_world(families):
     assert [family.name for family in families if not family.samples] == []
+
+
+def collected(caplog, figures: dict[str, Any]) -> set[str]:
+    """Names of families that have a row; what was logged is in `caplog`."""
+    vllm_families.say_missing.cache_clear()
+    snapshot = FleetSnapshot("demo", {"a": figures | {"clients": None, "routers": {}, "drafter_lacks_room": False}})
+    with caplog.at_level("WARNING"):
+        return {family.name for family in SnapshotCollector(snapshot).collect() if family.samples}
+
+
+def test_an_engine_without_drafter_policy_images_and_clients_lacks_no_figure(caplog):
+    stats = engine_stats(num_drafters_attached=0, policy=None, images=None, tree_nodes=None)
+    assert "vllm:num_preemptions" in collected(caplog, asdict(stats))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EngineStats) if field.name not in UNREAD])
+def test_a_figure_that_is_gone_is_said_once_and_takes_few_others_with_it(caplog, name):
+    figures = asdict(engine_stats())
+    whole = collected(caplog, figures)
+    assert caplog.records == []
+    del figures[name]
+    left = collected(caplog, figures)
+    assert left < whole
+    assert len(whole - left) < len(whole) / 2
+    assert [record.args for record in caplog.records] == [("a", repr(KeyError(name)))]

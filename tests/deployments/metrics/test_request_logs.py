@@ -9,7 +9,7 @@ import pytest
 
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
-from wingbeat.deployments.api.routers.monitoring import AccessLog
+from wingbeat.deployments.api.endpoints.monitoring import AccessLog
 from wingbeat.deployments.log import _FORMAT, RequestIdFilter
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.request_context import RequestContext

@@ -12,6 +12,7 @@ from tests.kernels.attention_cases import CAUSAL, DEVICE, NAN, TREES, Case, Inpu
 
 pytest.importorskip("triton")
 
+from wingbeat.kernels.attention import splits as splits_module
 from wingbeat.kernels.attention import triton as triton_attention
 from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.attention.splits import Splits, workspace_size
@@ -58,6 +59,30 @@ def test_splits_without_keys_add_nothing(mask):
     inputs = build(Case((0, 2, 60), 3, heads=(2, 1), mask=mask, sinks=True, window=30), poison=NAN)
     workspace = torch.full((workspace_size(9, 3, 3, 2, 16),), NAN, device=DEVICE)
     assert_close(run_kernel(inputs, config=TINY, splits=Splits(9, 16), workspace=workspace), by_formula(inputs))
+
+
+MANY = (0, 41, 130, 0, 7, 64, 15, 16, 17, 99, 0, 33)
+SHARED = {
+    "plain": Case(MANY, mask="causal"),
+    "tree": Case(MANY, 5, sinks=True),
+    "newest level": Case(MANY, 3, num_new=9, window=24),
+    "tree-window": Case(MANY, 5, window=30, softcap=2.5, sinks=True),
+    "chunk": Case(MANY, 19, mask="causal", heads=(2, 1)),
+    "chunk-window": Case(MANY, 19, mask="causal", heads=(2, 1), window=21, sinks=True),
+    "spare": Case(MANY, 2, spare_blocks=200, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", SHARED)
+def test_programs_share_the_splits_of_requests_of_any_length(kind, monkeypatch):
+    """Slots of padding have no context; as few programs as there may be do up to eight splits of each request."""
+    monkeypatch.setattr(splits_module, "_DEVICES", 0)
+    inputs = build(SHARED[kind], poison=NAN)
+    num_query, num_heads = inputs.arguments[0].shape[1:3]
+    workspace = torch.full((workspace_size(8, len(MANY), num_query, num_heads, 16),), NAN, device=DEVICE)
+    out = run_kernel(inputs, config=TINY, splits=Splits(8, 16), workspace=workspace)
+    assert_close(out, by_formula(inputs))
 
 
 def test_a_short_workspace_is_refused():

@@ -23,15 +23,15 @@ def test_splits_of_one_request_fill_the_device_and_no_more(device_programs):
 def test_one_request_of_llama_fills_the_device():
     """Llama-3.1-8B at batch 1 and 8k context: 8 KV heads, two programs on each of 132 multiprocessors."""
     splits = choose_splits(8, 264, 4, 64)
-    assert 0.8 * 264 <= 8 * splits.launched(8192) <= 264
+    assert 0.8 * 264 <= 8 * splits.at_most(8192) <= 264
 
 
 def test_tall_tiles_read_more_keys_for_each_partial_result():
     assert choose_splits(8, 264, 4, 64).least_keys == 128
     assert choose_splits(8, 264, 64, 64).least_keys == 512
     assert choose_splits(8, 264, 33, 64).least_keys % 64 == 0
-    assert choose_splits(8, 264, 64, 64).launched(512) == 1
-    assert choose_splits(8, 264, 64, 64).launched(513) == 2
+    assert choose_splits(8, 264, 64, 64).at_most(512) == 1
+    assert choose_splits(8, 264, 64, 64).at_most(513) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

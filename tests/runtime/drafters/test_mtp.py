@@ -31,7 +31,7 @@ CASES = [("deepseek_v3", 1), ("deepseek_v3", 3), ("glm4_moe", 1), ("glm4_moe", 2
 
 def new_drafter(folder, speculation, fixed_shapes=False):
     modules = load_mtp_modules(TargetDescription.from_checkpoint(folder))
-    drafter = MtpDrafter(modules, speculation, NUM_LAYERS, fixed_shapes)
+    drafter = MtpDrafter(modules, speculation, NUM_LAYERS, fixed_shapes=fixed_shapes)
     spec = channel_spec(speculation, HIDDEN_SIZE)
     drafter.resize(spec, spec.num_slots, spec.num_blocks)
     return drafter

@@ -23,7 +23,7 @@ from tests.runtime.scripted import ScriptedDrafter, right_tree
 from tests.runtime.shared_drafter import LENGTH, Verifier, alone, run_all
 from wingbeat.cluster.channels.channel import InProcessChannel
 from wingbeat.cluster.channels.memory import HOST_FIELDS
-from wingbeat.runtime.drafters import eagle, eagle_stages
+from wingbeat.runtime.drafters import draft_stages, eagle, staged_drafter
 from wingbeat.runtime.drafters import worker as draft_worker
 from wingbeat.runtime.drafters.eagle import EagleDrafter
 from wingbeat.runtime.drafters.merged_batch import merge
@@ -179,9 +179,9 @@ def upload_to_meta(values, device, dtype=torch.int64):
 @pytest.mark.parametrize("speculation", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_device_channel_is_served_without_reading_the_device(speculation, num_verifiers, captured, monkeypatch):
     """A tensor on "meta" has no data: reading one, or indexing it by what lies on the host, fails."""
-    for module in (draft_worker, eagle):
+    for module in (draft_worker, eagle, staged_drafter):
         monkeypatch.setattr(module, "upload", upload_to_meta)
-    monkeypatch.setattr(eagle_stages, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
+    monkeypatch.setattr(draft_stages, "upload_into", lambda to, values: to.copy_(upload_to_meta(values, to.device)))
     head = random_head(reference("llama").loaded).to("meta")
     drafter = EagleDrafter(head, speculation, FakeDevice() if captured else None)
     worker = DraftWorker(drafter)
@@ -260,5 +260,5 @@ def test_a_drafter_serves_channels_on_either_side(channel_device, drafter_device
 
 def test_uploads_of_the_worker_are_those_of_the_runtime():
     """What the tests above replace is what a GPU runs."""
-    assert draft_worker.upload is eagle.upload is transfer.upload
-    assert eagle_stages.upload_into is transfer.upload_into
+    assert draft_worker.upload is eagle.upload is staged_drafter.upload is transfer.upload
+    assert draft_stages.upload_into is transfer.upload_into

@@ -9,18 +9,18 @@ from tests.runtime.lora_world import LoraWorld, lora_world
 from tests.runtime.models import engine_config, greedy_params
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
-from wingbeat.runtime.recordings.format import CaptureError, CaptureSpec, Record
-from wingbeat.runtime.recordings.live import LiveCapture
+from wingbeat.runtime.recordings.format import Record, RecordingError, RecordingSpec
+from wingbeat.runtime.recordings.live import LiveRecording
 from wingbeat.runtime.recordings.live_writer import LiveWriter
-from wingbeat.runtime.recordings.reader import CaptureReader
-from wingbeat.runtime.recordings.writer import CaptureWriter
+from wingbeat.runtime.recordings.reader import RecordingReader
+from wingbeat.runtime.recordings.writer import RecordingWriter
 from wingbeat.runtime.scheduling.request import Request
 
 TAPS = (1, 3)
 
 
-def spec(vocab_size: int = 50, hidden_size: int = 4) -> CaptureSpec:
-    return CaptureSpec(
+def spec(vocab_size: int = 50, hidden_size: int = 4) -> RecordingSpec:
+    return RecordingSpec(
         verifier="tiny",
         fingerprint="f0",
         tap_layers=TAPS,
@@ -40,32 +40,32 @@ def record(number: int, adapter: str) -> Record:
     return Record(token_ids, taps, torch.ones(number + 3, dtype=torch.bool), adapter=adapter)
 
 
-def tokens(reader: CaptureReader) -> list[int]:
+def tokens(reader: RecordingReader) -> list[int]:
     return [int(found.token_ids[0]) for found in reader.records()]
 
 
 def test_each_adapters_sequences_are_read_apart(tmp_path):
-    writer = CaptureWriter(tmp_path, spec(), 10**9)
+    writer = RecordingWriter(tmp_path, spec(), 10**9)
     for shard in (("", "a@1", ""), ("b@2", "a@1"), ("", "")):
         for adapter in shard:
             writer.add(record(writer.num_sequences + writer.num_pending, adapter))
         writer.flush()
     assert [shard.adapters for shard in writer.index.shards] == [("a@1",), ("a@1", "b@2"), ()]
-    assert tokens(CaptureReader(tmp_path)) == [0, 2, 5, 6]
-    assert tokens(CaptureReader(tmp_path, adapter="a@1")) == [1, 4]
-    assert {found.adapter for found in CaptureReader(tmp_path, adapter="b@2").records()} == {"b@2"}
-    batch = CaptureReader(tmp_path, adapter="a@1").batch(0, 8, 3)
+    assert tokens(RecordingReader(tmp_path)) == [0, 2, 5, 6]
+    assert tokens(RecordingReader(tmp_path, adapter="a@1")) == [1, 4]
+    assert {found.adapter for found in RecordingReader(tmp_path, adapter="b@2").records()} == {"b@2"}
+    batch = RecordingReader(tmp_path, adapter="a@1").batch(0, 8, 3)
     assert set(batch.token_ids.flatten().tolist()) == {1, 4}
 
 
 def test_an_adapter_without_sequences_is_named(tmp_path):
-    writer = CaptureWriter(tmp_path, spec(), 10**9)
+    writer = RecordingWriter(tmp_path, spec(), 10**9)
     writer.add(record(0, "a@1"))
     writer.flush()
-    with pytest.raises(CaptureError, match="no sequences of b@2"):
-        CaptureReader(tmp_path, adapter="b@2")
-    with pytest.raises(CaptureError, match="no sequences of the model without adapters"):
-        CaptureReader(tmp_path)
+    with pytest.raises(RecordingError, match="no sequences of b@2"):
+        RecordingReader(tmp_path, adapter="b@2")
+    with pytest.raises(RecordingError, match="no sequences of the model without adapters"):
+        RecordingReader(tmp_path)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def engine() -> Iterator[Engine]:
 def test_live_requests_are_recorded_under_their_adapter(engine, tmp_path):
     world: LoraWorld = lora_world()
     writer = LiveWriter(tmp_path / "engine", tmp_path, spec(97, 64), 10**9)
-    engine.observe(LiveCapture(writer, 1.0, 128, torch.bfloat16))
+    engine.observe(LiveRecording(writer, 1.0, 128, torch.bfloat16))
     for index, adapter in enumerate((None, world.adapters[1], world.adapters[2])):
         engine.add_request(Request(f"{index}", tuple(world.prompts[2]), greedy_params(12), adapter=adapter))
     while engine.has_unfinished_requests():
@@ -87,7 +87,7 @@ def test_live_requests_are_recorded_under_their_adapter(engine, tmp_path):
     writer.close()
     names = ["", *(f"{adapter.name}@{adapter.digest}" for adapter in world.adapters[1:3])]
     for which, name in enumerate(names):
-        (found,) = CaptureReader(tmp_path, adapter=name).records()
+        (found,) = RecordingReader(tmp_path, adapter=name).records()
         text = world.prompts[2] + world.expected[which][2][:12]
         assert found.token_ids.tolist() == text[: len(found.token_ids)]
         assert len(found.token_ids) > len(world.prompts[2])

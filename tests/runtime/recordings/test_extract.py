@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from examples.demo_pair.training.train_base import train_tokenizer
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
-from wingbeat.runtime.recordings.format import INDEX_FILE, CaptureError
+from wingbeat.runtime.recordings.format import INDEX_FILE, RecordingError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.recordings.own_text import continue_texts
-from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.recordings.recording_sources import CorpusSource, Sampling, Start
-from wingbeat.runtime.training.byte_bpe import train_tokenizer
 
 VOCAB, HIDDEN, TAPS = 320, 32, (0, 2, 3)
 
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory) -> Path:
 def config(verifier_path, corpus, tmp_path) -> ExtractConfig:
     return ExtractConfig(
         model=verifier_path,
-        output=tmp_path / "capture",
+        output=tmp_path / "recording",
         corpus=corpus,
         sequences=20,
         sequence_length=24,
@@ -89,7 +89,7 @@ def transformers_view(path: Path, token_ids: torch.Tensor) -> tuple[torch.Tensor
 
 def test_taps_and_logits_are_those_of_a_plain_forward_pass(config, verifier_path):
     extract(config)
-    for record in list(CaptureReader(config.output).records())[::5]:
+    for record in list(RecordingReader(config.output).records())[::5]:
         taps, logits = transformers_view(verifier_path, record.token_ids)
         torch.testing.assert_close(record.taps, taps, rtol=1e-4, atol=1e-5)
         top = logits.topk(5)
@@ -160,16 +160,16 @@ def test_a_longer_run_goes_on_where_a_shorter_one_ended(config):
     before = files(config.output)
     extract(config.model_copy(update={"sequences": 30}))
     after = files(config.output)
-    assert CaptureReader(config.output).num_sequences == 30
+    assert RecordingReader(config.output).num_sequences == 30
     assert all(after[name] == content for name, content in before.items() if name != INDEX_FILE)
 
 
 @pytest.mark.slow
-def test_other_settings_do_not_continue_a_capture(config):
+def test_other_settings_do_not_continue_a_recording(config):
     extract(config)
-    with pytest.raises(CaptureError, match="sequence_length 24, not 32"):
+    with pytest.raises(RecordingError, match="sequence_length 24, not 32"):
         extract(config.model_copy(update={"sequence_length": 32}))
-    with pytest.raises(CaptureError, match="text_digest"):
+    with pytest.raises(RecordingError, match="text_digest"):
         extract(config.model_copy(update={"corpus": Path(json.__file__).parent}))
 
 
@@ -184,7 +184,7 @@ def test_the_bound_of_bytes_is_kept_and_what_is_there_can_be_read(config):
     assert not result.index.complete
     assert "max_bytes" in result.stopped
     assert sum(path.stat().st_size for path in bounded.output.glob("shard-*")) <= bounded.max_bytes
-    assert CaptureReader(bounded.output).num_sequences == result.index.num_sequences
+    assert RecordingReader(bounded.output).num_sequences == result.index.num_sequences
     # With more room the same command goes on, to the same shards.
     extract(bounded.model_copy(update={"max_bytes": config.max_bytes}))
     assert files(bounded.output) == files(config.output)
@@ -244,7 +244,7 @@ def test_prompts_are_answered_and_not_learnt(config, tmp_path, verifier_path):
         tokenizer("def f(x):")["input_ids"],
         tokenizer.apply_chat_template([question], add_generation_prompt=True, return_dict=False),
     ]
-    for record, prompt in zip(CaptureReader(config.output).records(), wanted, strict=True):
+    for record, prompt in zip(RecordingReader(config.output).records(), wanted, strict=True):
         assert record.token_ids[: len(prompt)].tolist() == prompt
         assert not record.loss_mask[: len(prompt)].any()
         assert record.loss_mask[len(prompt) :].all()

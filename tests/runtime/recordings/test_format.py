@@ -1,4 +1,4 @@
-"""Captures on disk: what is written is what is read, damage is named, and batches are a function of seed and step."""
+"""Recordings on disk: what is written is what is read, damage is named, and batches are a function of seed and step."""
 
 import json
 from collections import Counter
@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from wingbeat.runtime.heads.fingerprint import checkpoint_fingerprint
-from wingbeat.runtime.recordings.format import INDEX_FILE, CaptureError, CaptureSpec, Record, read_index
-from wingbeat.runtime.recordings.reader import CaptureReader
-from wingbeat.runtime.recordings.writer import CaptureFull, CaptureWriter
+from wingbeat.runtime.recordings.format import INDEX_FILE, Record, RecordingError, RecordingSpec, read_index
+from wingbeat.runtime.recordings.reader import RecordingReader
+from wingbeat.runtime.recordings.writer import RecordingFull, RecordingWriter
 
 VOCAB, HIDDEN, TOP_K = 50, 6, 3
 PLENTY = 10**9
 
 
-def spec(**changes) -> CaptureSpec:
+def spec(**changes) -> RecordingSpec:
     fields = dict(
         verifier="tiny",
         fingerprint="f0",
@@ -28,7 +28,7 @@ def spec(**changes) -> CaptureSpec:
         logits_dtype="float32",
         settings={"seed": 1, "corpus": "here"},
     )
-    return CaptureSpec(**fields | changes)
+    return RecordingSpec(**fields | changes)
 
 
 def record(length: int, seed: int, top_k: int = TOP_K, position: int = 0) -> Record:
@@ -44,7 +44,7 @@ def record(length: int, seed: int, top_k: int = TOP_K, position: int = 0) -> Rec
 
 
 def write(folder, lengths, per_shard=3, **changes) -> list[Record]:
-    writer = CaptureWriter(folder, spec(**changes), PLENTY)
+    writer = RecordingWriter(folder, spec(**changes), PLENTY)
     top_k = writer.index.spec.top_k
     records = [record(length, seed, top_k, position=10 * seed) for seed, length in enumerate(lengths)]
     for number, one in enumerate(records, 1):
@@ -68,7 +68,7 @@ def assert_equal(left: Record, right: Record) -> None:
 @pytest.mark.parametrize("top_k", [0, TOP_K])
 def test_sequences_are_read_as_they_were_written(tmp_path, top_k):
     written = write(tmp_path, (5, 1, 40, 8), top_k=top_k)
-    reader = CaptureReader(tmp_path)
+    reader = RecordingReader(tmp_path)
     for one, other in zip(reader.records(), written, strict=True):
         assert_equal(one, other)
     assert (reader.num_sequences, reader.num_tokens) == (4, 54)
@@ -85,11 +85,11 @@ def test_the_index_adds_up_to_the_files(tmp_path):
 
 
 def test_top_logits_and_their_logsumexp_give_the_exact_probabilities(tmp_path):
-    writer = CaptureWriter(tmp_path, spec(), PLENTY)
+    writer = RecordingWriter(tmp_path, spec(), PLENTY)
     one = record(12, seed=3)
     writer.add(one)
     writer.flush()
-    batch = CaptureReader(tmp_path).batch(0, 1, 12)
+    batch = RecordingReader(tmp_path).batch(0, 1, 12)
     probabilities = (batch.target_top_logits - batch.logsumexp[..., None]).exp()[0]
     logits = torch.randn(12, VOCAB, generator=_after_taps(3, 12))
     torch.testing.assert_close(probabilities, logits.softmax(-1).gather(1, batch.target_top_ids[0]))
@@ -106,11 +106,11 @@ def _after_taps(seed: int, length: int) -> torch.Generator:
 
 def test_a_batch_depends_on_seed_and_step_alone(tmp_path):
     write(tmp_path, (30, 16, 40, 8, 21))
-    reader = CaptureReader(tmp_path, seed=7)
+    reader = RecordingReader(tmp_path, seed=7)
     later = reader.batch(9, 4, 8)
-    again = CaptureReader(tmp_path, seed=7).batch(9, 4, 8)
+    again = RecordingReader(tmp_path, seed=7).batch(9, 4, 8)
     assert all(torch.equal(one, other) for one, other in zip(later, again, strict=True))
-    assert not torch.equal(CaptureReader(tmp_path, seed=8).batch(9, 4, 8).token_ids, later.token_ids)
+    assert not torch.equal(RecordingReader(tmp_path, seed=8).batch(9, 4, 8).token_ids, later.token_ids)
     assert not torch.equal(reader.batch(10, 4, 8).token_ids, later.token_ids)
 
 
@@ -128,7 +128,7 @@ def find(records: list[Record], window: torch.Tensor) -> tuple[int, int]:
 
 def test_an_epoch_reads_every_window_of_every_sequence_once(tmp_path):
     written = write(tmp_path, (16, 24, 5, 17))
-    reader = CaptureReader(tmp_path)
+    reader = RecordingReader(tmp_path)
     assert reader.num_windows(8) == 2 + 3 + 1 + 2
     seen = Counter()
     for step in range(4, 8):
@@ -143,43 +143,43 @@ def test_an_epoch_reads_every_window_of_every_sequence_once(tmp_path):
 
 def test_padding_is_masked_and_without_probability(tmp_path):
     write(tmp_path, (5,))
-    batch = CaptureReader(tmp_path).batch(0, 1, 8)
+    batch = RecordingReader(tmp_path).batch(0, 1, 8)
     assert batch.lengths.tolist() == [5]
     assert not batch.loss_mask[0, 5:].any()
     assert (batch.target_top_logits - batch.logsumexp[..., None]).exp()[0, 5:].eq(0).all()
 
 
-def test_a_capture_without_logits_has_none_in_its_batches(tmp_path):
+def test_a_recording_without_logits_has_none_in_its_batches(tmp_path):
     write(tmp_path, (9, 9), top_k=0)
-    batch = CaptureReader(tmp_path).batch(0, 2, 8)
+    batch = RecordingReader(tmp_path).batch(0, 2, 8)
     assert (batch.target_top_ids, batch.target_top_logits, batch.logsumexp) == (None, None, None)
 
 
 def test_folders_of_one_verifier_are_one_data_set(tmp_path):
     written = write(tmp_path / "a", (5, 6)) + write(tmp_path / "b", (7,))
-    assert [len(r.token_ids) for r in CaptureReader(tmp_path).records()] == [len(r.token_ids) for r in written]
+    assert [len(r.token_ids) for r in RecordingReader(tmp_path).records()] == [len(r.token_ids) for r in written]
 
 
 def test_folders_of_two_verifiers_are_refused(tmp_path):
     write(tmp_path / "a", (5,))
     write(tmp_path / "b", (5,), fingerprint="f1")
-    with pytest.raises(CaptureError, match="fingerprint is f1, not f0"):
-        CaptureReader(tmp_path)
+    with pytest.raises(RecordingError, match="fingerprint is f1, not f0"):
+        RecordingReader(tmp_path)
 
 
-def test_a_capture_of_another_verifier_is_refused(tmp_path):
+def test_a_recording_of_another_verifier_is_refused(tmp_path):
     write(tmp_path, (5,))
-    CaptureReader(tmp_path).check_verifier("f0")
-    with pytest.raises(CaptureError, match="verifier tiny"):
-        CaptureReader(tmp_path).check_verifier("f1")
+    RecordingReader(tmp_path).check_verifier("f0")
+    with pytest.raises(RecordingError, match="verifier tiny"):
+        RecordingReader(tmp_path).check_verifier("f1")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / INDEX_FILE).unlink(), "holds no capture"),
+        (lambda folder: (folder / INDEX_FILE).unlink(), "holds no recording"),
         (lambda folder: (folder / INDEX_FILE).write_text("{"), "is no JSON"),
-        (lambda folder: (folder / INDEX_FILE).write_text('{"format": "other"}'), "is not the index of a capture"),
+        (lambda folder: (folder / INDEX_FILE).write_text('{"format": "other"}'), "is not the index of a recording"),
         (lambda folder: _edit(folder, version=2), "format version 2"),
         (lambda folder: _edit(folder, shards=[{"file": "x"}]), "shards.0.num_sequences"),
         (lambda folder: (folder / "shard-00001.safetensors").unlink(), "shard-00001.safetensors is missing"),
@@ -191,8 +191,8 @@ def test_a_capture_of_another_verifier_is_refused(tmp_path):
 def test_damage_is_named(tmp_path, damage, message):
     write(tmp_path, (5, 6, 7, 8))
     damage(tmp_path)
-    with pytest.raises(CaptureError, match=message):
-        CaptureReader(tmp_path)
+    with pytest.raises(RecordingError, match=message):
+        RecordingReader(tmp_path)
 
 
 def _edit(folder, **changes) -> None:
@@ -206,22 +206,22 @@ def _cut_short(path) -> None:
 
 def test_a_shard_beyond_the_bound_is_not_written(tmp_path):
     bytes_per_token = spec().bytes_per_token
-    writer = CaptureWriter(tmp_path, spec(), max_bytes=60 * bytes_per_token + 2 * 4096 + 100)
+    writer = RecordingWriter(tmp_path, spec(), max_bytes=60 * bytes_per_token + 2 * 4096 + 100)
     for seed in range(2):
         writer.add(record(30, seed))
         writer.flush()
     writer.add(record(100, 2))
-    with pytest.raises(CaptureFull, match="max_bytes is"):
+    with pytest.raises(RecordingFull, match="max_bytes is"):
         writer.flush()
     assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) <= writer.max_bytes
-    assert CaptureReader(tmp_path).num_sequences == 2
+    assert RecordingReader(tmp_path).num_sequences == 2
 
 
 def test_a_sequence_of_another_shape_is_refused(tmp_path):
-    writer = CaptureWriter(tmp_path, spec(), PLENTY)
-    with pytest.raises(ValueError, match=r"taps of a captured sequence is torch\.float32"):
+    writer = RecordingWriter(tmp_path, spec(), PLENTY)
+    with pytest.raises(ValueError, match=r"taps of a recorded sequence is torch\.float32"):
         writer.add(record(4, 0)._replace(taps=torch.zeros(4, 2 * HIDDEN)))
-    with pytest.raises(ValueError, match="logsumexp of a captured sequence is nothing"):
+    with pytest.raises(ValueError, match="logsumexp of a recorded sequence is nothing"):
         writer.add(record(4, 0)._replace(logsumexp=None))
 
 
@@ -233,17 +233,17 @@ def test_a_sequence_of_another_shape_is_refused(tmp_path):
         ({"settings": {"seed": 2, "corpus": "here"}}, "seed 1, not 2"),
     ],
 )
-def test_a_capture_is_continued_only_with_what_it_was_begun_with(tmp_path, changes, message):
+def test_a_recording_is_continued_only_with_what_it_was_begun_with(tmp_path, changes, message):
     write(tmp_path, (5,))
-    with pytest.raises(CaptureError, match=message):
-        CaptureWriter(tmp_path, spec(**changes), PLENTY)
+    with pytest.raises(RecordingError, match=message):
+        RecordingWriter(tmp_path, spec(**changes), PLENTY)
 
 
 def test_what_a_kill_left_beside_the_index_is_removed(tmp_path):
     write(tmp_path, (5,))
     for name in ("shard-00001.safetensors", "shard-00001.safetensors.tmp"):
         (tmp_path / name).write_bytes(b"half")
-    writer = CaptureWriter(tmp_path, spec(), PLENTY)
+    writer = RecordingWriter(tmp_path, spec(), PLENTY)
     assert writer.num_sequences == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == [INDEX_FILE, "shard-00000.safetensors"]
 

@@ -1,4 +1,4 @@
-"""Captured traffic: what rounds compute anyway is what a plain forward pass computes; capturing changes no token."""
+"""Recorded traffic: what rounds compute anyway is what a plain forward pass computes; recording changes no token."""
 
 import signal
 import subprocess
@@ -18,10 +18,10 @@ from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.recordings import live_writer
-from wingbeat.runtime.recordings.format import CaptureSpec, Record
-from wingbeat.runtime.recordings.live import MIN_TOKENS, LiveCapture, is_sampled
+from wingbeat.runtime.recordings.format import Record, RecordingSpec
+from wingbeat.runtime.recordings.live import MIN_TOKENS, LiveRecording, is_sampled
 from wingbeat.runtime.recordings.live_writer import LiveWriter
-from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingReader
 
 pytestmark = pytest.mark.few(1)
 
@@ -33,7 +33,7 @@ TIGHT = {"max_model_len": 128, "num_kv_blocks": 12, "max_num_batched_tokens": 33
 
 
 class TappingScript(ScriptedDrafter):
-    """Reads tokens alone, over a verifier that is tapped for the capture."""
+    """Reads tokens alone, over a verifier that is tapped for the recording."""
 
     needs = DrafterNeeds(TAPS)
 
@@ -75,7 +75,7 @@ def writer_of(ref, tmp_path):
     made = []
 
     def make(dtype="float32", max_bytes=PLENTY, **limits):
-        spec = CaptureSpec(
+        spec = RecordingSpec(
             verifier="llama",
             fingerprint="f",
             tap_layers=TAPS,
@@ -95,15 +95,15 @@ def writer_of(ref, tmp_path):
         writer.close()
 
 
-def observed(engine, writer, share=1.0, dtype=torch.float32) -> LiveCapture:
-    capture = LiveCapture(writer, share, len(TAPS) * engine.loaded.hidden_size, dtype)
-    engine.observe(capture)
-    return capture
+def observed(engine, writer, share=1.0, dtype=torch.float32) -> LiveRecording:
+    recording = LiveRecording(writer, share, len(TAPS) * engine.loaded.hidden_size, dtype)
+    engine.observe(recording)
+    return recording
 
 
-def captured(tmp_path) -> list[Record]:
+def recorded(tmp_path) -> list[Record]:
     """All that was written."""
-    return list(CaptureReader(tmp_path / "live").records())
+    return list(RecordingReader(tmp_path / "live").records())
 
 
 def assert_true(records, ref, true_taps, params_tokens=SHORT) -> list[int]:
@@ -135,7 +135,7 @@ def test_taps_are_those_of_a_plain_forward_pass(ref, true_taps, engine_of, write
     observed(engine, writer)
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == [c[:SHORT] for c in ref.continuations]
     writer.close()
-    records = captured(tmp_path)
+    records = recorded(tmp_path)
     assert sorted(assert_true(records, ref, true_taps)) == list(range(8))
     assert all(record.position == 0 for record in records)
     assert writer.stats.num_sequences == 8
@@ -144,23 +144,23 @@ def test_taps_are_those_of_a_plain_forward_pass(ref, true_taps, engine_of, write
         assert engine.stats().speculation.num_accepted_tokens > 50
 
 
-def test_rounds_that_are_replayed_overwrite_nothing_that_was_captured(ref, true_taps, engine_of, writer_of, tmp_path):
+def test_rounds_that_are_replayed_overwrite_nothing_that_was_recorded(ref, true_taps, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("right", RecordingDevice(), overlap=True), writer_of()
     observed(engine, writer)
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == [c[:SHORT] for c in ref.continuations]
     writer.close()
     assert sum(engine.stats().graphs.replays.values()) > 3
-    assert sorted(assert_true(captured(tmp_path), ref, true_taps)) == list(range(8))
+    assert sorted(assert_true(recorded(tmp_path), ref, true_taps)) == list(range(8))
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in step", "one behind"])
-def test_preempted_sequences_are_captured_once(ref, true_taps, engine_of, writer_of, tmp_path, overlap):
+def test_preempted_sequences_are_recorded_once(ref, true_taps, engine_of, writer_of, tmp_path, overlap):
     engine, writer = engine_of("right", overlap=overlap, **TIGHT), writer_of()
     observed(engine, writer)
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == [c[:SHORT] for c in ref.continuations]
     writer.close()
     assert engine.stats().num_preemptions > 0
-    assert sorted(assert_true(captured(tmp_path), ref, true_taps)) == list(range(8))
+    assert sorted(assert_true(recorded(tmp_path), ref, true_taps)) == list(range(8))
 
 
 @pytest.mark.slow
@@ -170,12 +170,12 @@ def test_what_came_from_the_prefix_cache_is_left_out(ref, true_taps, engine_of, 
     observed(engine, writer)
     Run(engine, [ref.prompts[4]], greedy_params(SHORT)).finish()
     writer.close()
-    [record] = captured(tmp_path)
+    [record] = recorded(tmp_path)
     assert record.position == 48
     assert assert_true([record], ref, true_taps) == [4]
 
 
-def test_an_aborted_request_is_captured_as_far_as_it_came(ref, engine_of, writer_of, tmp_path):
+def test_an_aborted_request_is_recorded_as_far_as_it_came(ref, engine_of, writer_of, tmp_path):
     engine, writer = engine_of("none"), writer_of()
     observed(engine, writer)
     run = Run(engine, [ref.prompts[1]], greedy_params(SHORT))
@@ -184,7 +184,7 @@ def test_an_aborted_request_is_captured_as_far_as_it_came(ref, engine_of, writer
     engine.abort_request("0")
     run.finish()
     writer.close()
-    [record] = captured(tmp_path)
+    [record] = recorded(tmp_path)
     assert record.token_ids.tolist() == [*ref.prompts[1], *ref.continuations[1][:10]]
 
 
@@ -211,7 +211,7 @@ def test_the_share_is_of_requests_and_follows_from_their_ids(ref, true_taps, eng
     writer.close()
     wanted = [number for number in range(8) if is_sampled(str(number), 0.5)]
     assert 0 < len(wanted) < 8
-    got = assert_true(captured(tmp_path), ref, true_taps)
+    got = assert_true(recorded(tmp_path), ref, true_taps)
     assert sorted(got) == wanted
 
 
@@ -224,7 +224,7 @@ def test_without_memory_sequences_are_dropped_and_counted(ref, true_taps, engine
     stats = writer.stats
     assert stats.num_dropped > 0
     assert stats.num_sequences + stats.num_dropped == 8
-    assert len(assert_true(captured(tmp_path), ref, true_taps)) == stats.num_sequences
+    assert len(assert_true(recorded(tmp_path), ref, true_taps)) == stats.num_sequences
     # All of the memory has come back.
     assert writer.reserve(200 * row_bytes)
     assert not writer.reserve(1)
@@ -260,7 +260,7 @@ def test_a_quiet_server_writes_what_it_has(ref, engine_of, writer_of, tmp_path):
     deadline = time.monotonic() + 20
     while writer.stats.num_sequences < 1 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert CaptureReader(tmp_path / "live").num_sequences == 1
+    assert RecordingReader(tmp_path / "live").num_sequences == 1
 
 
 @pytest.mark.slow
@@ -270,19 +270,19 @@ def test_a_full_shard_is_written_while_the_server_is_busy(ref, engine_of, writer
     Run(engine, ref.prompts, greedy_params(SHORT)).finish()
     writer.close()
     assert len(list((tmp_path / "live").rglob("shard-*"))) > 2
-    assert CaptureReader(tmp_path / "live").num_sequences == 8
+    assert RecordingReader(tmp_path / "live").num_sequences == 8
 
 
 @pytest.mark.slow
 def test_a_slow_disk_holds_up_no_round(ref, engine_of, writer_of, tmp_path, monkeypatch):
     opened = threading.Event()
 
-    class Stuck(live_writer.CaptureWriter):
+    class Stuck(live_writer.RecordingWriter):
         def add(self, record):
             opened.wait(30)
             super().add(record)
 
-    monkeypatch.setattr(live_writer, "CaptureWriter", Stuck)
+    monkeypatch.setattr(live_writer, "RecordingWriter", Stuck)
     engine, writer = engine_of("none"), writer_of()
     observed(engine, writer)
     assert Run(engine, ref.prompts, greedy_params(SHORT)).finish() == [c[:SHORT] for c in ref.continuations]
@@ -294,11 +294,11 @@ def test_a_slow_disk_holds_up_no_round(ref, engine_of, writer_of, tmp_path, monk
 
 SCRIPT = """
 import itertools, pathlib, sys, torch
-from wingbeat.runtime.recordings.format import CaptureSpec
+from wingbeat.runtime.recordings.format import RecordingSpec
 from wingbeat.runtime.recordings.live import FinishedSequence
 from wingbeat.runtime.recordings.live_writer import LiveWriter
 root = pathlib.Path(sys.argv[1])
-spec = CaptureSpec.model_validate_json(sys.argv[2])
+spec = RecordingSpec.model_validate_json(sys.argv[2])
 writer = LiveWriter(root / "engine", root, spec, 10**9, shard_bytes=4000)
 for number in itertools.count():
     taps = torch.full((10, spec.taps_size), float(number % 256))
@@ -320,7 +320,7 @@ def test_a_killed_server_leaves_every_shard_but_its_last(ref, writer_of, tmp_pat
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    records = captured(tmp_path)
+    records = recorded(tmp_path)
     assert len(records) >= 4 * (4000 // (10 * spec.bytes_per_token))
     for number, record in enumerate(records):
         assert record.token_ids.tolist() == [number % spec.vocab_size] * 10

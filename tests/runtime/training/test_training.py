@@ -1,4 +1,4 @@
-"""Training the base model: which text is used, what is written, and that a killed run continues unchanged."""
+"""What every training run shares: which text is used, and settings; and the script that made the demo's verifier."""
 
 import json
 from itertools import pairwise
@@ -8,11 +8,9 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.demo_pair.training.train_base import arguments, train, train_tokenizer
 from wingbeat.runtime.recordings.corpus import WindowSampler, split_files, stdlib_root
-from wingbeat.runtime.training import base_model
-from wingbeat.runtime.training.base_model import TrainBaseConfig, train_base
-from wingbeat.runtime.training.byte_bpe import train_tokenizer
-from wingbeat.runtime.training.loop import STATE_FILE
+from wingbeat.runtime.training.drafter_config import TrainDrafterConfig
 
 SOURCE = "def f{i}(x):\n    if x > {i}:\n        return [x, {i}]\n    return f{i}(x + 1)\n\n\n"
 
@@ -25,49 +23,6 @@ def corpus(tmp_path):
         (root / f"module{i}.py").write_text(SOURCE.format(i=i) * 5)
         (root / "tests" / f"test_{i}.py").write_text(SOURCE.format(i=i))
     return root
-
-
-@pytest.fixture
-def config(corpus, tmp_path):
-    return TrainBaseConfig(
-        corpus=corpus,
-        output=tmp_path / "out",
-        steps=6,
-        batch_size=2,
-        sequence_length=16,
-        max_position_embeddings=32,
-        final_fraction=0.34,
-        vocab_size=512,
-        hidden_size=32,
-        intermediate_size=48,
-        num_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        precision="float32",
-        threads=1,
-        log_interval_steps=1,
-        warmup_steps=1,
-    )
-
-
-def losses(config) -> list:
-    return json.loads((config.output / "metrics.json").read_text())["losses"]
-
-
-def train_until(config, step: int, monkeypatch) -> None:
-    """Train and die in the middle of a step, as a kill would."""
-    real_loss, calls = base_model._loss, []
-
-    def dying_loss(model, windows):
-        calls.append(1)
-        if len(calls) > step:
-            raise KeyboardInterrupt
-        return real_loss(model, windows)
-
-    monkeypatch.setattr(base_model, "_loss", dying_loss)
-    with pytest.raises(KeyboardInterrupt):
-        train_base(config)
-    monkeypatch.setattr(base_model, "_loss", real_loss)
 
 
 def test_no_file_is_both_trained_on_and_held_out(corpus):
@@ -129,41 +84,27 @@ def test_chat_messages_become_comments():
     assert text == "# user: sort\n# it\n\n"
 
 
-def test_the_result_is_a_model_folder(config):
-    train_base(config)
-    model = AutoModelForCausalLM.from_pretrained(config.output, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(config.output)
+def test_the_script_makes_a_model_folder_that_has_learnt(corpus, tmp_path):
+    small = "--steps 12 --batch-size 2 --sequence-length 16 --max-position-embeddings 32 --final-fraction 0.34"
+    shape = "--vocab-size 512 --hidden-size 32 --intermediate-size 48 --num-layers 2 --num-attention-heads 4"
+    output = tmp_path / "out"
+    settings = arguments(["--output", str(output), "--warmup-steps", "1", *small.split(), *shape.split()])
+    train(output, corpus, settings)
+    model = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(output)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
     assert model.config.max_position_embeddings == 32
     assert tokenizer.chat_template
-    metrics = json.loads((config.output / "metrics.json").read_text())
+    metrics = json.loads((output / "metrics.json").read_text())
     assert metrics["num_parameters"] == sum(p.numel() for p in model.parameters())
-    assert 0 < metrics["held_out"]["nats_per_token"] < 7
+    assert metrics["losses"][-1] < metrics["losses"][0]
+    assert 0 < metrics["held_out"]["nats_per_token"] < metrics["losses"][0]
     # bfloat16, and tied matrices only once.
-    assert (config.output / "model.safetensors").stat().st_size < 2.2 * metrics["num_parameters"] + 4096
-    assert not (config.output / STATE_FILE).exists()
+    assert (output / "model.safetensors").stat().st_size < 2.2 * metrics["num_parameters"] + 4096
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_with_the_same_losses(config, tmp_path, monkeypatch):
-    uninterrupted = config.model_copy(update={"output": tmp_path / "whole"})
-    train_base(uninterrupted)
-    config = config.model_copy(update={"checkpoint_interval_s": 1e-9})
-    train_until(config, 3, monkeypatch)
-    assert (config.output / STATE_FILE).exists()
-    train_base(config)
-    assert losses(config) == losses(uninterrupted)
-
-
-def test_a_checkpoint_of_other_settings_is_not_continued(config, monkeypatch):
-    config = config.model_copy(update={"checkpoint_interval_s": 1e-9})
-    train_until(config, 2, monkeypatch)
-    with pytest.raises(ValueError, match="another learning_rate"):
-        train_base(config.model_copy(update={"learning_rate": 1e-4}))
-
-
-def test_the_learning_rate_rises_stays_and_falls_to_zero(config):
-    config = config.model_copy(update={"steps": 100, "warmup_steps": 9, "decay_fraction": 0.5})
+def test_the_learning_rate_rises_stays_and_falls_to_zero(tmp_path):
+    config = TrainDrafterConfig(verifier="", output=tmp_path, steps=100, warmup_steps=9, decay_fraction=0.5)
     scales = [config.learning_rate_scale(step) for step in range(101)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[9:51] == [1.0] * 42
@@ -174,15 +115,13 @@ def test_the_learning_rate_rises_stays_and_falls_to_zero(config):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_attention_heads": 5}, "hidden_size=32 is not a multiple of num_attention_heads=5"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
-        ({"sequence_length": 64}, "sequence_length=64"),
+        ({"sequence_length": 9, "ttt_steps": 8}, "sequence_length=9"),
         ({"device": "tpu"}, "tpu"),
         ({"steps": 0}, "steps"),
         ({"corpus": "/nowhere"}, "corpus='/nowhere' is not a folder"),
         ({"stepz": 3}, "stepz"),
     ],
 )
-def test_settings_are_refused_by_field(config, fields, message):
+def test_settings_are_refused_by_field(tmp_path, fields, message):
     with pytest.raises(ValidationError, match=message):
-        TrainBaseConfig(**config.model_dump() | fields)
+        TrainDrafterConfig(**{"verifier": "", "output": tmp_path} | fields)

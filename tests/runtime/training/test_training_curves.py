@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tests.runtime.training_world import losses, make_corpus, make_verifier, metrics, short_run
 from wingbeat.cluster.channels.channel import InProcessChannel
-from wingbeat.runtime.training import run_config as training_config
+from wingbeat.runtime.training import drafter_config as training_config
 from wingbeat.runtime.training.curves import CURVES_FILE, EVENTS_FOLDER
 from wingbeat.runtime.training.drafter import train_drafter
 from wingbeat.runtime.training.losses import DraftLoss

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples.demo_pair.training.train_base import train_tokenizer
 from wingbeat.runtime.heads.save import save_eagle_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.heads.unroll import unroll
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
 from wingbeat.runtime.training import drafter
-from wingbeat.runtime.training.byte_bpe import train_tokenizer
 from wingbeat.runtime.training.drafter import TrainDrafterConfig, train_drafter
 from wingbeat.runtime.training.head_init import initial_eagle1_head, initial_eagle3_head
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint, weights_of_model

@@ -24,7 +24,7 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     verifier, corpus = make_verifier(root), make_corpus(root)
     settings = {"sequences": 48, "sequence_length": 24, "tap_layers": TAPS, "top_k": 16, "device": "cpu", "threads": 1}
-    extract(ExtractConfig(model=verifier, output=root / "capture", corpus=corpus, **settings))
+    extract(ExtractConfig(model=verifier, output=root / "recording", corpus=corpus, **settings))
     return root
 
 
@@ -36,7 +36,7 @@ def options(config) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_killed_by_sigkill_continues_with_the_same_losses(world, tmp_path):
-    settings = {"captures": world / "capture", "steps": 150, "accumulation_steps": 2}
+    settings = {"recordings": world / "recording", "steps": 150, "accumulation_steps": 2}
     whole = short_run(world, tmp_path / "whole", **settings)
     killed = short_run(world, tmp_path / "killed", **settings, checkpoint_interval_s=1e-9)
     process = subprocess.Popen([*WINGBEAT, *options(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

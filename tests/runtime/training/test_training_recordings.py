@@ -1,4 +1,4 @@
-"""Training from a capture: the head learns what the verifier at hand would teach it, whichever taps a family wants."""
+"""Training from a recording: the head learns what the verifier at hand would teach, whichever taps a family wants."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ from wingbeat.runtime.heads.load import load_eagle_head
 from wingbeat.runtime.heads.mtp_loader import num_mtp_modules
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.recordings.extract import ExtractConfig, extract
-from wingbeat.runtime.recordings.format import CaptureError
+from wingbeat.runtime.recordings.format import RecordingError
 from wingbeat.runtime.recordings.frozen_verifier import FrozenVerifier
-from wingbeat.runtime.recordings.reader import CaptureReader
+from wingbeat.runtime.recordings.reader import RecordingReader
 from wingbeat.runtime.training.drafter import train_drafter
 from wingbeat.runtime.training.head_init import initial_eagle3_head
 from wingbeat.runtime.training.losses import DenseTarget, DraftLoss, TopTarget
 from wingbeat.runtime.training.parallel import Part
-from wingbeat.runtime.training.sources import CapturedSource
+from wingbeat.runtime.training.sources import RecordedSource
 from wingbeat.runtime.training.verifier_weights import weights_of_checkpoint
 
 pytestmark = pytest.mark.few(1)
@@ -41,22 +41,22 @@ ALL_TAPS = (*TAPS, NUM_LAYERS)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A verifier, a corpus, and a capture with every tap and every logit."""
+    """A verifier, a corpus, and a recording with every tap and every logit."""
     root = tmp_path_factory.mktemp("world")
     verifier, corpus = make_verifier(root), make_corpus(root)
     exact = {"taps_dtype": "float32", "top_k": VOCAB, "device": "cpu", "threads": 1}
     shape = {"sequences": 48, "sequence_length": 24, "tap_layers": ALL_TAPS}
-    extract(ExtractConfig(model=verifier, output=root / "capture", corpus=corpus, **shape, **exact))
+    extract(ExtractConfig(model=verifier, output=root / "recording", corpus=corpus, **shape, **exact))
     return root
 
 
 @pytest.fixture
 def config(world, tmp_path):
-    return short_run(world, tmp_path / "out", captures=world / "capture", steps=30)
+    return short_run(world, tmp_path / "out", recordings=world / "recording", steps=30)
 
 
-def source(config, tap_layers=TAPS) -> CapturedSource:
-    return CapturedSource(config, config.captures, Path(config.verifier), tap_layers, torch.device("cpu"))
+def source(config, tap_layers=TAPS) -> RecordedSource:
+    return RecordedSource(config, config.recordings, Path(config.verifier), tap_layers, torch.device("cpu"))
 
 
 def load(config):
@@ -72,8 +72,8 @@ def load(config):
 
 
 @pytest.mark.parametrize("tap_layers", [TAPS, (NUM_LAYERS,), (1, NUM_LAYERS), ALL_TAPS], ids=str)
-def test_a_capture_teaches_what_the_verifier_itself_would(config, tap_layers):
-    # As long as the captured sequences, so that windows begin where the verifier began to read.
+def test_a_recording_teaches_what_the_verifier_itself_would(config, tap_layers):
+    # As long as the recorded sequences, so that windows begin where the verifier began to read.
     config = config.model_copy(update={"sequence_length": 24})
     tokens, taps, target, mask = source(config, tap_layers).inputs(3, Part(0, 1)).tensors
     seen = FrozenVerifier(config.verifier, tap_layers, "cpu", torch.float32).observe(tokens)
@@ -100,14 +100,14 @@ def test_without_logits_the_next_tokens_are_learnt(config, world, tmp_path):
     exact = {"sequence_length": 24, "tap_layers": TAPS, "top_k": 0, "device": "cpu", "threads": 1}
     plain = tmp_path / "plain"
     extract(ExtractConfig(model=world / "verifier", output=plain, corpus=world / "corpus", sequences=8, **exact))
-    tokens, _, target, _ = source(config.model_copy(update={"captures": plain})).inputs(0, Part(0, 1)).tensors
+    tokens, _, target, _ = source(config.model_copy(update={"recordings": plain})).inputs(0, Part(0, 1)).tensors
     assert isinstance(target, TopTarget)
     assert torch.equal(target.token_ids[:, :-1, 0], tokens[:, 1:])
     assert target.probabilities.eq(1).all()
 
 
 @pytest.mark.parametrize("family", ["eagle3", "eagle3.1", "eagle1", "mtp"])
-def test_every_family_learns_from_a_capture_and_is_measured_by_the_engine(config, family):
+def test_every_family_learns_from_a_recording_and_is_measured_by_the_engine(config, family):
     config = config.model_copy(update={"family": family, "validation_prompts": 4})
     train_drafter(config, InProcessChannel)
     assert sum(losses(config)[-5:]) < sum(losses(config)[:5])
@@ -137,30 +137,30 @@ def test_both_layouts_hold_the_same_head(config, tmp_path):
     assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
 
 
-def test_a_capture_of_another_verifier_is_refused(config, tmp_path):
+def test_a_recording_of_another_verifier_is_refused(config, tmp_path):
     (tmp_path / "other").mkdir()
     other = make_verifier(tmp_path / "other")
     weights = {name: tensor + 1 for name, tensor in load_file(other / "model.safetensors").items()}
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CaptureError, match="not of this one"):
+    with pytest.raises(RecordingError, match="not of this one"):
         train_drafter(config.model_copy(update={"verifier": str(other)}))
 
 
-def test_a_tap_that_was_not_captured_is_refused(config, tmp_path, world):
+def test_a_tap_that_was_not_recorded_is_refused(config, tmp_path, world):
     few = tmp_path / "few"
     settings = {"sequence_length": 24, "tap_layers": (0, 2), "device": "cpu", "threads": 1}
     extract(ExtractConfig(model=world / "verifier", output=few, corpus=world / "corpus", sequences=4, **settings))
-    with pytest.raises(ValueError, match=r"the capture has taps \(0, 2\), not 1, 3 of \(0, 1, 3\)"):
-        source(config.model_copy(update={"captures": few}), (0, 1, 3))
+    with pytest.raises(ValueError, match=r"the recording has taps \(0, 2\), not 1, 3 of \(0, 1, 3\)"):
+        source(config.model_copy(update={"recordings": few}), (0, 1, 3))
     with pytest.raises(ValueError, match=r"not 3 of \(3,\)"):
-        train_drafter(config.model_copy(update={"captures": few, "family": "eagle1"}))
-    assert CaptureReader(few).spec.tap_layers == (0, 2)
+        train_drafter(config.model_copy(update={"recordings": few, "family": "eagle1"}))
+    assert RecordingReader(few).spec.tap_layers == (0, 2)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"captures": "/nowhere"}, "captures='/nowhere' is not a folder"),
+        ({"recordings": "/nowhere"}, "recordings='/nowhere' is not a folder"),
         ({"family": "eagle1", "tap_layers": (1,)}, "eagle1 has one tap"),
         ({"family": "eagle2"}, "eagle3.1"),
         ({"family": "eagle1", "layout": "specforge"}, "layout='specforge' does not hold heads of family='eagle1'"),

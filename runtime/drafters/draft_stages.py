@@ -1,4 +1,7 @@
-"""An EAGLE drafter's pass as CUDA graphs: one for every batch size and depth, fed through fixed addresses."""
+"""A drafter's pass as CUDA graphs: one for every batch size and depth, fed through fixed addresses.
+
+Knows no kind of drafter: what it captures are two functions of tensors that a drafter hands it.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -35,49 +38,58 @@ class DecidedRows(NamedTuple):
     """int64 [num_reqs, max_path]"""
     taps: Tensor
     """[num_reqs, max_path, taps_size]"""
+    first_token_ids: Tensor | None = None
+    """int64 [num_reqs]: the token at the first position; None where nobody asked for it."""
 
 
 class PassRows(NamedTuple):
     """Inputs of both stages: `DecidedRows`, and beside them who wants a tree, which need not be the same slots."""
 
     slots: Tensor
-    """int64 [num_reqs, 2]: of the decode, and of the proposal; rows of either that pad have nobody's."""
+    """int64 [num_reqs, 2]: of the decode, and of the tree; rows of either that pad have nobody's."""
     positions: Tensor
     num_tokens: Tensor
     token_ids: Tensor
     taps: Tensor
+    first_token_ids: Tensor
     levels: Tensor
     """int64 [num_reqs, depth]: as many columns as the trees have levels; what is in them is not read."""
 
 
-class CommittedRows(NamedTuple):
-    """Outputs of `draft_accept`."""
-
-    hidden: Tensor
-    """[num_reqs, hidden_size]: the head's output at each row's last pair."""
+class Committed(NamedTuple):
+    """`draft_accept` has no outputs: what it computes is the drafter's own."""
 
 
-class EagleStages:
+CommitFunction = Callable[[DecidedRows, Tensor], None]
+"""(decodes, block tables by slot): takes decided tokens in."""
+DraftFunction = Callable[[DecidedRows, Roots, Tensor], TokenTree]
+"""(decodes, roots, block tables by slot) -> trees: takes decided tokens in, then grows a tree from each root. Each slot
+of a decode that counts is a root's, too."""
+
+
+class DraftStages:
     """The stages of a drafter at every batch bucket and depth.
 
     Args:
-        commit: (decodes, block tables by slot) -> hidden states of their last pairs.
-        grow: (roots, block tables by slot) -> trees.
-        growth: that `grow` uses.
-        pool: of the drafter; its addresses must not change. Slot num_slots belongs to nobody: padding goes there.
+        commit, draft: rows of slot num_slots of the pool, which pad, must change nothing of anybody's.
+        growth: that `draft` uses.
+        pool: of the drafter; its addresses must not change.
         graph_device: captures the stages.
+        reads_history: decodes come with the token at their first position.
     """
 
     def __init__(
         self,
-        commit: Callable[[DecidedRows, Tensor], Tensor],
-        grow: Callable[[Roots, Tensor], TokenTree],
+        commit: CommitFunction,
+        draft: DraftFunction,
         growth: Growth,
         spec: ChannelSpec,
         pool: DraftPool,
         graph_device: GraphDevice,
+        reads_history: bool = False,
     ) -> None:
-        self.commit_decodes, self.grow, self.growth = commit, grow, growth
+        self.reads_history = reads_history
+        self.commit_decodes, self.draft, self.growth = commit, draft, growth
         self.spec = spec
         self.device, self.dtype = pool.device, pool.dtype
         self.spare_slot = pool.num_slots
@@ -89,7 +101,7 @@ class EagleStages:
         accepts = [Bucket(n, spec.max_path) for n in self.buckets]
         proposals = [Bucket(n, depth) for n in self.buckets for depth in range(1, spec.max_path)]
         self._accept = GraphRunner(Stage.DRAFT_ACCEPT, self._commit, self._padding, accepts, self._pool)
-        self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._commit_and_grow, self._padding, proposals, self._pool)
+        self._proposal = GraphRunner(Stage.DRAFT_PROPOSAL, self._draft, self._padding, proposals, self._pool)
         _fill(self._accept, self._padding)
         _fill(self._proposal, self._padding)
         self._pool.capture(self._accept, self._proposal)
@@ -105,18 +117,24 @@ class EagleStages:
         return (spec.block_size, spec.max_blocks_per_seq) == (mine.block_size, mine.max_blocks_per_seq)
 
     def commit(self, batch: DraftBatch) -> None:
-        """Draft KV and hidden states of the decodes, of which there is one at least."""
+        """Take in the decodes, of which there is one at least."""
         count = len(batch.decode_slots)
         bucket = Bucket(bucket_for(count, self.buckets), self.spec.max_path)
-        self._load(self._accept.inputs(bucket), batch, batch.proposal_slots[:0])
+        self._load(self._accept.inputs(bucket), batch, [])
         self._accept.replay(bucket, count)
 
     def propose(self, batch: DraftBatch) -> TokenTree:
-        """Commit the decodes and grow a tree per proposal slot, also into `trees`; valid until the next pass."""
-        count, depth = len(batch.proposal_slots), self.growth.depth(batch)
-        bucket = Bucket(bucket_for(max(count, len(batch.decode_slots)), self.buckets), depth)
-        self._load(self._proposal.inputs(bucket), batch, batch.proposal_slots)
-        return self._proposal.replay(bucket, count)
+        """Take in the decodes and grow a tree per proposal slot, also into `trees`; valid until the next pass.
+
+        Decodes that nobody proposes for have trees too, so that a sequence's decided tokens and its root can be run
+        together; nobody reads those.
+        """
+        proposals = batch.proposal_slots.tolist()
+        asked = set(proposals)
+        slots = proposals + [slot for slot in batch.decode_slots.tolist() if slot not in asked]
+        bucket = Bucket(bucket_for(len(slots), self.buckets), self.growth.depth(batch))
+        self._load(self._proposal.inputs(bucket), batch, slots)
+        return self._proposal.replay(bucket, len(proposals))
 
     def _by_slot(self, num_slots: int) -> tuple[SlotTables, TokenTree]:
         """Tables of everybody and nobody, whose sequence has one token, and room for the trees."""
@@ -127,13 +145,13 @@ class EagleStages:
         tables = SlotTables(ones, last_token_ids, seeds, seeds.to(torch.float32), blocks)
         return tables, TokenTree(ids, parents, depths, ids.to(torch.float32), torch.ones_like(ones))
 
-    def _load(self, rows: PassRows, batch: DraftBatch, proposals: Tensor) -> None:
+    def _load(self, rows: PassRows, batch: DraftBatch, tree_slots: list[int]) -> None:
         """Everything a pass reads, in two launches where it lies on the GPU: rows past those of the batch are nobody's.
 
         What else is in those stays what it was: tokens that exist, of a decode that does not count.
         """
         num_reqs, nobody = len(rows.slots), self.spare_slot
-        columns = [[*slots.tolist(), *[nobody] * (num_reqs - len(slots))] for slots in (batch.decode_slots, proposals)]
+        columns = [[*slots, *[nobody] * (num_reqs - len(slots))] for slots in (batch.decode_slots.tolist(), tree_slots)]
         upload_into(rows.slots, list(zip(*columns, strict=True)))
         num_slots, num_blocks = batch.block_tables.shape
         count, width = batch.decode_token_ids.shape
@@ -141,8 +159,14 @@ class EagleStages:
         if last_token_ids is None:
             last = (batch.committed_lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
             last_token_ids = batch.token_ids.gather(1, last[:, None])[:, 0]
+        own = [(rows.taps[:count, :width], batch.decode_taps)] if self.spec.taps_size else []
+        if self.reads_history and count:
+            # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
+            positions = batch.decode_positions.clamp(0, batch.token_ids.shape[1] - 1)
+            own.append((rows.first_token_ids[:count], batch.token_ids[rows.slots[:count, 0], positions]))
         copy_all(
             [
+                *own,
                 (tables.committed_lens[:num_slots], batch.committed_lens),
                 (tables.last_token_ids[:num_slots], last_token_ids),
                 (tables.seeds[:num_slots], batch.seeds),
@@ -151,7 +175,6 @@ class EagleStages:
                 (rows.positions[:count], batch.decode_positions),
                 (rows.num_tokens[:count], batch.decode_num_tokens),
                 (rows.token_ids[:count, :width], batch.decode_token_ids),
-                (rows.taps[:count, :width], batch.decode_taps),
             ]
         )
 
@@ -161,23 +184,24 @@ class EagleStages:
         width = self.spec.max_path
         taps = torch.zeros(1, width, self.spec.taps_size, dtype=self.dtype, device=self.device)
         slots = none.new_full((1, 2), self.spare_slot)
-        return PassRows(slots, none, none, none.new_zeros(1, width), taps, none.new_zeros(1, depth))
+        return PassRows(slots, none, none, none.new_zeros(1, width), taps, none, none.new_zeros(1, depth))
 
     def _decodes(self, rows: PassRows) -> DecidedRows:
         slots = rows.slots[:, 0].contiguous()
         real = slots != self.spare_slot
         positions, num_tokens = rows.positions * real, rows.num_tokens * real
-        return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps)
+        return DecidedRows(slots, positions, num_tokens, rows.token_ids, rows.taps, rows.first_token_ids)
 
-    def _commit(self, rows: PassRows) -> CommittedRows:
+    def _commit(self, rows: PassRows) -> Committed:
         """`draft_accept`."""
-        return CommittedRows(self.commit_decodes(self._decodes(rows), self.tables.block_tables))
-
-    def _commit_and_grow(self, rows: PassRows) -> TokenTree:
-        """`draft_proposal`: all levels of a tree after its sequence's decode."""
         self.commit_decodes(self._decodes(rows), self.tables.block_tables)
+        return Committed()
+
+    def _draft(self, rows: PassRows) -> TokenTree:
+        """`draft_proposal`: all levels of a tree after its sequence's decode."""
         slots = rows.slots[:, 1].contiguous()
-        trees = self.grow(self.growth.roots_of(self.tables, slots, rows.levels.shape[1]), self.tables.block_tables)
+        roots = self.growth.roots_of(self.tables, slots, rows.levels.shape[1])
+        trees = self.draft(self._decodes(rows), roots, self.tables.block_tables)
         for into, field in zip(self.trees, trees, strict=True):
             (into[:, : field.shape[1]] if field.dim() == 2 else into)[slots] = field
         return trees

@@ -8,21 +8,17 @@ llm = wingbeat.LLM("MODEL", "DRAFTER")                            # in this proc
 
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wingbeat.deployments.app import build
     from wingbeat.deployments.local_llm import LLM
 
+    __version__: str
+
 __all__ = ["LLM", "__version__", "build"]
 
 _LAZY = {"build": "wingbeat.deployments.app", "LLM": "wingbeat.deployments.local_llm"}
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
-if Path(__file__).resolve().parent == _CHECKOUT / "deployments" / "package":
-    # An editable installation, whose other packages are folders of the checkout. A wheel has them all beside this file.
-    __path__ += [str(_CHECKOUT), str(_CHECKOUT / "examples")]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,173 @@
+"""A drafter with weights: its pass is made of functions of tensors, called as they are or replayed as CUDA graphs.
+
+A kind says how it takes in chunks of prompts, in shapes that follow the data, and, in fixed shapes, how it takes in
+decided tokens and how it grows trees: these are what `draft_stages` captures.
+"""
+
+import gc
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterOptions
+from wingbeat.runtime.drafters.draft_pool import DraftPool, check_tree_shape
+from wingbeat.runtime.drafters.draft_stages import DecidedRows, DraftStages
+from wingbeat.runtime.drafters.growth import Growth, Roots, Rules
+from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.graphs.graph_runner import GraphStats
+from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
+from wingbeat.runtime.protocol.transfer import upload
+
+
+class StagedDrafter(Drafter):
+    """A drafter over a pool of its own.
+
+    Args:
+        speculation: shape of the trees.
+        pool: on the device of the weights; in fixed shapes where there is a graph device.
+        graph_device: captures every batch size and depth whenever a verifier is attached; None runs eagerly.
+    """
+
+    reads_history = False
+    """Whether captured decodes must come with the token before theirs."""
+
+    def __init__(
+        self, speculation: SpeculationConfig, pool: DraftPool, growth: Growth, graph_device: GraphDevice | None
+    ) -> None:
+        self.speculation = speculation
+        self.pool, self.growth = pool, growth
+        self.device, self.dtype = pool.device, pool.dtype
+        self._graph_device = graph_device
+        self._stages: DraftStages | None = None
+
+    @property
+    def graph_stats(self) -> GraphStats | None:
+        """Of the captured stages; None where nothing is captured, and before the first verifier is attached."""
+        return None if self._stages is None else self._stages.stats
+
+    @property
+    def trees_by_slot(self) -> TokenTree | None:
+        """See `Drafter.trees_by_slot`."""
+        return None if self._stages is None else self._stages.trees
+
+    def resize(self, spec: ChannelSpec, num_slots: int, num_blocks: int) -> None:
+        """See `Drafter.resize`; captures where an address or a shape has changed."""
+        self._check_taps(spec)
+        check_tree_shape(spec, self.speculation.num_nodes, self.speculation.max_path)
+        moved = self.pool.resize(spec, num_slots, num_blocks)
+        # One row more than there are slots: padding has the last.
+        self._resize_state(self.pool.num_slots + 1)
+        stages = self._stages
+        if self._graph_device is not None and (moved or stages is None or not stages.fit(spec)):
+            self._stages = stages = None
+            gc.collect()  # stages and their runners name each other; now the graphs' memory is free for the next ones
+            self._stages = DraftStages(
+                self._commit_decodes,
+                self._draft,
+                self.growth,
+                spec,
+                self.pool,
+                self._graph_device,
+                reads_history=self.reads_history,
+            )
+        if moved and self.device.type == "cuda":
+            self._warm_up(spec)
+
+    def draft(self, batch: DraftBatch) -> TokenTree | None:
+        """One pass; captured, decodes and trees are one graph; see `Drafter.draft`."""
+        if self._stages is None or not batch.proposal_slots.numel():
+            return super().draft(batch)
+        if batch.chunk_slots:
+            self._commit_chunks(batch)
+        return self._stages.propose(batch)
+
+    def commit(self, batch: DraftBatch) -> None:
+        """Take in what was decided; see `Drafter.commit`.
+
+        Chunks come first: a sequence may decode in the pass that completes its context.
+        """
+        if batch.chunk_slots:
+            self._commit_chunks(batch)
+        if not batch.decode_slots.numel():
+            return
+        if self._stages is not None:
+            self._stages.commit(batch)
+            return
+        slots = upload(batch.decode_slots.tolist(), self.device)
+        rows = DecidedRows(
+            slots, batch.decode_positions, batch.decode_num_tokens, batch.decode_token_ids, batch.decode_taps
+        )
+        self._commit_decodes(rows, self.pool.reaching(batch.block_tables, batch.max_committed_len))
+
+    def propose(self, batch: DraftBatch) -> TokenTree:
+        """Grow a tree per proposal slot; see `Drafter.propose`."""
+        if self._stages is not None:
+            return self._stages.propose(batch.without_commits())
+        roots = self.growth.roots(batch, upload(batch.proposal_slots.tolist(), self.device))
+        block_tables = self.pool.reaching(batch.block_tables, batch.max_committed_len - 1)
+        return self._grow(roots, block_tables, batch.growth_rules)
+
+    @abstractmethod
+    def _check_taps(self, spec: ChannelSpec) -> None:
+        """Raises ValueError where the verifier sends other taps than the weights need."""
+
+    def _resize_state(self, num_rows: int) -> None:
+        """Make room for what is kept by slot, keeping what is there."""
+        return
+
+    @abstractmethod
+    def _commit_chunks(self, batch: DraftBatch) -> None:
+        """Take in the chunks of a batch that has some."""
+
+    @abstractmethod
+    def _commit_decodes(self, rows: DecidedRows, block_tables: Tensor) -> None:
+        """Take in decided tokens; block tables int64 [num_slots, num_blocks] are by slot, as for `_grow`."""
+
+    @abstractmethod
+    def _grow(self, roots: Roots, block_tables: Tensor, rules: Rules = ()) -> TokenTree:
+        """A tree per root."""
+
+    def _draft(self, rows: DecidedRows, roots: Roots, block_tables: Tensor) -> TokenTree:
+        """See `wingbeat.runtime.drafters.draft_stages.DraftFunction`."""
+        self._commit_decodes(rows, block_tables)
+        return self._grow(roots, block_tables)
+
+    @torch.inference_mode()
+    def _warm_up(self, spec: ChannelSpec) -> None:
+        """Run a chunk of nobody's: the time in which kernels compile must not pass for the silence of a stuck one."""
+        self._commit_chunks(_nobodys_chunk(spec, self.pool.num_slots, self.device))
+
+
+def graph_device_of(options: DrafterOptions, device: torch.device) -> GraphDevice | None:
+    """What captures a drafter's passes; None where they run eagerly."""
+    return CudaGraphDevice(device) if options.cuda_graphs and device.type == "cuda" else None
+
+
+def _nobodys_chunk(spec: ChannelSpec, slot: int, device: torch.device) -> DraftBatch:
+    """The longest chunk there can be, in block 0, of the slot behind all others."""
+    length = min(spec.max_prefill_tokens, spec.max_model_len)
+    by_slot = torch.zeros(slot + 1, dtype=torch.int64, device=device)
+    no_slots = torch.zeros(0, dtype=torch.int64)
+    taps = torch.zeros(length, spec.taps_size, dtype=spec.taps_dtype, device=device)
+    return DraftBatch(
+        decode_slots=no_slots,
+        decode_positions=by_slot[:0],
+        decode_num_tokens=by_slot[:0],
+        decode_token_ids=by_slot.new_zeros(0, spec.max_path),
+        decode_taps=taps.new_zeros(0, spec.max_path, spec.taps_size),
+        chunk_slots=[slot],
+        chunk_positions=[0],
+        chunk_lens=[length],
+        chunk_next_token_ids=by_slot.new_zeros(length),
+        chunk_taps=taps,
+        proposal_slots=no_slots,
+        epochs=by_slot,
+        committed_lens=by_slot + length,
+        block_tables=by_slot.new_zeros(slot + 1, spec.max_blocks_per_seq),
+        temperatures=by_slot.to(torch.float32),
+        seeds=by_slot,
+        token_ids=by_slot.new_zeros(slot + 1, length),
+        max_committed_len=length,
+    )

@@ -1,0 +1,83 @@
+"""Every kind of drafter with weights, loaded onto the GPU of numbers: its captured trees are those of the CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_of_numbers.device import CUDA
+from tests.runtime.draft_world import MIXED, World, channel_spec, taps_size
+from tests.runtime.drafters.test_eagle_stages import assert_same
+from tests.runtime.drafters.test_shared_kv import saved as saved_assistant
+from tests.runtime.models import random_head, random_model, reference
+from tests.runtime.mtp_world import Modules
+from wingbeat.runtime.config import SpeculationConfig
+from wingbeat.runtime.drafters import draft_stages
+from wingbeat.runtime.drafters.base import DrafterOptions
+from wingbeat.runtime.drafters.registry import load_drafter
+from wingbeat.runtime.drafters.staged_drafter import StagedDrafter
+from wingbeat.runtime.graphs.graph_runner import Stage
+from wingbeat.runtime.heads.save import save_eagle_head
+from wingbeat.runtime.heads.target import TargetDescription
+from wingbeat.runtime.protocol.messages import TokenTree
+
+LENS = (2, 9, 17)
+SHAPES = {
+    "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
+    "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
+}
+KINDS = ("eagle", "draft-model", "mtp", "assistant")
+
+
+def folders(kind: str, root: Path) -> tuple[Path, str]:
+    """A verifier's, and what names its drafter."""
+    if kind == "assistant":
+        verifier, head = saved_assistant(root)
+        return verifier, str(head)
+    if kind == "mtp":
+        Modules.random("qwen3", 2).save(root)
+        return root, "mtp"
+    reference("llama").loaded.model.save_pretrained(root / "verifier")
+    if kind == "eagle":
+        save_eagle_head(random_head(reference("llama").loaded), root / "drafter")
+    else:
+        random_model("llama", num_hidden_layers=1).save_pretrained(root / "drafter")
+    return root / "verifier", str(root / "drafter")
+
+
+def attached(source: str, verifier: Path, shape: SpeculationConfig, options: DrafterOptions) -> StagedDrafter:
+    drafter = load_drafter(source, TargetDescription.from_checkpoint(verifier), shape, options)
+    spec = channel_spec(shape, taps_size(drafter))
+    drafter.resize(spec, spec.num_slots, spec.num_blocks)
+    return drafter
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_captured_trees_are_those_of_the_cpu(gpu, kind, shape, tmp_path, monkeypatch):
+    """Batches of 3 and 1, one level and two, greedy beside sampled; eagerly too where graphs are turned off."""
+    monkeypatch.setattr(draft_stages, "draft_batches", lambda *sizes: (1, 3))
+    with torch.inference_mode(mode=False):
+        verifier, source = folders(kind, tmp_path)
+        options = [DrafterOptions(device=CUDA, cuda_graphs=captured) for captured in (True, False)]
+        expected, *drafters = (attached(source, verifier, SHAPES[shape], each) for each in (DrafterOptions(), *options))
+    world = World(SHAPES[shape], taps_size(expected), LENS, MIXED)
+    world.feed(expected)
+    for drafter in drafters:
+        world.feed(drafter, CUDA)
+    for count, depth in ((3, 2), (1, 1), (1, 2)):
+        slots = world.slots[-count:]
+        decodes = [(slot, int(world.lens[slot]) - 1, 1 + slot % 2) for slot in slots]
+        for slot, _, more in decodes:
+            world.lens[slot] += more
+        rounds = {"decodes": decodes, "proposals": slots, "max_levels": depth}
+        wanted = expected.draft(world.batch(**rounds))
+        for drafter in drafters:
+            tree = drafter.draft(world.batch(**rounds, device=CUDA))
+            assert_same(TokenTree(*(part.cpu() for part in tree)), wanted, 1e-3)
+    captured, eager = (drafter.graph_stats for drafter in drafters)
+    assert eager is None
+    assert captured.failed == []
+    assert not captured.eager_runs
+    assert captured.replays == {Stage.DRAFT_PROPOSAL: 3, Stage.DRAFT_ACCEPT: 1}

@@ -1,0 +1,228 @@
+"""What a steady round costs the host, counted on a fake GPU: functions entered, torch operations, launches, uploads.
+
+Times of a round's host work differ by machine and hour; these counts do not. The verifier's thread and the drafter's,
+which is another process where they are served, are counted apart; and of the verifier's what it does between a reply
+and the launch of its verification, for which the device waits. As a program (`python -m tests.runtime.host_counts`)
+it prints the table of `docs/benchmarks.md`.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.runtime.fake_gpu import CUDA, FakeGpu, FakeGraphDevice, fake_gpu, why_not
+from tests.runtime.gpu_world import TREE, engine_config, new_drafter, verifier
+from wingbeat.cluster.channels.channel import InProcessChannel, VerifierSide
+from wingbeat.runtime.drafters import draft_stages
+from wingbeat.runtime.drafters.worker import DraftWorker
+from wingbeat.runtime.engine import calibration
+from wingbeat.runtime.engine.engine import Engine
+from wingbeat.runtime.graphs.graph_runner import GraphRunner
+from wingbeat.runtime.llm import build_engine
+from wingbeat.runtime.scheduling.request import Request, SamplingParams
+from wingbeat.runtime.verifier import decode_graphs
+from wingbeat.runtime.verifier.loading.loader import LoadedModel
+
+BATCHES = (1, 16, 64)
+KINDS = ("plain", "adaptive tree")
+NUM_ROUNDS, WARM_UP_ROUNDS = 16, 8
+"""A block of KV holds 16 tokens and a round of shapes alone brings one, so each sequence gets one block meanwhile."""
+PROMPT = (1, 2, 3)
+SIDES = ("verifier", "drafter")
+GAP = "verifier, from a reply to its verification"
+"""Part of the verifier's: its device has nothing to do meanwhile."""
+
+LIMITS = {
+    ("plain", 1, "verifier"): (144, 22),
+    ("plain", 16, "verifier"): (624, 21),
+    ("plain", 64, "verifier"): (2160, 21),
+    ("adaptive tree", 1, "verifier"): (275, 132),
+    ("adaptive tree", 16, "verifier"): (853, 130),
+    ("adaptive tree", 64, "verifier"): (2725, 130),
+    ("adaptive tree", 1, "drafter"): (81, 164),
+    ("adaptive tree", 16, "drafter"): (81, 164),
+    ("adaptive tree", 64, "drafter"): (81, 164),
+    ("adaptive tree", 1, GAP): (40, 50),
+    ("adaptive tree", 16, GAP): (125, 50),
+    ("adaptive tree", 64, GAP): (355, 50),
+}
+"""The most functions and operations; what raises one says in its commit why. Versions of torch differ by some."""
+LAUNCHES = {
+    ("plain", "verifier"): (5, 2, 1),
+    ("adaptive tree", "verifier"): (8, 2, 1),
+    ("adaptive tree", "drafter"): (4, 1, 1),
+    ("adaptive tree", GAP): (1, 0, 0),
+}
+"""Launches, graphs and uploads, whatever the batch."""
+
+_ROOT = Path(decode_graphs.__file__).parents[2]
+_SOURCES = tuple(f"{_ROOT / room}/" for room in ("kernels", "runtime", "cluster"))
+_DRAFTER = DraftWorker.run_once.__wrapped__.__code__
+_REPLY = VerifierSide.wait_reply.__code__
+_LAUNCH = GraphRunner.replay.__wrapped__.__code__
+
+
+class Counts(NamedTuple):
+    """Of one side of the busiest of some steady rounds."""
+
+    functions: int
+    """Functions of Wingbeat that were entered; comprehensions are not counted, which some versions of Python inline."""
+    operations: int
+    """torch operations, on host and device, views too."""
+    launches: int
+    """What the device is asked for: kernels and copies, a replayed graph as one of them."""
+    graphs: int
+    """Among those."""
+    uploads: int
+    """Copies from the host to the device, among the launches too."""
+
+
+class HostCounter:
+    """Counts what the host does while entered, by side."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self._found: dict[str, Counter[str]] = {side: Counter() for side in (*SIDES, GAP)}
+        self._side = SIDES[0]
+        self._in_gap = False
+        self._within = False
+        """An operation: what torch makes of it is not the host's asking."""
+        self.by_function: Counter[CodeType] = Counter()
+
+    def counts(self) -> dict[str, Counts]:
+        """What was counted, by side."""
+        return {side: Counts(*(found[name] for name in Counts._fields)) for side, found in self._found.items()}
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FakeGpu, "__torch_dispatch__", self._dispatch(FakeGpu.__torch_dispatch__))
+            patch.setattr(FakeGpu, "_upload", self._upload(FakeGpu._upload))
+            before = sys.getprofile()
+            sys.setprofile(self._profile)
+            try:
+                yield
+            finally:
+                sys.setprofile(before)
+                self._take_launches()
+
+    def _profile(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if code is _DRAFTER and event in ("call", "return"):
+            self._take_launches()
+            self._side = SIDES[event == "call"]
+        elif (code is _REPLY and event == "return") or (code is _LAUNCH and event == "call"):
+            self._take_launches()
+            self._in_gap = code is _REPLY and arg is not None
+        if event == "call" and code.co_filename.startswith(_SOURCES) and not code.co_name.startswith("<"):
+            self._add("functions")
+            self.by_function[code] += 1
+
+    def _add(self, name: str, count: int = 1) -> None:
+        self._found[self._side][name] += count
+        if self._in_gap:
+            self._found[GAP][name] += count
+
+    def _dispatch(self, dispatch: Any) -> Any:
+        def counted(mode: FakeGpu, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            if self._within:
+                return dispatch(mode, func, types, args, kwargs)
+            self._add("operations")
+            self._within = True
+            try:
+                return dispatch(mode, func, types, args, kwargs)
+            finally:
+                self._within = False
+
+        return counted
+
+    def _upload(self, upload: Any) -> Any:
+        def counted(mode: FakeGpu, source: Any) -> None:
+            self._add("uploads")
+            upload(mode, source)
+
+        return counted
+
+    def _take_launches(self) -> None:
+        launches = self._gpu.launches
+        self._add("launches", launches.total())
+        self._add("graphs", launches["graph"])
+        launches.clear()
+
+
+def steady_engine(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> Engine:
+    """As many greedy requests as there are slots, all of which decode, some rounds in."""
+    shape = TREE if kind == "plain" else replace(TREE, adaptive=True)
+    config = engine_config(shape, batch, max_num_batched_tokens=256, num_kv_blocks=10 * batch, cuda_graphs=True)
+    drafter = None if kind == "plain" else new_drafter("eagle-3", shape, FakeGraphDevice(gpu))
+    with pytest.MonkeyPatch.context() as patch:
+        # Only rounds of this many sequences come; capturing and timing others takes most of the time.
+        patch.setattr(decode_graphs, "batch_buckets", lambda most: (most,))
+        patch.setattr(draft_stages, "draft_batches", lambda most, max_path, top_k: (most,))
+        patch.setattr(calibration, "_BATCH_SIZES", (batch,))
+        patch.setattr(calibration, "_EXTRA_NODES", (0, 7))
+        channel = partial(InProcessChannel, device=CUDA)
+        engine = build_engine(loaded, config, drafter, channel, FakeGraphDevice(gpu))
+    # On shapes alone the policy learns nothing that would make it draft.
+    params = SamplingParams(max_tokens=1 << 20, temperature=0.0, ignore_eos=True, force_drafts=kind != "plain")
+    for index in range(batch):
+        engine.add_request(Request(str(index), PROMPT, params))
+    while len([seq for seq in engine.scheduler.running if seq.is_decoding]) < batch:
+        engine.step()
+    for _ in range(WARM_UP_ROUNDS):
+        engine.step()
+    return engine
+
+
+def busiest_round(gpu: FakeGpu, loaded: LoadedModel, kind: str, batch: int) -> dict[str, Counts]:
+    """By side, the most of each count in any of some steady rounds."""
+    engine = steady_engine(gpu, loaded, kind, batch)
+    gpu.strict = True
+    most = {side: Counts(0, 0, 0, 0, 0) for side in (*SIDES, GAP)}
+    for _ in range(NUM_ROUNDS):
+        counter = HostCounter(gpu)
+        gpu.launches.clear()
+        with counter():
+            outputs = engine.step()
+        assert len(outputs) == batch, "every sequence decodes in every round"
+        most = {side: Counts(*map(max, most[side], found)) for side, found in counter.counts().items()}
+    gpu.strict = False
+    engine.model.remove_taps()
+    return most
+
+
+def count_all(gpu: FakeGpu) -> dict[tuple[str, int, str], Counts]:
+    """By kind of round, batch size and side; without the sides that do nothing."""
+    loaded = verifier()
+    return {
+        (kind, batch, side): found
+        for kind in KINDS
+        for batch in BATCHES
+        for side, found in busiest_round(gpu, loaded, kind, batch).items()
+        if any(found)
+    }
+
+
+def main() -> int:
+    """Print the table."""
+    if (reason := why_not()) is not None:
+        print(f"host_counts: no fake GPU: {reason}", file=sys.stderr)
+        return 1
+    with fake_gpu() as gpu:
+        found = count_all(gpu)
+    print(f"| round, sequences | side | {' | '.join(Counts._fields)} |\n|---|---|{'---:|' * len(Counts._fields)}")
+    for (kind, batch, side), counts in found.items():
+        print(f"| {kind}, {batch} | {side} | {' | '.join(map(str, counts))} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

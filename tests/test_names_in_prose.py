@@ -1,0 +1,131 @@
+"""What prose has in backticks is there: files, modules, classes, functions, fields. Prose outlives what it names.
+
+A word is there where any code of this repository has it. That tells a name that is gone from one of a library's without
+a list of either.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("kernels", "runtime", "cluster", "deployments")
+FOLDERS = (*LAYERS, "src/wingbeat", "tests", "benchmarks", "examples")
+QUOTED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+FILE = re.compile(r"[\w/][\w./-]*\.(?:py|md|sh|yaml|cpp|h|toml)")
+NAME = re.compile(r"\w+(?:\.\w+)*(?:\(\))?")
+SOURCE_NAMES = re.compile(r"_|\.|[a-z][A-Z]")
+DOCUMENT_NAMES = re.compile(r"^[a-z]\w*\.\w|^[A-Z][a-z]+[A-Z]\w+")
+"""Files are looked for in any case; other words of a document may be a shell's, a proxy's or Prometheus'."""
+LIBRARIES = sys.stdlib_module_names | packages_distributions().keys() - {"wingbeat", *FOLDERS}
+
+
+@cache
+def paths() -> dict[str, list[Path]]:
+    """The files of the repository by every end of their paths."""
+    found = [path for folder in (*FOLDERS, "docs", "constraints") for path in (ROOT / folder).rglob("*.*")]
+    by_end: dict[str, list[Path]] = {}
+    for path in (*found, *ROOT.glob("*.*")):
+        parts = path.relative_to(ROOT).parts
+        for start in range(len(parts)):
+            by_end.setdefault("/".join(parts[start:]), []).append(path)
+    return by_end
+
+
+def prose_of(path: Path) -> str:
+    """A document without its blocks of code; of a source, its comments and the strings that are statements."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return re.sub(r"```.*?```", "", text, flags=re.S)
+    statements = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    strings = [value.value for value in statements if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+    return "\n".join([*strings, *re.findall(r"#.*", text)])
+
+
+@cache
+def words() -> frozenset[str]:
+    """Of all code, its strings included, and of the names of files."""
+    found = {part.partition(".")[0] for path in paths() for part in path.split("/")}
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        statements = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            named = [getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname", "module")]
+            if isinstance(node, ast.Constant) and node not in statements:
+                named.append(node.value)
+            found.update(word for text in named if isinstance(text, str) for word in re.findall(r"\w+", text))
+    return frozenset(found)
+
+
+def has(file: Path, name: str) -> bool:
+    """Whether a file has all words of a dotted name."""
+    text = file.read_text(encoding="utf-8")
+    return all(re.search(rf"\b{re.escape(word)}\b", text) for word in re.findall(r"\w+", name))
+
+
+def is_there(name: str) -> bool:
+    """Of a dotted name of ours, that each part lies in the one before; of any other one, that its words are there."""
+    parts, folder = name.removesuffix("()").removeprefix("wingbeat.").split("."), ROOT
+    if parts[0] in LIBRARIES:
+        return True
+    while len(parts) > 1 and parts[0] in (LAYERS if folder == ROOT else (path.name for path in folder.iterdir())):
+        folder /= parts.pop(0)
+    if folder == ROOT or (folder / parts[0]).is_dir():
+        return words().issuperset(parts)
+    file = folder / f"{parts[0]}.py"
+    return file.is_file() and (len(parts) == 1 or has(file, ".".join(parts[1:])))
+
+
+def missing(prose: str, folder: Path, names: re.Pattern[str]) -> Iterator[str]:
+    """What is named and not there.
+
+    Args:
+        folder: that the prose lies in, for relative paths.
+        names: those that must be ours, or in our code.
+    """
+    for quoted in QUOTED.findall(prose):
+        file, _, name = quoted.partition(": ")
+        if FILE.fullmatch(file):
+            found = paths().get(file, [folder / file])
+            if not file.startswith("/") and not any(path.exists() and has(path, name) for path in found):
+                yield quoted
+        elif NAME.fullmatch(quoted) and names.search(quoted) and not is_there(quoted):
+            yield quoted
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_sources_name_is_there(folder: str) -> None:
+    files = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
+    assert files
+    assert not {f"{path}: {name}" for path in files for name in missing(prose_of(path), path.parent, SOURCE_NAMES)}
+
+
+def test_what_documents_name_is_there() -> None:
+    files = [path for folder in ("docs", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.md")]
+    found = {path: list(missing(prose_of(path), path.parent, DOCUMENT_NAMES)) for path in (*files, *ROOT.glob("*.md"))}
+    assert not {path: gone for path, gone in found.items() if gone}
+
+
+@pytest.mark.parametrize(
+    ("prose", "gone"),
+    [
+        (
+            "`runtime/engine/engine.py: Engine.step` `engine.py` `runtime.engine.engine.Engine` `Engine.step()`",
+            0,
+        ),
+        ("`runtime.engine.no_such` `kernels.kv.reference.no_such` `wingbeat.no_such`", 3),
+        ("`runtime/no_such.py` `no_such.py` `runtime/engine/engine.py: Engine.no_such`", 3),
+        ("`no_such` `NoSuch` `Scheduler.no_such` `no_such()`", 4),
+        ("`torch.no_such` `x` `no such`", 0),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(prose: str, gone: int) -> None:
+    # Joined here, as the words of this file are words of the code.
+    joined = prose.replace("no_such", "no_" * 2 + "such").replace("NoSuch", "No" * 2 + "Such")
+    assert len(list(missing(joined, ROOT, SOURCE_NAMES))) == gone
