@@ -17,7 +17,7 @@ _NUM_TEXTS, _NUM_TOKENS = 2, 12
 
 
 def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
-    """Write short texts plainly by graphs and without; the engine is as new afterwards.
+    """Write short texts plainly by graphs and without, each alone, then beside others; the engine is as new afterwards.
 
     Both have the same shapes and kernels, and so the same bits.
 
@@ -41,7 +41,9 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
     def both() -> tuple[list[list[int]], list[list[int]]]:
         written = []
         for graphs.pool.paused in (True, False):
-            written.append([_write(engine, request) for request in requests])
+            written.append([_write(engine, [request]) for request in requests])
+            engine.forget()  # so that prompts are computed again
+            written[-1].append(_write(engine, requests))
             engine.forget()
         return written[0], written[1]
 
@@ -58,10 +60,14 @@ def check_graphs(engine: Engine, tokenizer: Tokenizer | None) -> str | None:
     return line
 
 
-def _write(engine: Engine, request: Request) -> list[int]:
-    engine.add_request(request)
-    tokens: list[int] = []
+def _write(engine: Engine, requests: list[Request]) -> list[int]:
+    """All of their tokens. Each comes once the one before it has written some, so that prompts run beside decodes."""
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    left = iter(requests)
+    engine.add_request(next(left))
     while engine.has_unfinished_requests():
         for output in engine.step():
-            tokens += output.token_ids
-    return tokens
+            tokens[output.request_id] += output.token_ids
+            if (request := next(left, None)) is not None:
+                engine.add_request(request)
+    return [token for written in tokens.values() for token in written]

@@ -22,9 +22,9 @@ from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.speculation.acceptance import Acceptance, DraftedTrees, along_rows, path_probabilities
 from wingbeat.runtime.speculation.costs import RoundCosts
 from wingbeat.runtime.speculation.policy import DraftPlan, PolicyStats, Reason, SpeculationPolicy
-from wingbeat.runtime.verifier.decode_graphs import node_buckets
 from wingbeat.runtime.verifier.pruning import DevicePruner, first_nodes, keep_nodes, unpack_evidence
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundResult
+from wingbeat.runtime.verifier.round_shapes import node_buckets
 from wingbeat.runtime.verifier.runner import ModelRunner
 
 logger = logging.getLogger(__name__)

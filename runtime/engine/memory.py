@@ -13,10 +13,10 @@ from wingbeat.runtime.graphs.buckets import draft_batches
 from wingbeat.runtime.kv.capacity import LEAST_SEQS, fit, is_automatic, num_seqs_held
 from wingbeat.runtime.kv.pool import block_bytes, kv_dtype, memory_budget
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
-from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, num_graphs
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import taps_size
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS
+from wingbeat.runtime.verifier.round_shapes import MOST_ROWS, num_graphs, pieces_at_most, round_shapes
 from wingbeat.runtime.verifier.split_memory import splits_bytes
 from wingbeat.runtime.verifier.state_limits import state_budget, state_bytes, with_states
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """Of a captured graph beside what it computes on, which all graphs share: its nodes and their arguments."""
 MIB = 1 << 20
-NODE_BYTES = 17
-"""Of a round per node and token of the vocabulary, about: logits in their dtype and in float32, scores, and what
-choosing takes, of the graphs too."""
+NODE_BYTES = 23
+"""Of a round per node and token of the vocabulary, about: logits and scores in float32 and what choosing takes, of the
+graphs too, and the logits that lie between two graphs."""
 ROUNDS_OF_PROMPT, LEAST_PROMPT_TOKENS = 16, 512
 """A memory is short whose KV holds fewer tokens than so many rounds of prompt tokens; then a round takes fewer of them,
 down to this many."""
@@ -150,19 +150,12 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
             f"max_num_batched_tokens is {config.max_num_batched_tokens} and max_num_seqs is {config.max_num_seqs}: "
             "the GPU has no memory for such a round beside the weights; lower them"
         ) from None
-    pieces = min(config.max_num_batched_tokens, -(-config.max_num_batched_tokens // PIECE_ROWS) + config.max_num_seqs)
-    chunks += splits_bytes(loaded, config, (pieces, PIECE_ROWS))
     captured = config.cuda_graphs is not False
-    graphs = 0
-    if captured:
-        row = loaded.vocab_size + taps_size(loaded, needs.tap_layers, needs.kv_layers)
-        between = min(MOST_ROWS, config.max_num_seqs * config.speculation.num_nodes) * row * loaded.dtype.itemsize
-        graphs = trees + between + num_graphs(config) * GRAPH_BYTES
-        decodes = [
-            (min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes)
-            for num_nodes in (1, config.speculation.num_nodes)
-        ]
-        graphs += max(splits_bytes(loaded, config, rows) for rows in decodes)
+    # Mixed rounds are captured, too; in each of them there are fewer rows than in one or the other.
+    graphs = _graph_bytes(loaded, config, needs, max(chunks, trees)) if captured else 0
+    chunks += splits_bytes(
+        loaded, config, (pieces_at_most(config.max_num_batched_tokens, config.max_num_seqs), PIECE_ROWS)
+    )
     drafter = 0
     if config.drafter_beside and needs.held_bytes:
         shape = config.speculation
@@ -180,6 +173,28 @@ def reserved_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeed
         drafter / MIB,
     )
     return chunks + trees + graphs + drafter
+
+
+def _graph_bytes(loaded: LoadedModel, config: EngineConfig, needs: DrafterNeeds, largest: int) -> int:
+    """What captured rounds hold.
+
+    Args:
+        largest: bytes of the largest round that is captured, at most: what graphs compute on is shared.
+    """
+    taps = taps_size(loaded, needs.tap_layers, needs.kv_layers) * loaded.dtype.itemsize
+    row = loaded.vocab_size * loaded.logits_dtype.itemsize + taps
+    # Bare roots and trees have theirs apart.
+    between = sum(
+        min(MOST_ROWS, config.max_num_seqs * num_nodes) * row for num_nodes in (1, config.speculation.num_nodes)
+    )
+    pieces = max(shape.most_pieces for shape in round_shapes(config).values())
+    between += pieces * (row + (PIECE_ROWS - 1) * taps)
+    launches = [
+        (min(config.max_num_seqs, max(MOST_ROWS // num_nodes, 1)), num_nodes)
+        for num_nodes in (1, config.speculation.num_nodes)
+    ]
+    splits = max(splits_bytes(loaded, config, rows) for rows in (*launches, (pieces, PIECE_ROWS)))
+    return largest + between + num_graphs(config) * GRAPH_BYTES + splits
 
 
 @torch.inference_mode()

@@ -5,7 +5,6 @@ longer than a round (weights, KV pool, slot tables) is what the function closes 
 """
 
 import logging
-import math
 import operator
 import sys
 import time
@@ -36,8 +35,10 @@ class Stage(StrEnum):
     """Forward pass over trees; size is the number of nodes."""
     BASE_DECODING = "base_decoding"
     """Forward pass over bare roots; size is 1."""
+    BASE_MIXED = "base_mixed"
+    """Forward pass over trees or bare roots with prompt chunks beside them; size is the number of nodes."""
     BASE_CHOICE = "base_choice"
-    """Choice of tokens, walk, compaction and taps behind either; size is the number of nodes."""
+    """Choice of tokens, walk, compaction and taps behind any of these; size is the number of nodes."""
 
 
 class Bucket(NamedTuple):
@@ -45,9 +46,16 @@ class Bucket(NamedTuple):
 
     num_reqs: int
     size: int = 1
+    beside: int = 0
+    """Rows that are no request's of the inputs."""
+
+    @property
+    def num_rows(self) -> int:
+        """All that are computed."""
+        return self.num_reqs * self.size + self.beside
 
     def __str__(self) -> str:
-        return f"{self.num_reqs}x{self.size}"
+        return f"{self.num_reqs}x{self.size}" + (f"+{self.beside}" if self.beside else "")
 
 
 class GraphFailure(NamedTuple):
@@ -108,7 +116,7 @@ class GraphPool:
             Exception: whatever a stage raises when it runs eagerly; a stage that only fails to be captured is noted.
         """
         jobs = [(runner, bucket) for runner in runners for bucket in runner.buckets]
-        jobs.sort(key=lambda job: math.prod(job[1]), reverse=True)
+        jobs.sort(key=lambda job: job[1].num_rows, reverse=True)
         stats, captured_before = self.stats, len(self.stats.captured)
         bytes_before, started = self.device.memory_bytes(), time.perf_counter()
         hopeless: set[GraphRunner | Stage] = set()
@@ -167,8 +175,8 @@ class GraphRunner(Generic[InputsT, OutputsT]):
         self.stage = stage
         self.function = function
         self.pool = pool
-        self.buckets = tuple(sorted(set(buckets), key=math.prod, reverse=True))
-        if not self.buckets or min(min(bucket) for bucket in self.buckets) < 1:
+        self.buckets = tuple(sorted(set(buckets), key=operator.attrgetter("num_rows"), reverse=True))
+        if not self.buckets or min(min(bucket.num_reqs, bucket.size) for bucket in self.buckets) < 1:
             raise ValueError(
                 f"buckets of {stage} are [{', '.join(map(str, self.buckets))}]: use at least one, from 1x1"
             )

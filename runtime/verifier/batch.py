@@ -22,7 +22,7 @@ from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.packing import Group, Packing, pack, pack_rows, packed, rows_of
 from wingbeat.runtime.verifier.model import ForwardBatch
-from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, in_pieces, side_by_side
+from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, Pieces, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
 
@@ -190,36 +190,51 @@ class BatchBuilder:
         rows, slots, contexts = in_pieces(chunks, self._last_position)
         parts = (rows.token_ids, rows.positions, rows.stores, slots, contexts, begin + rows.real)
         arrived = upload(np.concatenate(parts), self.device).split([len(part) for part in parts])
-        token_ids, positions, stores, slots, contexts, real = arrived
-        tables = self.slots.block_tables[slots]
-        shape = (len(slots), -1)
-        mapping = slot_mapping(tables, positions.view(shape), self.config.block_size, stores.view(shape) > 0)
         longest = max(chunk.start + chunk.length for chunk in chunks)
-        segment = build_segment(
-            begin,
-            positions.view(shape),
-            contexts,
-            None,
-            tables[:, : -(-longest // self.config.block_size)],
-            self.config.block_size,
-            self.windows,
-            self.dtype,
-        )
-        fields = (token_ids, positions, mapping.flatten())
-        row_slots = slots.repeat_interleave(PIECE_ROWS) if self._needs_slots else slots
+        fields, segment = self._piece_rows(Pieces(*arrived[:-1]), begin, -(-longest // self.config.block_size))
+        row_slots = arrived[3].repeat_interleave(PIECE_ROWS) if self._needs_slots else arrived[3]
         starts = [begin + start for start in rows.starts]
-        return _FlatChunks(rows.logits_rows(chunks, begin), fields, real, [segment], row_slots, starts)
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, arrived[-1], [segment], row_slots, starts)
 
-    def fixed(self, decodes: Decodes) -> ForwardBatch:
-        """Decodes alone at shapes that the arguments' shapes decide: what is captured."""
-        segment = self._masked_segment(decodes, self.slots.block_tables[decodes.slots])
-        adapters = None if self.adapters is None else self._adapter_rows(decodes, None)
-        mapping = decodes.slot_mapping.flatten()
-        metadata = AttentionMetadata(self.cache.layers, mapping, [segment], adapters=adapters)
-        positions = decodes.positions
+    def _piece_rows(
+        self, pieces: Pieces, begin: int, num_blocks: int | None = None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], AttentionSegment]:
+        """Token ids, positions and slot mapping of pieces, int64 [num_rows] each, and their segment.
+
+        Args:
+            begin: their first row of the batch.
+            num_blocks: that attention looks at; None looks at all that a sequence may have.
+        """
+        shape, size = (len(pieces.slots), PIECE_ROWS), self.config.block_size
+        tables, positions = self.slots.block_tables[pieces.slots], pieces.positions.view(shape)
+        mapping = slot_mapping(tables, positions, size, pieces.stores.view(shape) > 0)
+        seen = tables[:, :num_blocks]
+        segment = build_segment(begin, positions, pieces.contexts, None, seen, size, self.windows, self.dtype)
+        return (pieces.token_ids, pieces.positions, mapping.flatten()), segment
+
+    def fixed(self, decodes: Decodes, pieces: Pieces | None = None, wanted: Tensor | None = None) -> ForwardBatch:
+        """Decodes, and pieces behind them, at shapes that the arguments' shapes decide: what is captured.
+
+        Args:
+            pieces: of sequences without images.
+            wanted: int64 [n]: rows among the pieces' whose logits are needed beside those of the decodes.
+        """
+        segments = [self._masked_segment(decodes, self.slots.block_tables[decodes.slots])]
+        positions, num_rows = decodes.positions, decodes.num_rows
         if self.rotates:
             positions = positions + self.slots.position_deltas[decodes.slots][:, None]
-        return ForwardBatch(decodes.token_ids.flatten()[None], positions.flatten()[None], None, metadata)
+        fields = [part.flatten() for part in (decodes.token_ids, positions, decodes.slot_mapping)]
+        logits_rows = slots = None
+        if pieces is not None:
+            own, segment = self._piece_rows(pieces, num_rows)
+            segments.append(segment)
+            fields = [torch.cat(parts) for parts in zip(fields, own, strict=True)]
+            logits_rows = torch.cat([torch.arange(num_rows, device=self.device), wanted + num_rows])
+            slots = pieces.slots.repeat_interleave(PIECE_ROWS)
+        adapters = None if self.adapters is None else self._adapter_rows(decodes, slots)
+        token_ids, positions, mapping = fields
+        metadata = AttentionMetadata(self.cache.layers, mapping, segments, adapters=adapters)
+        return ForwardBatch(token_ids[None], positions[None], logits_rows, metadata)
 
     @property
     def _needs_slots(self) -> bool:

@@ -1,9 +1,12 @@
-"""A verifier's decode rounds as CUDA graphs: which shapes are captured, and which ones a round runs in.
+"""A verifier's decode rounds as CUDA graphs, with prompt chunks beside them and without.
 
-A round is two graphs. Its forward pass is captured once per bucket, in as many as `MOST_GRAPHS` leaves room for; the
-choice of its tokens, which costs little, in a few sizes, once per way of choosing (`Choosing`). Each pads the round to
-the smallest bucket that holds it; one of too many rows for any computes longer than its kernels take to launch, so it
-runs eagerly, by the same functions.
+A round is two graphs. Its forward pass is captured once per bucket; the choice of its tokens, which costs little, in a
+few sizes, once per way of choosing (`Choosing`); `round_shapes` says in which. Each pads the round to the smallest
+bucket that holds it; one of too many rows for any computes longer than its kernels take to launch, so it runs eagerly,
+by the same functions.
+
+A mixed round, of decodes and of prompt chunks, is one forward pass as well: the weights are read once. It is captured
+with so many pieces of chunks; one that no such graph holds is one eager pass, and its choice is a graph all the same.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.graphs.buckets import MOST_GRAPHS, batch_buckets, bucket_for, within
+from wingbeat.runtime.graphs.buckets import bucket_for
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.graphs.graph_runner import (
     Bucket,
@@ -24,24 +27,38 @@ from wingbeat.runtime.graphs.graph_runner import (
     Stage,
 )
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.verifier.choices.choice import Choosing
+from wingbeat.runtime.verifier.chunk_buffers import ChunkBuffers
 from wingbeat.runtime.verifier.forward_result import ForwardBuffers, ForwardResult
+from wingbeat.runtime.verifier.model import ModelOutput
+from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, Pieces, in_pieces
+from wingbeat.runtime.verifier.round_shapes import round_shapes
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.tree_check import TreeInbox
 
-MOST_ROWS = 2048
-"""Nodes of a whole batch in the largest graph."""
-_NODE_BUCKETS = (4, 8, 16, 32)
-_FEW_SEQS = 16
-"""Most sequences whose batches leave graphs for all of these; larger engines have every second one."""
-_CHOICES_APART = 16
-"""Times the batch before: sizes in which tokens are chosen."""
 
-ForwardFunction = Callable[[Tensor, TokenTree | None, int], ForwardResult]
-"""(slots, trees or None for bare roots, nodes to verify per sequence) -> what the model says of them. The trees are its
-own to write into."""
-DecideFunction = Callable[[ForwardResult, Choosing], AcceptedPaths]
-"""(a forward pass, how tokens are chosen) -> what was decided."""
+class MixedResult(NamedTuple):
+    """A forward pass over decodes and prompt chunks."""
+
+    decodes: ForwardResult
+    chunks: ModelOutput
+    """Logits of the chunks that sample, then of prompt tokens that are reported; taps of the chunks' tokens. In a
+    captured pass, of all pieces."""
+
+
+class RoundFunctions(NamedTuple):
+    """What a round does. Trees are None for bare roots, and the function's own to write into; `num_nodes` are those to
+    verify per sequence. Rows of the spare slot must change nothing."""
+
+    forward: Callable[[Tensor, TokenTree | None, int], ForwardResult]
+    """(slots, trees, num_nodes) -> what the model says of them; captured."""
+    forward_pieces: Callable[[Tensor, TokenTree | None, int, Pieces, Tensor], MixedResult]
+    """(slots, trees, num_nodes, pieces, rows of the pieces whose logits are needed) -> the same of all; captured."""
+    forward_chunks: Callable[[SchedulerOutput, Tensor, TokenTree | None, int], MixedResult]
+    """(plan, slots, trees, num_nodes) -> the same of any chunks; never captured."""
+    decide: Callable[[ForwardResult, Choosing], AcceptedPaths]
+    """(a forward pass, how tokens are chosen) -> what was decided; captured."""
 
 
 class SlotInputs(NamedTuple):
@@ -52,77 +69,44 @@ class SlotInputs(NamedTuple):
 
 
 class ForwardDone(NamedTuple):
-    """The output of a captured forward pass; what it computed lies in `ForwardBuffers`."""
+    """The output of a captured forward pass; what it computed lies in `ForwardBuffers`, and in `ChunkBuffers`."""
 
     roots: Tensor
     """int64 [num_reqs]: position of each root."""
-
-
-def node_buckets(config: EngineConfig) -> tuple[int, ...]:
-    """Widths that trees are verified in, ascending: pruned ones in the smallest that pays, others as configured."""
-    most = config.speculation.num_nodes
-    smaller = _NODE_BUCKETS if config.speculation.adaptive else ()
-    smaller = smaller if config.max_num_seqs <= _FEW_SEQS else smaller[::2]
-    return (*(n for n in smaller if n < most), most)
-
-
-def num_graphs(config: EngineConfig) -> int:
-    """Graphs that `DecodeGraphs` captures at most."""
-    return sum(len(shape.forwards) + len(Choosing) * len(shape.choices) for shape in round_shapes(config).values())
-
-
-class RoundShapes(NamedTuple):
-    """Batch sizes that rounds of one width are captured in, ascending."""
-
-    forwards: tuple[int, ...]
-    choices: tuple[int, ...]
-    """The largest is that of `forwards`."""
-
-
-def round_shapes(config: EngineConfig) -> dict[int, RoundShapes]:
-    """By nodes per sequence, 1 for bare roots; widths of which one sequence has too many rows are left out."""
-    sizes = batch_buckets(config.max_num_seqs)
-    batches = {n: tuple(size for size in sizes if size * n <= MOST_ROWS) for n in (1, *node_buckets(config))}
-    batches = {num_nodes: fitting for num_nodes, fitting in batches.items() if fitting}
-    choices = {num_nodes: _choices(fitting) for num_nodes, fitting in batches.items()}
-    forwards = within(MOST_GRAPHS - len(Choosing) * sum(map(len, choices.values())), batches)
-    return {num_nodes: RoundShapes(forwards[num_nodes], choices[num_nodes]) for num_nodes in batches}
-
-
-def _choices(batches: tuple[int, ...]) -> tuple[int, ...]:
-    kept = [batches[0]]
-    kept += [size for size in batches if size >= _CHOICES_APART * kept[-1]][:1]
-    return tuple(dict.fromkeys((*kept, batches[-1])))
 
 
 class DecodeGraphs:
     """The graphs of one model runner.
 
     Args:
-        forward: a round's forward pass; captured and, where that fails, called as it is, as the next one is.
-        decide: what it decides. Rows of the spare slot must change nothing in either.
+        functions: captured and, where that fails, called as they are.
         slots: state by slot; its device is that of all inputs.
         inbox: where captured rounds find their trees, and look at them.
+        last_position: that the model has.
         graph_device: captures and replays.
     """
 
     def __init__(
         self,
-        forward: ForwardFunction,
-        decide: DecideFunction,
+        functions: RoundFunctions,
         slots: SlotState,
         inbox: TreeInbox,
         config: EngineConfig,
+        last_position: int,
         graph_device: GraphDevice,
     ) -> None:
-        self.forward, self.decide = forward, decide
+        self.functions = functions
         self.slots = slots
         self.inbox = inbox
         self.config = config
         self.pool = GraphPool(graph_device)
         self.shapes = round_shapes(config)
+        self._last_position = last_position
         self._buffers = ForwardBuffers()
+        self._chunks = ChunkBuffers(slots, max(shape.most_pieces for shape in self.shapes.values()))
         self._forwards: dict[int, GraphRunner] = {}
+        self._mixed: dict[tuple[int, int], GraphRunner] = {}
+        """By nodes per sequence and rows of pieces."""
         self._choices: dict[tuple[int, Choosing], GraphRunner] = {}
         self._loaded: dict[GraphRunner, tuple[DecodeRows, Bucket]] = {}
         """Which rows the inputs of a runner are."""
@@ -145,21 +129,59 @@ class DecodeGraphs:
         self._capture([n for n in self.shapes if n > 1 and n not in self._forwards], layers)
 
     def run(self, rows: DecodeRows, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
-        """One round; valid until any graph of the pool is replayed next.
+        """One round of decodes alone; valid until any graph of the pool is replayed next.
 
         Args:
             rows: whose trees are those of the inbox.
             num_nodes: 1 for bare roots, else one of `node_buckets`.
             choosing: how tokens are chosen.
         """
-        forward = self._forwards.get(num_nodes)
-        if forward is None or len(rows.slots) > self.shapes[num_nodes].forwards[-1]:
+        if not self._holds(rows, num_nodes):
             self.stats.count_eager_run(_stage(num_nodes))
-            return self.decide(self.forward(rows.slots, self._trees(rows, num_nodes), num_nodes), choosing)
-        forwards, choices = self.shapes[num_nodes]
-        self._replay(forward, rows, Bucket(bucket_for(len(rows.slots), forwards), num_nodes))
-        choice = self._choices[num_nodes, choosing]
-        accepted = self._replay(choice, rows, Bucket(bucket_for(len(rows.slots), choices), num_nodes))
+            forward = self.functions.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
+            return self.functions.decide(forward, choosing)
+        sizes = self.shapes[num_nodes].forwards
+        self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+        return self._choose(rows, num_nodes, choosing)
+
+    def run_mixed(
+        self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int, choosing: Choosing
+    ) -> tuple[AcceptedPaths, ModelOutput]:
+        """One round of decodes and prompt chunks: as `run`, and the chunks' part of `MixedResult` without padding."""
+        captured = self._holds(rows, num_nodes)
+        if captured and _fits_graphs(plan.chunks):
+            chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
+            if chunks is not None:
+                return self._choose(rows, num_nodes, choosing), chunks
+        self.stats.count_eager_run(Stage.BASE_MIXED)
+        trees = self._trees(rows, num_nodes)
+        decodes, chunks = self.functions.forward_chunks(plan, rows.slots, trees, num_nodes)
+        if not captured:
+            return self.functions.decide(decodes, choosing), chunks
+        self._buffers.put(decodes)
+        return self._choose(rows, num_nodes, choosing), chunks
+
+    def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
+        """Whether there are graphs for such decodes."""
+        return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
+
+    def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
+        """A mixed round's forward pass, of which the decodes' part is left for `_choose`; None without such a graph."""
+        pieces = in_pieces(chunks, self._last_position)
+        bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(pieces.slots))
+        runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
+        if runner is None or not runner.has_graphs:  # without one, padding would only cost time
+            return None
+        num_pieces = bucket.beside // PIECE_ROWS
+        self._chunks.put(pieces, chunks, num_pieces)
+        self._replay(runner, rows, bucket)
+        num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
+        return self._chunks.take(num_pieces, num_samples, num_tokens)
+
+    def _choose(self, rows: DecodeRows, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
+        """What the latest forward pass leads to."""
+        bucket = Bucket(bucket_for(len(rows.slots), self.shapes[num_nodes].choices), num_nodes)
+        accepted = self._replay(self._choices[num_nodes, choosing], rows, bucket)
         # The inputs' memory is every bucket's: what was decided must not point into it.
         return accepted._replace(slots=rows.slots)
 
@@ -175,26 +197,33 @@ class DecodeGraphs:
     def _capture(self, widths: list[int], layers: AbstractContextManager | None) -> None:
         if not widths:
             return
-        nobody = {n: self._slot_padding(n) if n == 1 else self._tree_padding(n) for n in widths}
-        self._buffers.reserve(
-            [self._compute(nobody[n], n) for n in widths], [self.shapes[n].forwards[-1] for n in widths]
-        )
+        samples = [self._compute(self._padding(n)(n), n) for n in widths]
+        self._buffers.reserve(samples, [self.shapes[n].forwards[-1] for n in widths])
+        self._chunks.reserve(samples[0].output)
+        runners = []
         for n in widths:
-            padding = self._slot_padding if n == 1 else self._tree_padding
-            forwards = [Bucket(size, n) for size in self.shapes[n].forwards]
+            padding, shape = self._padding(n), self.shapes[n]
+            forwards = [Bucket(size, n) for size in shape.forwards]
             self._forwards[n] = GraphRunner(_stage(n), self._forward_stage(n), padding, forwards, self.pool)
-            choices = [Bucket(size, n) for size in self.shapes[n].choices]
+            runners.append(self._forwards[n])
+            for num_pieces in shape.pieces:
+                beside = num_pieces * PIECE_ROWS
+                buckets = [Bucket(size, n, beside) for size in shape.mixed]
+                function = self._mixed_stage(n, num_pieces)
+                self._mixed[n, beside] = GraphRunner(Stage.BASE_MIXED, function, padding, buckets, self.pool)
+                runners.append(self._mixed[n, beside])
+            choices = [Bucket(size, n) for size in shape.choices]
             for how in Choosing:
                 function = self._choice_stage(n, how)
                 self._choices[n, how] = GraphRunner(Stage.BASE_CHOICE, function, self._slot_padding, choices, self.pool)
-        runners = [self._forwards[n] for n in widths] + [self._choices[n, how] for n in widths for how in Choosing]
+                runners.append(self._choices[n, how])
         with layers or nullcontext():
             self.pool.capture(*runners)
 
     @torch.inference_mode()
     def _compute(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
         self.slots.reset_spare()
-        return self.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
+        return self.functions.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
 
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
@@ -204,11 +233,25 @@ class DecodeGraphs:
 
         return stage
 
-    def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
-        def stage(inputs: SlotInputs) -> AcceptedPaths:
-            return self.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
+    def _mixed_stage(self, num_nodes: int, num_pieces: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
+        def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
+            self.slots.reset_spare()
+            trees, pieces = self._trees(inputs, num_nodes), self._chunks.pieces(num_pieces)
+            result, chunks = self.functions.forward_pieces(inputs.slots, trees, num_nodes, *pieces)
+            self._buffers.put(result)
+            self._chunks.keep(chunks)
+            return ForwardDone(result.decodes.roots)
 
         return stage
+
+    def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
+        def stage(inputs: SlotInputs) -> AcceptedPaths:
+            return self.functions.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
+
+        return stage
+
+    def _padding(self, num_nodes: int) -> Callable[[int], SlotInputs | DecodeRows]:
+        return self._slot_padding if num_nodes == 1 else self._tree_padding
 
     def _slot_padding(self, num_nodes: int) -> SlotInputs:
         return SlotInputs(torch.full((1,), self.slots.spare, device=self.slots.device))
@@ -221,3 +264,8 @@ class DecodeGraphs:
 
 def _stage(num_nodes: int) -> Stage:
     return Stage.BASE_DECODING if num_nodes == 1 else Stage.BASE_VERIFICATION
+
+
+def _fits_graphs(chunks: list[Chunk]) -> bool:
+    """Whether these are what graphs were captured for: no images, and no prompt tokens that are reported."""
+    return not any(chunk.seq.request.images or chunk.prompt_targets() for chunk in chunks)

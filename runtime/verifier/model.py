@@ -40,6 +40,12 @@ class ModelOutput(NamedTuple):
     taps: Tensor | None
     """[num_tokens, taps_size]: residual stream entering the tapped layers, low to high, then keys and values."""
 
+    def split(self, num_rows: int) -> "tuple[ModelOutput, ModelOutput]":
+        """Of the first rows, which all have logits, and of those behind them."""
+        logits, taps = self
+        before, behind = (None, None) if taps is None else (taps[:num_rows], taps[num_rows:])
+        return ModelOutput(logits[:num_rows], before), ModelOutput(logits[num_rows:], behind)
+
 
 def taps_size(loaded: LoadedModel, tap_layers: tuple[int, ...], kv_layers: tuple[int, ...]) -> int:
     """Numbers that are tapped of one token: hidden states, then keys and values."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from wingbeat.runtime.scheduling.scheduler import Chunk
 
@@ -53,6 +54,16 @@ class ChunkPieces(NamedTuple):
     """int64 [num_pieces]"""
     contexts: np.ndarray
     """int64 [num_pieces]: tokens before the first row."""
+
+
+class Pieces(NamedTuple):
+    """Pieces of `PIECE_ROWS` on a device; fields as in `ChunkRows` and `ChunkPieces`."""
+
+    token_ids: Tensor
+    positions: Tensor
+    stores: Tensor
+    slots: Tensor
+    contexts: Tensor
 
 
 def side_by_side(chunks: Sequence[Chunk]) -> ChunkRows:

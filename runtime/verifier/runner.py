@@ -25,13 +25,15 @@ from wingbeat.runtime.verifier.choices.certain_tokens import add_certain
 from wingbeat.runtime.verifier.choices.choice import Choosing, PathAcceptance, TokenChooser
 from wingbeat.runtime.verifier.choices.token_masks import TokenMasks
 from wingbeat.runtime.verifier.compiled import CompiledDecode, faster_layers, replay_ms
-from wingbeat.runtime.verifier.decode_graphs import MOST_ROWS, DecodeGraphs
+from wingbeat.runtime.verifier.decode_graphs import DecodeGraphs, MixedResult, RoundFunctions
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.forward_result import ForwardResult
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.model import ModelOutput, VerifierModel
+from wingbeat.runtime.verifier.prompt_chunks import Pieces
 from wingbeat.runtime.verifier.pruning import DevicePruner, verified_nodes
 from wingbeat.runtime.verifier.round import RoundInFlight, launched_round
+from wingbeat.runtime.verifier.round_shapes import MOST_ROWS
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.state_keeper import StateKeeper
 from wingbeat.runtime.verifier.tree_check import TreeInbox
@@ -97,7 +99,11 @@ class ModelRunner:
         self.masks = TokenMasks(slots.processors)
         if graph_device is not None:
             slots.processors.allocate()
-            self.graphs = DecodeGraphs(self._forward_round, self._decide_round, slots, self.inbox, config, graph_device)
+            functions = RoundFunctions(
+                self._forward_round, self._forward_pieces, self._forward_chunks, self._decide_round
+            )
+            last_position = loaded.max_position_embeddings - 1
+            self.graphs = DecodeGraphs(functions, slots, self.inbox, config, last_position, graph_device)
             self._layers = self._faster_layers() if config.compile else None
             self.graphs.capture_roots(self._layers)
 
@@ -174,17 +180,17 @@ class ModelRunner:
         self._decide_round(result, Choosing.ALTERED)
 
     def _replay(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> RoundInFlight:
-        """`launch` of a round's decodes as graphs; behind them its prompt chunks, eagerly."""
+        """`launch` by graphs; what first tokens are chosen by follows eagerly."""
         choosing = Choosing.of([seq.request.params for seq in plan.decodes])
         started = time.perf_counter()
-        accepted, chunks = self.graphs.run(rows, num_nodes, choosing), _Chunks(rows.slots[:0])
         if plan.chunks:
+            accepted, output = self.graphs.run_mixed(plan, rows, num_nodes, choosing)
             accepted = accepted._replace(packed=None)  # which has no room for what chunks tell the host
-            alone = plan._replace(decodes=[])
-            batch = self.builder.flatten(alone, None)
-            output = self.model(batch)
-            chosen = self.chooser.choose(alone, None, output.logits[: sum(chunk.samples for chunk in plan.chunks)])
-            chunks = self._take_chunks(plan, chosen, output.logits, output.taps, batch.chunk_rows)
+            num_samples = sum(chunk.samples for chunk in plan.chunks)
+            chosen = self.chooser.choose(plan._replace(decodes=[]), None, output.logits[:num_samples])
+            chunks = self._take_chunks(plan, chosen, output.logits, output.taps)
+        else:
+            accepted, chunks = self.graphs.run(rows, num_nodes, choosing), _Chunks(rows.slots[:0])
         forward_s = time.perf_counter() - started
         return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, None, chunks.logprobs)
 
@@ -195,11 +201,32 @@ class ModelRunner:
             slots: int64 [num_reqs]; rows of the spare slot compute in block 0.
             num_nodes: of each tree, those to verify.
         """
+        decodes, evidence = self._pruned_decodes(slots, trees, num_nodes)
+        return ForwardResult(decodes, self.model(self.builder.fixed(decodes)), evidence)
+
+    def _forward_pieces(
+        self, slots: Tensor, trees: TokenTree | None, num_nodes: int, pieces: Pieces, wanted: Tensor
+    ) -> MixedResult:
+        """The same with pieces of prompt chunks in the pass; arguments as for `BatchBuilder.fixed`."""
+        decodes, evidence = self._pruned_decodes(slots, trees, num_nodes)
+        own, chunks = self.model(self.builder.fixed(decodes, pieces, wanted)).split(decodes.num_rows)
+        return MixedResult(ForwardResult(decodes, own, evidence), chunks)
+
+    def _forward_chunks(
+        self, plan: SchedulerOutput, slots: Tensor, trees: TokenTree | None, num_nodes: int
+    ) -> MixedResult:
+        """The same with any prompt chunks, eagerly."""
+        decodes, evidence = self._pruned_decodes(slots, trees, num_nodes)
+        batch = self.builder.flatten(plan, decodes)
+        own, chunks = _parts(self.model(batch), decodes.num_rows, batch.chunk_rows)
+        return MixedResult(ForwardResult(decodes, own, evidence), chunks)
+
+    def _pruned_decodes(self, slots: Tensor, trees: TokenTree | None, num_nodes: int) -> tuple[Decodes, Tensor | None]:
+        """With the evidence of trees that were pruned."""
         evidence = None
         if trees is not None and self.pruner is not None:
             trees, evidence = self.pruner.prune(trees, slots, num_nodes)
-        decodes = self.builder.decodes(slots, trees)
-        return ForwardResult(decodes, self.model(self.builder.fixed(decodes)), evidence)
+        return self.builder.decodes(slots, trees), evidence
 
     def _decide_round(self, result: ForwardResult, choosing: Choosing) -> AcceptedPaths:
         """What such a round decides, captured likewise.
@@ -239,19 +266,17 @@ class ModelRunner:
         asking = [row for row, seq in enumerate(plan.decodes) if seq.request.params.logprobs is not None]
         if asking:
             accepted = accepted._replace(logprobs=self.chooser.path_logprobs(decodes, accepted, logits, asking))
-        own_taps = None if taps is None else taps[num_rows:] if chunk_rows is None else taps
-        chunks = self._take_chunks(plan, chosen[num_rows:], logits[num_rows:], own_taps, chunk_rows)
+        of_chunks = _parts(output, num_rows, chunk_rows)[1]
+        chunks = self._take_chunks(plan, chosen[num_rows:], *of_chunks)
         return launched_round(plan, accepted, chunks.sampled, chunks.taps, forward_s, asking, chunks.logprobs)
 
-    def _take_chunks(
-        self, plan: SchedulerOutput, sampled: Tensor, logits: Tensor, taps: Tensor | None, rows: Tensor | None
-    ) -> "_Chunks":
+    def _take_chunks(self, plan: SchedulerOutput, sampled: Tensor, logits: Tensor, taps: Tensor | None) -> "_Chunks":
         """Bring the state of sequences whose prompts end up to date.
 
         Args:
             sampled: int64 [num_sampling_chunks].
             logits: of the chunks: those that sample, then prompt tokens whose log-probabilities are asked for.
-            taps: of the chunks' rows alone, or of all where `rows` says which.
+            taps: [num_chunk_tokens, taps_size].
         """
         sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
         if sampling:
@@ -261,7 +286,7 @@ class ModelRunner:
             if any(seq.request.params.has_penalties for seq in sampling):
                 self.slots.processors.count(slots, sampled[:, None], torch.ones_like(sampled))
         logprobs = self._chunk_logprobs(plan, sampling, sampled, logits)
-        return _Chunks(sampled, taps if taps is None or rows is None else taps.index_select(0, rows), logprobs)
+        return _Chunks(sampled, taps, logprobs)
 
     def _chunk_logprobs(
         self, plan: SchedulerOutput, sampling: list[Sequence], sampled: Tensor, logits: Tensor
@@ -279,6 +304,14 @@ class _Chunks(NamedTuple):
     sampled: Tensor
     taps: Tensor | None = None
     logprobs: Tensor | None = None
+
+
+def _parts(output: ModelOutput, num_rows: int, chunk_rows: Tensor | None) -> tuple[ModelOutput, ModelOutput]:
+    """Of the decodes' rows, which are the first, and of the chunks' without padding; see `ForwardBatch.chunk_rows`."""
+    decodes, chunks = output.split(num_rows)
+    if output.taps is not None and chunk_rows is not None:
+        chunks = chunks._replace(taps=output.taps.index_select(0, chunk_rows))
+    return decodes, chunks
 
 
 def _rooted(trees: TokenTree | None, masks: "Future[list[int]] | None") -> TokenTree | None:

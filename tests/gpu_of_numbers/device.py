@@ -17,6 +17,8 @@ CUDA = torch.device("cuda", 0)
 ON_THE_HOST = ("scaled_dot_product_attention",)
 """Operations made of others by torch, in a way that ends in its own kernels of CUDA."""
 _SOURCE = Path(__file__).with_name("device.cpp")
+_KERNELS = torch.library.Library("aten", "IMPL")
+"""Of operations that torch has on CUDA alone."""
 
 
 @cache
@@ -33,10 +35,18 @@ def load() -> ctypes.CDLL:
     flags += [f"-I{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
     path = compiled_library("gpu-of-numbers", [_SOURCE], [*flags, "-lc10", "-ltorch_cpu"], [torch.__version__.encode()])
     torch.ops.load_library(str(path))
+    _KERNELS.impl("mm.dtype", _product, "CUDA")
     library = ctypes.CDLL(str(path))
     library.gpu_allocated.restype = library.gpu_peak.restype = ctypes.c_int64
     library.gpu_limit.argtypes = [ctypes.c_int64]
     return library
+
+
+def _product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """torch.mm with `out_dtype`, which as on CUDA is float32 of halves."""
+    if out_dtype != torch.float32 or {left.dtype, right.dtype} not in ({torch.bfloat16}, {torch.float16}):
+        raise RuntimeError(f"mm of {left.dtype} and {right.dtype} has no out_dtype {out_dtype}")
+    return torch.mm(left.float(), right.float())
 
 
 def on_host(value: Tensor) -> Tensor:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig
 
 from tests.gpu_of_numbers.cards import CARDS
 from tests.gpu_of_numbers.device import CUDA, on_host
 from tests.gpu_of_numbers.graphs import NumberGraph, StaleAddressError
+from tests.runtime.models import SHAPE
 from wingbeat.kernels.layer.reference import silu_mul
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.protocol.transfer import Download, upload
+from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
 
 MODES: dict[str, Callable[[], Any]] = {"grad": nullcontext, "no-grad": torch.no_grad, "inference": torch.inference_mode}
 
@@ -165,3 +168,30 @@ def test_a_replay_ruins_what_later_graphs_of_its_pool_had_returned(gpu, graphs):
     assert given.cpu().tolist() == [[1.0] * 4], "what no graph has made stays"
     second.replay()
     torch.testing.assert_close(two.cpu(), silu_mul(torch.ones(1, 4)) + 2)
+
+
+LOGITS = {
+    "capped": Gemma2Config(**SHAPE, final_logit_softcapping=2.0, query_pre_attn_scalar=16),
+    "scaled": GraniteConfig(**SHAPE, logits_scaling=3.0),
+    "tied": LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
+}
+"""What becomes of the output matrix's products."""
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits_of_half_precision_leave_float32_and_are_treated_as_before(gpu, name):
+    with torch.inference_mode(False), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(LOGITS[name], dtype=torch.bfloat16).eval().to(CUDA)
+        model.set_attn_implementation("eager")
+        head, token_ids = model.get_output_embeddings(), torch.arange(3, 9, device=CUDA)[None]
+        narrow = model(input_ids=token_ids, use_cache=False).logits
+        hook = head.register_forward_hook(lambda module, args, out: args[0].float() @ module.weight.float().t())
+        expected = model(input_ids=token_ids, use_cache=False).logits
+        hook.remove()
+        assert widen_logits(model)
+        found = model(input_ids=token_ids, use_cache=False).logits
+    assert (narrow.dtype, found.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(found.cpu(), expected.cpu())
+    torch.testing.assert_close(found.cpu(), narrow.cpu().float(), rtol=2e-2, atol=2e-2)
+    assert not torch.equal(found.cpu(), narrow.cpu().float()), "which is rounded"

@@ -74,6 +74,7 @@ def test_captured_rounds_write_what_the_cpu_writes(gpu, engine, expected, specul
     assert stats.failed == []
     assert not stats.eager_runs
     assert stats.replays[Stage.BASE_VERIFICATION if speculation else Stage.BASE_DECODING]
+    assert stats.replays[Stage.BASE_MIXED], "the rest of the second prompt beside the first one's tokens"
     assert gpu.launches["tree_attention_kernel"] > 0
     assert engine.drafter_state == "attached"
     engine.check_integrity()

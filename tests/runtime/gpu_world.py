@@ -28,6 +28,7 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.verifier.layers.fused import OPS, fuse
+from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 
 VOCAB_SIZE = 256
@@ -75,6 +76,7 @@ def verifier(num_layers: int = NUM_LAYERS) -> LoadedModel:
     loaded = prepare_model(model, "fake")
     fuse(model, loaded.decoder_layers, loaded.layers, OPS["cuda"])
     place(model)
+    assert widen_logits(model)
     return loaded
 
 

@@ -20,7 +20,7 @@ from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request
 from wingbeat.runtime.verifier.choices.choice import Choosing
-from wingbeat.runtime.verifier.decode_graphs import num_graphs
+from wingbeat.runtime.verifier.round_shapes import num_graphs
 
 SHAPES = {"chain": CHAIN, "tree": TREE}
 WHOLE_DRAFTS = {
@@ -38,11 +38,11 @@ LIMITS: dict[str, int] = {
     "layer": 9,
     "decoding beside its layers, greedy": 39,
     "decoding beside its layers, sampled": 66,
-    "decoding beside its layers, altered": 100,
+    "decoding beside its layers, altered": 99,
     "verification of a chain beside its layers, greedy": 92,
     "verification of a tree beside its layers, greedy": 118,
     "verification of a tree beside its layers, sampled": 145,
-    "verification of a tree beside its layers, altered": 184,
+    "verification of a tree beside its layers, altered": 183,
     "level of a chain": 16,
     "level of a tree": 20,
     "draft of one level, chain": 98,
@@ -56,9 +56,11 @@ LIMITS: dict[str, int] = {
     "beside the graphs of a round, plain": 1,
     "beside the graphs of a round, chain": 7,
     "beside the graphs of a round, tree": 7,
-    "prompt chunk beside decodes and its layers": 52,
-    "another prompt chunk in a round": 0,
-    "graphs of a verifier": 60,
+    "layer of a mixed round": 10,
+    "beside the graphs of a mixed round": 26,
+    "eager mixed round beside its layers and its graph": 64,
+    "another prompt chunk in a mixed round": 0,
+    "graphs of a verifier": 59,
     "graphs of a drafter": 56,
 }
 """The most launches of each kind; what raises one says in its commit why. A context that is long enough to be split
@@ -74,7 +76,7 @@ def counts(gpu: FakeGpu) -> dict[str, int]:
         found |= _drafter_counts(gpu, name, shape)
     found |= _whole_drafts(gpu)
     found |= _round_counts(gpu)
-    found |= _chunk_counts(gpu, found["layer"])
+    found |= _mixed_counts(gpu)
     found["graphs of a verifier"] = num_graphs(SERVED)
     shape = SERVED.speculation
     batches = draft_batches(SERVED.max_num_seqs, shape.max_path, shape.draft_top_k)
@@ -157,25 +159,33 @@ def _round_counts(gpu: FakeGpu) -> dict[str, int]:
     return found
 
 
-def _chunk_counts(gpu: FakeGpu, per_layer: int) -> dict[str, int]:
+def _mixed_counts(gpu: FakeGpu) -> dict[str, int]:
     """Of rounds in which one sequence decodes, and prompts of others are computed."""
-    totals = [_mixed_round(gpu, num_chunks) for num_chunks in (1, 2)]
+    captured = [_mixed_round(gpu, num_chunks, num_graphs=2) for num_chunks in (1, 2)]
+    eager = [_mixed_round(gpu, 1, num_graphs=1, num_layers=num_layers) for num_layers in (1, 2)]
+    per_layer = eager[1] - eager[0]
     return {
-        "prompt chunk beside decodes and its layers": totals[0] - per_layer,
-        "another prompt chunk in a round": totals[1] - totals[0],
+        "layer of a mixed round": per_layer,
+        "beside the graphs of a mixed round": captured[0],
+        "eager mixed round beside its layers and its graph": eager[0] - per_layer,
+        "another prompt chunk in a mixed round": captured[1] - captured[0],
     }
 
 
-def _mixed_round(gpu: FakeGpu, num_chunks: int) -> int:
+def _mixed_round(gpu: FakeGpu, num_chunks: int, num_graphs: int, num_layers: int = 1) -> int:
+    """Launches beside so many graphs: the choice of tokens, and the forward pass where one holds it."""
     config = engine_config(TREE, 3, max_num_batched_tokens=64, cuda_graphs=True)
-    engine = Engine(verifier(1), config, DrafterNeeds(), FakeGraphDevice(gpu))
+    engine = Engine(verifier(num_layers), config, DrafterNeeds(), FakeGraphDevice(gpu))
+    if num_graphs == 1:
+        shapes = engine.runner.graphs.shapes
+        shapes.update({width: shape._replace(mixed=()) for width, shape in shapes.items()})
     engine.add_request(Request("first", (1, 2, 3), GREEDY))
     engine.step()
     for number in range(num_chunks):
         engine.add_request(Request(str(number), (1,) * (7 + number), GREEDY))
     gpu.launches.clear()
     engine.step()
-    assert gpu.launches["graph"] == 2, "the decodes are replayed"
+    assert gpu.launches["graph"] == num_graphs
     return beside(gpu.launches)
 
 

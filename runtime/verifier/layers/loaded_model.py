@@ -69,6 +69,11 @@ class LoadedModel:
         return next(self.model.parameters()).dtype
 
     @property
+    def logits_dtype(self) -> torch.dtype:
+        """Of what its output matrix leaves."""
+        return torch.float32 if getattr(self.model.get_output_embeddings(), "wide", False) else self.dtype
+
+    @property
     def description(self) -> str:
         """Everything that its forward pass depends on but the weights."""
         return self.model.config.to_json_string(use_diff=False)

@@ -29,6 +29,7 @@ from wingbeat.runtime.verifier.layers.mixers import install_mixers
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention, probe_attention
 from wingbeat.runtime.verifier.layers.speed_up import speed_up
 from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
+from wingbeat.runtime.verifier.layers.wide_logits import widen_logits
 from wingbeat.runtime.verifier.loading.determinism import check_rows_can_be_alike, make_rows_alike, try_rows
 from wingbeat.runtime.verifier.loading.image_trial import image_trial
 from wingbeat.runtime.verifier.loading.trial import reference_logits, texts_for, try_model
@@ -105,7 +106,8 @@ def _switch(
     whole: bool,
     deterministic: bool,
 ) -> LoadedModel:
-    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`)."""
+    """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), and its
+    logits leave float32 (`widen_logits`)."""
     if states and not whole:
         raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
     config = model.config.get_text_config()
@@ -114,6 +116,7 @@ def _switch(
     layers = decoder_layers(model, len(probed.layers))
     if whole:
         fuse(model, layers, probed.layers, deterministic=deterministic)
+        widen_logits(model)
     if deterministic:
         make_rows_alike(model, layers)
     return LoadedModel(

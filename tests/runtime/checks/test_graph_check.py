@@ -69,6 +69,19 @@ def test_graphs_that_write_something_else_are_not_replayed_and_it_is_said(folder
     engine.check_integrity()
 
 
+def test_mixed_rounds_are_held_against_eager_ones_too(folder):
+    """Of graphs that replay well but for the one that has prompt chunks beside decodes."""
+
+    class WrongChunks(RecordingDevice):
+        def replay(self, graph: Any) -> None:
+            mixed = engine.runner.graphs._mixed.values()
+            if not any(captured.graph is graph for runner in mixed for captured in runner._graphs.values()):
+                super().replay(graph)
+
+    engine = engine_on(folder, WrongChunks())
+    assert "no graph is replayed" in check_graphs(engine, None)
+
+
 def test_nothing_is_asked_where_nothing_is_captured(folder):
     assert check_graphs(engine_on(folder, None), None) is None
 

@@ -19,7 +19,7 @@ from wingbeat.runtime.engine.engine import Engine
 from wingbeat.runtime.engine.memory import GRAPH_BYTES, activation_bytes, fit_to_memory, reserved_bytes
 from wingbeat.runtime.graphs.graph_runner import Stage
 from wingbeat.runtime.kv.pool import block_bytes
-from wingbeat.runtime.verifier.decode_graphs import num_graphs
+from wingbeat.runtime.verifier.round_shapes import num_graphs
 
 NEEDS = DrafterNeeds((0, 1), keeps_context=True, token_bytes=512, held_bytes=1 << 20)
 LIMITS = replace(engine_config(TREE, 4), num_kv_blocks=None)
@@ -57,7 +57,7 @@ def test_graphs_are_counted_where_they_are_captured(gpu: FakeGpu):
     engine = Engine(loaded, engine_config(TREE, 4), NEEDS, FakeGraphDevice(gpu))
     engine.runner.prepare_trees()
     captured = [stage for stage, _ in engine.runner.graphs.stats.captured]
-    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION} <= set(captured)
+    assert {Stage.BASE_DECODING, Stage.BASE_VERIFICATION, Stage.BASE_MIXED} <= set(captured)
     assert num_graphs(LIMITS) == len(captured)
     eager = reserved_bytes(loaded, replace(LIMITS, cuda_graphs=False), DrafterNeeds())
     with_graphs = reserved_bytes(loaded, LIMITS, DrafterNeeds())
@@ -136,7 +136,7 @@ def test_sequences_are_as_many_as_the_memory_holds_unless_they_are_given(gpu: Fa
     monkeypatch.setattr(memory, "reserved_bytes", lambda *args: 0)
     # Of a sequence: 1,024 tokens, the drafter's own of each, and what choosing takes of each node.
     token_bytes = block_bytes(loaded.layers, 16, loaded.dtype) // 16 + NEEDS.token_bytes
-    each = min(1024, LIMITS.max_model_len) * token_bytes + 17 * TREE.num_nodes * VOCAB_SIZE
+    each = min(1024, LIMITS.max_model_len) * token_bytes + 23 * TREE.num_nodes * VOCAB_SIZE
     for held, expected in ((70, 64), (63, 32), (1, 16)):
         free = int(held * each / 0.75) + 1
         used = int(0.9 * total) - free

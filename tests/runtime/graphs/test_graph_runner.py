@@ -154,7 +154,9 @@ def test_addresses_stay_and_static_inputs_are_contiguous():
     pool.capture(runner)
     first = {bucket: tuple(part.data_ptr() for part in runner.inputs(bucket)) for bucket in BUCKETS}
     assert all(part.is_contiguous() for bucket in BUCKETS for part in runner.inputs(bucket))
-    outputs = {bucket: runner.run(bucket, some_inputs(*bucket)).logits.data_ptr() for bucket in BUCKETS}
+    outputs = {
+        bucket: runner.run(bucket, some_inputs(bucket.num_reqs, bucket.size)).logits.data_ptr() for bucket in BUCKETS
+    }
     for _ in range(2):
         for bucket in BUCKETS:
             stage.seen.clear()
@@ -169,7 +171,7 @@ def test_most_rows_are_captured_first_over_all_stages_in_one_pool():
     draft = runner_of(Counting(), [Bucket(1, 1), Bucket(8, 2)], pool, Stage.DRAFT_PROPOSAL)
     base = runner_of(Counting(), [Bucket(2, 4), Bucket(8, 8), Bucket(1, 2)], pool, Stage.BASE_VERIFICATION)
     pool.capture(draft, base)
-    order = [(str(stage), bucket) for stage, bucket in pool.stats.captured]
+    order = [(str(stage), bucket[:2]) for stage, bucket in pool.stats.captured]
     assert order == [
         ("base_verification", (8, 8)),
         ("draft_proposal", (8, 2)),
@@ -188,13 +190,13 @@ def test_a_failed_capture_runs_eagerly_with_one_warning_that_names_it(caplog):
         pool.capture(runner)
         for bucket in runner.buckets:
             for _ in range(3):
-                out = runner.run(bucket, some_inputs(*bucket))
-                assert out.sums.tolist() == some_inputs(*bucket).tokens.sum(dim=1).tolist()
+                out = runner.run(bucket, some_inputs(bucket.num_reqs, bucket.size))
+                assert out.sums.tolist() == some_inputs(bucket.num_reqs, bucket.size).tokens.sum(dim=1).tolist()
     [warning] = caplog.messages
     cause = "RuntimeError: operation not permitted when stream is capturing"
     assert all(text in warning for text in ("base_verification", "2x3", cause))
     assert pool.stats.failed == [(Stage.BASE_VERIFICATION, Bucket(2, 3), cause)]
-    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, (4, 3)), (Stage.BASE_VERIFICATION, (1, 3))]
+    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, Bucket(4, 3)), (Stage.BASE_VERIFICATION, Bucket(1, 3))]
     assert pool.stats.replays == {Stage.BASE_VERIFICATION: 6}
     assert pool.stats.eager_runs == {Stage.BASE_VERIFICATION: 3}
     # The allocator may still count the failed one's pool as capturing.
@@ -214,7 +216,7 @@ def test_the_first_failure_of_a_stage_ends_its_captures_and_no_other_stages(capl
         pool.capture(hopeless, alike, other)
     assert len(caplog.messages) == len(pool.stats.failed) == 1
     assert device.num_captures == 2
-    assert pool.stats.captured == [(Stage.BASE_DECODING, (1, 3))]
+    assert pool.stats.captured == [(Stage.BASE_DECODING, Bucket(1, 3))]
     inputs = some_inputs(1, 3)
     for runner in (hopeless, alike):
         assert runner.run(Bucket(1, 3), inputs).sums.tolist() == inputs.tokens.sum(dim=1).tolist()
@@ -236,8 +238,8 @@ def test_a_capture_that_lacks_memory_leaves_the_smaller_ones_their_chance():
     device = FakeDevice(failing=lambda capture: capture == 1, error=torch.OutOfMemoryError)
     pool = GraphPool(device)
     pool.capture(runner_of(Counting(), [Bucket(4, 3), Bucket(1, 3)], pool, Stage.BASE_VERIFICATION))
-    assert [bucket for _, bucket, _ in pool.stats.failed] == [(4, 3)]
-    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, (1, 3))]
+    assert [bucket for _, bucket, _ in pool.stats.failed] == [Bucket(4, 3)]
+    assert pool.stats.captured == [(Stage.BASE_VERIFICATION, Bucket(1, 3))]
 
 
 def test_memory_is_counted_and_logged(caplog):
@@ -326,7 +328,7 @@ def test_what_cuda_cannot_capture_runs_eagerly_and_harms_no_later_capture(caplog
     assert torch.rand(3, device="cuda").shape == (3,)
     torch.cuda.MemPool()
     for bucket in runner.buckets:
-        inputs = some_inputs(*bucket, "cuda")
+        inputs = some_inputs(bucket.num_reqs, bucket.size, "cuda")
         torch.testing.assert_close(runner.run(bucket, inputs), stage(inputs))
     assert pool.stats.replays[Stage.DRAFT_ACCEPT] == 1
     assert pool.stats.eager_runs[Stage.DRAFT_ACCEPT] == 2

@@ -26,7 +26,7 @@ from wingbeat.runtime.graphs.buckets import MOST_GRAPHS, draft_batches
 from wingbeat.runtime.graphs.graph_runner import Bucket, Stage
 from wingbeat.runtime.llm import build_engine
 from wingbeat.runtime.scheduling.request import SamplingParams
-from wingbeat.runtime.verifier import decode_graphs
+from wingbeat.runtime.verifier import round_shapes
 from wingbeat.runtime.verifier.choices.choice import Choosing
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 
@@ -127,12 +127,12 @@ def test_the_statistics_can_be_sent(captured):
     Run(engine, ref.prompts[:1], greedy_params(20)).finish()
     sent = json.loads(json.dumps(asdict(engine.stats())))["graphs"]
     assert sent["replays"] == {str(stage): count for stage, count in engine.stats().graphs.replays.items()}
-    assert ["base_verification", [2, 16]] in sent["captured"]
+    assert ["base_verification", [2, 16, 0]] in sent["captured"]
     assert sent["failed"][0][2].startswith("RuntimeError: nonzero")
 
 
 def test_rounds_of_more_rows_than_any_graph_run_eagerly(captured, monkeypatch):
-    monkeypatch.setattr(decode_graphs, "MOST_ROWS", 40)
+    monkeypatch.setattr(round_shapes, "MOST_ROWS", 40)
     ref = reference("llama")
     engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"))
     assert Run(engine, ref.prompts, greedy_params(40)).finish() == first(ref, 40)
@@ -154,17 +154,18 @@ def test_verifier_and_drafter_have_no_more_graphs_than_allowed(num_nodes, adapti
     shape = SpeculationConfig(draft_steps=7, draft_top_k=8, verify_tree_size=num_nodes, adaptive=adaptive)
     for max_num_seqs in (1, 16, 100, 256, 1024):
         config = EngineConfig(max_num_seqs=max_num_seqs, speculation=shape)
-        assert decode_graphs.num_graphs(config) <= MOST_GRAPHS, max_num_seqs
+        assert round_shapes.num_graphs(config) <= MOST_GRAPHS, max_num_seqs
         assert shape.max_path * len(draft_batches(max_num_seqs, shape.max_path, shape.draft_top_k)) <= MOST_GRAPHS
-        for width, (forwards, choices) in decode_graphs.round_shapes(config).items():
+        for width, (forwards, choices, mixed, _) in round_shapes.round_shapes(config).items():
             assert forwards[0] == choices[0] == 1
             assert forwards[-1] == choices[-1] == min(max_num_seqs, forwards[-1])
-            assert forwards[-1] * width <= decode_graphs.MOST_ROWS
+            assert forwards[-1] * width <= round_shapes.MOST_ROWS
+            assert max(mixed, default=0) <= forwards[-1], "what a mixed pass leaves has room"
 
 
 def test_small_batches_of_a_choice_wider_than_its_forward_pass_write_the_same(captured, monkeypatch):
     """Rows that no forward pass of the round filled hold an earlier one's, and decide nothing."""
-    monkeypatch.setattr(decode_graphs, "_choices", lambda batches: batches[-1:])
+    monkeypatch.setattr(round_shapes, "_choices", lambda batches: batches[-1:])
     ref = reference("llama")
     engine = captured(ref, engine_config(), drafter_of("right", ref, "tree"))
     lengths = [5, 10, 15, 20, 25, 30, 40, 48]

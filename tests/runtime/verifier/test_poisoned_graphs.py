@@ -16,7 +16,7 @@ SHAPES = {
     "chain": SpeculationConfig(draft_steps=2, draft_top_k=1, verify_tree_size=3),
     "tree": SpeculationConfig(draft_steps=2, draft_top_k=2, verify_tree_size=5),
 }
-COUNT = 16
+COUNTS = (16, 6, 12)
 
 
 @pytest.mark.few(1)
@@ -28,12 +28,13 @@ def test_a_batch_that_grows_and_shrinks_reads_no_output_of_an_earlier_graph(shap
     config = engine_config(SHAPES[shape], max_num_seqs=2, overlap=True)
     engine = build_engine(ref.loaded, config, drafter, InProcessChannel, devices[0])
     try:
-        texts = Run(engine, ref.prompts[:3], greedy_params(COUNT)).finish()
+        texts = Run(engine, ref.prompts[:3], [greedy_params(count) for count in COUNTS]).finish()
     finally:
         engine.model.remove_taps()
-    assert texts == [tokens[:COUNT] for tokens in ref.continuations[:3]]
+    assert texts == [tokens[:count] for tokens, count in zip(ref.continuations, COUNTS, strict=False)]
     assert all(device.num_poisoned for device in devices)
     assert engine.stats().graphs.replays[Stage.BASE_VERIFICATION]
+    assert engine.stats().graphs.replays[Stage.BASE_MIXED]
     assert drafter.graph_stats.replays[Stage.DRAFT_PROPOSAL]
 
 
