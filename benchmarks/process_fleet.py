@@ -10,7 +10,7 @@ from process_engine import process_engine
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.replica.engine_client import EngineClient
 
 
@@ -34,11 +34,11 @@ class ProcessFleet:
         listener(frozenset(self._clients))
         return lambda: None
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Messages for a client."""
         stream = self._clients[engine_id].connect(client_id)
         try:
-            yield []
+            yield encode([])
             while True:
                 yield await stream.take()
         finally:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput
 
 logger = logging.getLogger(__name__)
 CALL_S = 30.0
@@ -37,7 +36,7 @@ class PatientEngines:
             except TimeoutError:
                 logger.warning("No engine has said within %.0f s what it serves: asking again", DESCRIBE_S)
 
-    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Messages without a limit: signs of life, which have one, end a connection where no message comes."""
         return self._transport.stream(engine_id, client_id)
 

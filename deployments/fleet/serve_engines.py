@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from wingbeat.deployments.fleet.directory import DIRECTORY
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest
 from wingbeat.deployments.handle_calls import call_apart
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class ServeEngines:
         """Report the live engines now and at every change; returns the way to unsubscribe."""
         return DIRECTORY.subscribe(self._handle.deployment_id, listener)
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Messages for this client; closing the generator ends the stream in the engine too."""
         identity = self._text_identity
         messages = call_apart(self._streaming, engine_id=engine_id, client_id=client_id, text_identity=identity)

@@ -19,7 +19,7 @@ from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
@@ -133,10 +133,11 @@ class Verifier(ServedNames):
 
     async def stream(
         self, *, engine_id: str, client_id: str, text_identity: str | None = None
-    ) -> AsyncGenerator[list[WireOutput], None]:
-        """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
+    ) -> AsyncGenerator[bytes, None]:
+        """Messages for one router, as `encode` makes them, an empty one first.
 
-        While a new engine is being started, the first message waits for it.
+        The end of the stream, for whatever reason, aborts the router's requests. While a new engine is being started,
+        the first message waits for it.
 
         Args:
             text_identity: `AppConfig.text_identity` of what the router's requests are for; None takes any.
@@ -155,7 +156,7 @@ class Verifier(ServedNames):
         stream = client.connect(client_id)
         self._tell_names(stream)
         try:
-            yield []
+            yield encode([])
             while True:
                 yield await stream.take()
         finally:

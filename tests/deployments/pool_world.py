@@ -10,7 +10,7 @@ from wingbeat.deployments.fleet.adapters import AdapterCatalog
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.prefixes import PrefixCatalog
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 
@@ -38,7 +38,7 @@ class LocalEngines:
         listener(frozenset(self.loops))
         return lambda: self.listeners.remove(listener)
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         self._require_alive(engine_id)
         stream = self.loops[engine_id].connect(client_id)
         if changes := self.catalogs[engine_id].changes():
@@ -47,7 +47,7 @@ class LocalEngines:
             stream.tell_prefixes(changes)
         self.streams[engine_id].append(stream)
         try:
-            yield []
+            yield encode([])
             while True:
                 message = await stream.take()
                 self._require_alive(engine_id)

@@ -11,7 +11,6 @@ import pytest
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica import verifier_replica
 from wingbeat.deployments.replica.verifier_replica import Verifier
 
@@ -51,7 +50,7 @@ class LocalReplicas:
         listener(frozenset(self.replicas))
         return lambda: None
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         async for message in self.replicas[engine_id].stream(engine_id=engine_id, client_id=client_id):
             yield message
 
