@@ -13,14 +13,14 @@ import os
 import pickle
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from local_engine import add_model_options, chosen_pair, quiet
 from report import RESULTS, Report, Table, machine_facts, middle
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import EngineReport, WireOutput, WireRequest, encode
+from wingbeat.deployments.fleet.wire import EngineReport, WireOutput, encode
 from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.text_stream import TextStream
@@ -59,12 +59,8 @@ class MadeUpEngines:
         listener(frozenset(self._names))
         return lambda: None
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        self._submitted[engine_id] += [one.number for one in requests]
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None: ...
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None: ...
-    async def reset_prefix_cache(self, engine_id: str) -> None: ...
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> None:
+        self._submitted[engine_id] += [one.number for one in arguments.get("requests", ())]
 
     def make(self) -> None:
         """All messages, before anything is measured."""

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.cluster.routing import AnswerLength
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.interface import ModelInfo, RouterGone
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
 from wingbeat.deployments.fleet.trials import Trials
@@ -34,20 +35,8 @@ class EngineTransport(Protocol):
         """Messages for this client, as `encode` makes them; the first one as soon as requests may be submitted."""
         ...
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        """Hand over requests."""
-        ...
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Stop requests; also, with none, the sign of life that keeps the connection open."""
-        ...
-
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Ask for requests back that have not begun to run; the stream says which are given back."""
-        ...
-
-    async def reset_prefix_cache(self, engine_id: str) -> None:
-        """Forget cached prefixes."""
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
+        """Call a method of `wingbeat.deployments.replica.verifier_replica.Verifier`."""
         ...
 
 
@@ -62,8 +51,7 @@ class EngineConnection:
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
-        on_adapters: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
-        on_prefixes: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
+        on_names: Callable[[NameChanges], object] = lambda changes: None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
@@ -84,8 +72,7 @@ class EngineConnection:
         self._on_end = on_end
         self._on_tokens = on_tokens
         self._on_open = on_open
-        self._on_adapters = on_adapters
-        self._on_prefixes = on_prefixes
+        self._on_names = on_names
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
@@ -223,10 +210,8 @@ class EngineConnection:
     def _learn(self, report: EngineReport) -> None:
         if report.changes is not None:
             self.index.apply(report.changes)
-        if report.adapters is not None:
-            self._on_adapters(report.adapters)
-        if report.prefixes is not None:
-            self._on_prefixes(report.prefixes)
+        if report.names is not None:
+            self._on_names(report.names)
         if report.stalled is not None:
             self.stalled = report.stalled
         if report.others is not None:
@@ -244,14 +229,17 @@ class EngineConnection:
             self._send.clear()
             submits, self._submits = self._submits, []
             if submits:
-                await self._transport.submit(self.engine_id, self.client_id, submits)
+                await self._call("submit", requests=submits)
             withdrawals, self._withdrawals = self._withdrawals, []
             if withdrawals:
-                await self._transport.withdraw(self.engine_id, self.client_id, withdrawals)
+                await self._call("withdraw", numbers=withdrawals)
             aborts, self._aborts = self._aborts, []
             if aborts or renew:
-                await self._transport.abort(self.engine_id, self.client_id, aborts)
+                await self._call("abort", numbers=aborts)  # with none, the sign of life that keeps it open
             self._close_if_retired()
+
+    async def _call(self, name: str, **arguments: Any) -> None:
+        await self._transport.call(self.engine_id, name, client_id=self.client_id, **arguments)
 
 
 def _first_line(error: BaseException) -> str:

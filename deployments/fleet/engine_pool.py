@@ -20,7 +20,9 @@ from wingbeat.cluster.routing import (
 )
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
+from wingbeat.deployments.fleet.catalog import CatalogEntry, Names
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import (
     EngineOverloaded,
     EnginesEnded,
@@ -80,9 +82,11 @@ class EnginePool:
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
-        self.adapters = FleetAdapters(source, self._open_engines)
+        self.every_engine = EveryEngine(source.call, self._open_engines)
+        self._names = Names()
+        self.adapters = FleetAdapters(self._names.adapters, self.every_engine)
         """LoRA adapters that requests may name."""
-        self.prefixes = FleetPrefixes(source, self._open_engines)
+        self.prefixes = FleetPrefixes(self._names.prefixes, self.every_engine)
         """Saved prefixes, likewise."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
@@ -95,7 +99,7 @@ class EnginePool:
         """Wait for the first engine, learn its model and connect."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
-        self.adapters.catalog.merge((adapter.name, 0, adapter) for adapter in self._info.adapters)
+        self.adapters.catalog.merge(CatalogEntry(adapter.name, 0, adapter) for adapter in self._info.adapters)
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
@@ -240,22 +244,6 @@ class EnginePool:
         logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_lost, last)
         raise EnginesEnded(num_lost, last)
 
-    async def reset_prefix_cache(self) -> int:
-        """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
-
-        Raises:
-            EngineUnavailable: there is none, or one is gone before it answered.
-        """
-        engine_ids = self._open_engines()
-        if not engine_ids:
-            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        try:
-            await asyncio.gather(*map(self._source.reset_prefix_cache, engine_ids))
-        except Exception as error:
-            # Whatever the transport raises for an engine that is gone.
-            raise EngineUnavailable("An engine was lost before its cache was reset.") from error
-        return len(engine_ids)
-
     def _open_engines(self) -> list[str]:
         return [engine_id for engine_id, connection in self._connections.items() if connection.open]
 
@@ -332,15 +320,13 @@ class EnginePool:
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
             opened = partial(self._opened, engine_id)
-            merges = self.adapters.catalog.merge, self.prefixes.catalog.merge
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, opened, self._answers, *merges
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, self._names.merge
             )
 
     def _opened(self, engine_id: str) -> None:
         self._wait.over()
-        self.adapters.share(engine_id)
-        self.prefixes.share(engine_id)
+        self.every_engine.share(engine_id, self._names.changes())
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

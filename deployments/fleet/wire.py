@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.cache_log import CacheChanges
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
@@ -174,10 +175,8 @@ class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     """Of its prefix cache."""
     others: tuple[int, int] | None = None
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
-    adapters: tuple[tuple, ...] | None = None
-    """`AdapterCatalog.changes` of its replica; None where they are as they were."""
-    prefixes: tuple[tuple, ...] | None = None
-    """The same of saved prefixes."""
+    names: NameChanges | None = None
+    """What its replica knows of adapters and saved prefixes; None where that is as it was."""
     stalled: bool | None = None
     """Whether it makes no progress; None where that is as it was."""
 

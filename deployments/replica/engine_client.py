@@ -57,7 +57,7 @@ class EngineClient:
         self._retrying = False
         self.loads = ClientLoads()
         self._streams = RouterStreams(self.loads)
-        self.tell_adapters, self.tell_prefixes = self._streams.tell_adapters, self._streams.tell_prefixes
+        self.tell_names = self._streams.tell_names
         self._lost = asyncio.Event()
         self.failure: EngineFailed | None = None
         self._event_loop.add_reader(link.fileno(), self._receive)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.fleet.wire import Conflated, EngineReport, Verdict, WireOutput, encode
 from wingbeat.runtime.kv.cache_log import CacheChanges, CacheLog
 from wingbeat.runtime.scheduling.request import RequestOutput
@@ -59,8 +60,7 @@ class RouterStream:
         self._outputs = Conflated()
         self._changes = CacheLog()
         self._others: tuple[int, int] | None = None
-        self._adapters: tuple[tuple, ...] | None = None
-        self._prefixes: tuple[tuple, ...] | None = None
+        self._names = NameChanges()
         self._stalled: bool | None = None
         self._ended_by: Exception | None = None
 
@@ -85,14 +85,9 @@ class RouterStream:
         self._others = num_requests, num_tokens
         self._ready.set()
 
-    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
-        """What `AdapterCatalog.changes` says now."""
-        self._adapters = entries
-        self._ready.set()
-
-    def tell_prefixes(self, entries: tuple[tuple, ...]) -> None:
-        """What `PrefixCatalog.changes` says now."""
-        self._prefixes = entries
+    def tell_names(self, changes: NameChanges) -> None:
+        """What adapters and prefixes there are now."""
+        self._names = NameChanges(*(now or before for now, before in zip(changes, self._names, strict=True)))
         self._ready.set()
 
     def tell_stalled(self, stalled: bool) -> None:
@@ -121,6 +116,7 @@ class RouterStream:
             await self._ready.wait()
 
     def _report(self) -> EngineReport | None:
-        report = EngineReport(self._changes.take(), self._others, self._adapters, self._prefixes, self._stalled)
-        self._others = self._adapters = self._prefixes = self._stalled = None
+        names = self._names if any(self._names) else None
+        report = EngineReport(self._changes.take(), self._others, names, self._stalled)
+        self._others, self._names, self._stalled = None, NameChanges(), None
         return None if report == EngineReport() else report

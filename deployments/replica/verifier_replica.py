@@ -18,6 +18,7 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.log import show_log
@@ -31,7 +32,6 @@ from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
-from wingbeat.deployments.replica.served_names import ServedNames
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -51,7 +51,7 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model, such as that before an update."""
 
 
-class Verifier(ServedNames):
+class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
@@ -61,9 +61,10 @@ class Verifier(ServedNames):
     """
 
     async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
-        super().__init__()
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
+        self._names = Names()
+        """That requests may give, kept for routers to come."""
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
@@ -80,7 +81,7 @@ class Verifier(ServedNames):
         elif config.has_drafter():
             falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
             launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._prefixes))
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._names.prefixes))
         try:
             await self._engines.start()
         except BaseException:
@@ -154,7 +155,7 @@ class Verifier(ServedNames):
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)
-        self._tell_names(stream)
+        stream.tell_names(self._names.changes())
         try:
             yield encode([])
             while True:
@@ -237,15 +238,29 @@ class Verifier(ServedNames):
             self._check(engine_id)
         await self._engines.client.call("check_integrity")
 
-    async def reset_prefix_cache(self, *, engine_id: str) -> None:
-        """Forget the prefixes that are cached.
+    async def operate(self, *, engine_id: str, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """A method of `EngineOperations`, between two rounds of the engine.
 
         Raises:
             WrongEngine: this is another engine.
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id)
-        await self._engines.client.call("reset_prefix_cache")
+        return await self._engines.client.call("operate", operation, arguments)
+
+    async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
+        """Keep what a router says of names, tell the other routers, and have the engine pin and write its prefixes.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id)
+        changed = self._names.merge(changes)
+        client = self._engines.client
+        client.tell_names(changed)
+        if changed.prefixes:
+            await client.call("keep_prefixes", changed.prefixes)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""

@@ -54,23 +54,8 @@ class LocalReplicas:
         async for message in self.replicas[engine_id].stream(engine_id=engine_id, client_id=client_id):
             yield message
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(engine_id: str, *arguments: Any) -> Any:
-            keywords = dict(zip(ARGUMENTS[name], arguments, strict=True))
-            return await getattr(self.replicas[engine_id], name)(engine_id=engine_id, **keywords)
-
-        return call
-
-
-ARGUMENTS = {
-    "submit": ("client_id", "requests"),
-    "abort": ("client_id", "numbers"),
-    "withdraw": ("client_id", "numbers"),
-    "tell_adapters": ("entries",),
-    "tell_prefixes": ("entries",),
-    "reset_prefix_cache": (),
-}
-"""Of the calls of a transport, behind the engine's id."""
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
+        return await getattr(self.replicas[engine_id], name)(engine_id=engine_id, **arguments)
 
 
 @asynccontextmanager

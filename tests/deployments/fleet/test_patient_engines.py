@@ -37,13 +37,14 @@ def test_requests_that_an_engine_does_not_even_take_go_to_another_one():
     run(scenario, "a", "b")
 
 
-def test_a_call_that_is_not_answered_says_so():
+@pytest.mark.parametrize("works", [False, True])
+def test_a_call_that_is_not_answered_says_so(works):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        source.reset_prefix_cache = for_ever
+        source.operate = for_ever
         with pytest.raises(EngineUnavailable):
-            await pool.reset_prefix_cache()
+            await pool.every_engine.operate("reset_prefix_cache", works=works)
         with pytest.raises(TimeoutError, match=r"engine a has not answered reset_prefix_cache within"):
-            await pool._source.reset_prefix_cache("a")
+            await pool._source.call("a", "operate", works=works, operation="reset_prefix_cache", arguments=())
 
     run(scenario, "a")
 
