@@ -46,11 +46,14 @@ class ProcessFleet:
             self._clients[engine_id].disconnect(client_id)
 
     async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
-        """A call of the engine's replica."""
-        client = self._clients[engine_id]
+        """An operation, or an exchange of requests."""
+        client, client_id = self._clients[engine_id], arguments.get("client_id")
         if name == "operate":
             return await client.call("operate", arguments["operation"], arguments["arguments"])
-        return getattr(client, name)(**arguments)
+        if arguments["requests"]:
+            client.submit(client_id, arguments["requests"])
+        client.withdraw(client_id, arguments["withdrawn"])
+        client.abort(client_id, arguments["aborted"])
 
 
 @contextlib.asynccontextmanager

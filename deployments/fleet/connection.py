@@ -227,19 +227,13 @@ class EngineConnection:
             except TimeoutError:
                 renew = self.open
             self._send.clear()
-            submits, self._submits = self._submits, []
-            if submits:
-                await self._call("submit", requests=submits)
-            withdrawals, self._withdrawals = self._withdrawals, []
-            if withdrawals:
-                await self._call("withdraw", numbers=withdrawals)
-            aborts, self._aborts = self._aborts, []
-            if aborts or renew:
-                await self._call("abort", numbers=aborts)  # with none, the sign of life that keeps it open
+            requests, self._submits = self._submits, []
+            withdrawn, self._withdrawals = self._withdrawals, []
+            aborted, self._aborts = self._aborts, []
+            if requests or withdrawn or aborted or renew:
+                changes = {"requests": requests, "withdrawn": withdrawn, "aborted": aborted}
+                await self._transport.call(self.engine_id, "exchange", client_id=self.client_id, **changes)
             self._close_if_retired()
-
-    async def _call(self, name: str, **arguments: Any) -> None:
-        await self._transport.call(self.engine_id, name, client_id=self.client_id, **arguments)
 
 
 def _first_line(error: BaseException) -> str:

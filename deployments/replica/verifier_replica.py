@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -100,8 +100,18 @@ class Verifier:
         """The model that is served here."""
         return self._info
 
-    async def submit(self, *, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        """Hand requests to the engine; what it refuses is said in the stream.
+    async def exchange(
+        self,
+        *,
+        engine_id: str,
+        client_id: str,
+        requests: Sequence[WireRequest] = (),
+        withdrawn: Sequence[int] = (),
+        aborted: Sequence[int] = (),
+    ) -> None:
+        """Take a router's requests, give those back that it withdraws and that have not begun to run, and stop others.
+
+        The stream says what is refused and given back. A call of nothing is a sign of life.
 
         Raises:
             WrongEngine: this is another engine.
@@ -109,28 +119,12 @@ class Verifier:
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id, client_id)
-        self._engines.client.submit(client_id, requests)
-
-    async def abort(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Stop requests; with none of them, a sign of life.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id, client_id)
-        if numbers:
-            self._engines.client.abort(client_id, numbers)
-
-    async def withdraw(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Give requests back that have not begun to run; the stream says which.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id, client_id)
-        self._engines.client.withdraw(client_id, numbers)
+        if requests:
+            self._engines.client.submit(client_id, requests)
+        if withdrawn:
+            self._engines.client.withdraw(client_id, withdrawn)
+        if aborted:
+            self._engines.client.abort(client_id, aborted)
 
     async def stream(
         self, *, engine_id: str, client_id: str, text_identity: str | None = None

@@ -56,14 +56,14 @@ class LocalEngines:
         self._require_alive(engine_id)
         return await getattr(self, name)(engine_id, **arguments)
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        self.loops[engine_id].submit(client_id, requests)
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        self.loops[engine_id].client.abort(client_id, numbers)
-
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        self.loops[engine_id].client.withdraw(client_id, numbers)
+    async def exchange(
+        self, engine_id: str, client_id: str, requests: list[WireRequest], withdrawn: list[int], aborted: list[int]
+    ) -> None:
+        client = self.loops[engine_id].client
+        if requests:
+            client.submit(client_id, requests)
+        client.withdraw(client_id, withdrawn)
+        client.abort(client_id, aborted)
 
     async def operate(self, engine_id: str, operation: str, arguments: tuple) -> Any:
         if operation == "load_adapter" and not hasattr(self.engines[engine_id], "adapters"):

@@ -25,12 +25,12 @@ async def for_ever(*arguments: object, **named: object) -> None:
 
 def test_requests_that_an_engine_does_not_even_take_go_to_another_one():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        answers = source.submit
+        answers = source.exchange
 
-        async def hangs(engine_id: str, client_id: str, requests: list) -> None:
-            await (for_ever() if engine_id == "a" else answers(engine_id, client_id, requests))
+        async def hangs(engine_id: str, **changes: object) -> None:
+            await (for_ever() if engine_id == "a" else answers(engine_id, **changes))
 
-        source.submit = hangs
+        source.exchange = hangs
         tasks = [asyncio.create_task(collect(pool, make_request(f"r{index}"))) for index in range(4)]
         assert [tokens(await task) for task in tasks] == [expected_tokens((1, 2, 3), 7, 20)] * 4
 

@@ -14,7 +14,7 @@ from wingbeat.deployments.fleet import serve_engines
 from wingbeat.deployments.fleet.interface import ModelInfo
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
 
-CALLS = ["submit", "abort", "withdraw", "stats", "trace", "operate", "tell"]
+CALLS = ["exchange", "stats", "trace", "operate", "tell"]
 
 
 class NotingHandle:
@@ -74,15 +74,7 @@ def test_calls_of_one_http_request_are_requests_of_their_own_to_serve():
             await asyncio.gather(*(engines.call("engine", name, argument=()) for _ in "ab"))
 
     asyncio.run(scenario())
-    assert [one.call_method for one in noted[::2]] == [
-        "submit",
-        "abort",
-        "withdraw",
-        "stats",
-        "trace",
-        "operate",
-        "tell",
-    ]
+    assert [one.call_method for one in noted[::2]] == CALLS
     ids = [one.internal_request_id for one in noted]
     assert len(set(ids)) == len(ids)
     assert "of the HTTP request" not in ids

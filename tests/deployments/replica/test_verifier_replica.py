@@ -179,7 +179,7 @@ def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_plac
     async def read(made: Verifier, wanted: int) -> list[int]:
         messages, got = made.stream(engine_id=ENGINE_ID, client_id="client"), []
         assert decode(await anext(messages)).outputs == []
-        await made.submit(engine_id=ENGINE_ID, client_id="client", requests=[WireRequest(0, request)])
+        await made.exchange(engine_id=ENGINE_ID, client_id="client", requests=[WireRequest(0, request)])
         while len(got) < wanted:
             got += [token for output in decode(await anext(messages)).outputs for token in output.token_ids]
         if wanted < 30:
