@@ -262,8 +262,15 @@ def test_a_router_that_is_taken_for_dead_again_and_again_loses_no_request():
     run(scenario, "a", engine_wait_s=10.0)
 
 
-def test_of_several_that_may_have_broken_an_engine_only_the_one_that_breaks_another_alone_fails():
+@pytest.mark.parametrize("vanishes", [False, True])
+def test_of_several_that_may_have_broken_an_engine_only_the_one_that_breaks_another_alone_fails(vanishes):
+    def die_of(requests: list[Request]) -> None:
+        if any(POISON in request.prompt_token_ids for request in requests):
+            vanish()
+
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
+        for name in "bc" if vanishes else "":
+            source.engines[name].compute = die_of
         source.announce("a")
         for engine in source.engines.values():
             engine.round_s = 0.1
