@@ -103,7 +103,7 @@ async def measure(
 ) -> Run:
     """All conversations on empty caches."""
     for client in clients.values():
-        await client.call("reset_prefix_cache")
+        await client.call("operate", "reset_prefix_cache", ())
     before = await cache_figures(clients)
     async with router(ProcessFleet(clients, info, WAYS[way]), config, len(clients)) as pool:
         started = time.perf_counter()

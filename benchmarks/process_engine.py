@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.cores import claim_core
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.wire import FINISH_REASON, GIVEN_UP, REPORT, pack_request
+from wingbeat.deployments.fleet.wire import WireRequest, decode
 from wingbeat.deployments.replica.drafters.drafter_actor import DrafterActor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient
@@ -94,17 +94,15 @@ async def generate(client: EngineClient, prompts: list[list[int]], params: Sampl
     stream = client.connect(CLIENT)
     try:
         requests = [Request("", tuple(prompt), params) for prompt in prompts]
-        client.submit(CLIENT, [pack_request(number, request) for number, request in enumerate(requests)])
+        client.submit(CLIENT, [WireRequest(number, request) for number, request in enumerate(requests)])
         tokens: list[list[int]] = [[] for _ in prompts]
         num_left = len(prompts)
         while num_left:
-            for packed in await stream.take():
-                if packed[0] == REPORT:
-                    continue
-                if packed[GIVEN_UP] is not None:
-                    raise RuntimeError(f"the engine gave a request up: {packed[GIVEN_UP]}")
-                tokens[packed[0]] += packed[1]
-                num_left -= packed[FINISH_REASON] is not None
+            for output in decode(await stream.take()).outputs:
+                if output.given_up is not None:
+                    raise RuntimeError(f"the engine gave a request up: {output.given_up}")
+                tokens[output.number] += output.token_ids
+                num_left -= output.finish_reason is not None
         return tokens
     finally:
         client.disconnect(CLIENT)

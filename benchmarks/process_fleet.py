@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 from process_engine import process_engine
 
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import encode
 from wingbeat.deployments.replica.engine_client import EngineClient
 
 
@@ -34,31 +35,25 @@ class ProcessFleet:
         listener(frozenset(self._clients))
         return lambda: None
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Messages for a client."""
         stream = self._clients[engine_id].connect(client_id)
         try:
-            yield []
+            yield encode([])
             while True:
                 yield await stream.take()
         finally:
             self._clients[engine_id].disconnect(client_id)
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        """Hand over requests."""
-        self._clients[engine_id].submit(client_id, requests)
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Stop requests."""
-        self._clients[engine_id].abort(client_id, numbers)
-
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Ask for requests back that have not begun to run."""
-        self._clients[engine_id].withdraw(client_id, numbers)
-
-    async def reset_prefix_cache(self, engine_id: str) -> None:
-        """Forget cached prefixes."""
-        await self._clients[engine_id].call("reset_prefix_cache")
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
+        """An operation, or an exchange of requests."""
+        client, client_id = self._clients[engine_id], arguments.get("client_id")
+        if name == "operate":
+            return await client.call("operate", arguments["operation"], arguments["arguments"])
+        if arguments["requests"]:
+            client.submit(client_id, arguments["requests"])
+        client.withdraw(client_id, arguments["withdrawn"])
+        client.abort(client_id, arguments["aborted"])
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from report import RESULTS, Report, Table, machine_facts, middle
 
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import EngineReport, WireOutput, WireRequest, pack_output, pack_report
+from wingbeat.deployments.fleet.wire import EngineReport, WireOutput, encode
 from wingbeat.runtime.kv.cache_log import HASH_BYTES, CacheChanges
 from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams
 from wingbeat.runtime.text_stream import TextStream
@@ -59,41 +59,37 @@ class MadeUpEngines:
         listener(frozenset(self._names))
         return lambda: None
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        self._submitted[engine_id] += [packed[0] for packed in requests]
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None: ...
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None: ...
-    async def reset_prefix_cache(self, engine_id: str) -> None: ...
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> None:
+        self._submitted[engine_id] += [one.number for one in arguments.get("requests", ())]
 
     def make(self) -> None:
         """All messages, before anything is measured."""
         for name in self._names:
             self.ready[name] = [pickle.dumps(message) for message in self._messages(self._submitted[name])]
 
-    def _messages(self, numbers: list[int]) -> list[list[Any]]:
+    def _messages(self, numbers: list[int]) -> list[bytes]:
         case, tokens = self._case, tuple(range(100, 100 + TOKENS_PER_OUTPUT))
         if case.is_report:
             size = BLOCKS_PER_REPORT * HASH_BYTES
             changes = [CacheChanges(cached=os.urandom(size)) for _ in range(case.num_messages)]
-            return [[pack_report(EngineReport(one, (3, 400)))] for one in changes]
-        messages: list[list[WireOutput]] = []
+            return [encode([], EngineReport(one, (3, 400))) for one in changes]
+        messages: list[bytes] = []
         for index in range(case.num_messages):
             first = index * case.outputs_per_message % max(1, len(numbers))
             taken = numbers[first : first + case.outputs_per_message]
-            messages.append([pack_output(number, RequestOutput("", tokens)) for number in taken])
+            messages.append(encode([WireOutput.of(number, RequestOutput("", tokens)) for number in taken]))
         return messages
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[Any], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Everything at once when the measurement begins, then what ends the requests."""
-        yield []
+        yield encode([])
         await self.begin.wait()
         for message in self.ready[engine_id]:
             yield pickle.loads(message)
             await asyncio.sleep(0)
         self.num_left -= 1
         ends = [RequestOutput("", (7,), FinishReason.LENGTH) for _ in self._submitted[engine_id]]
-        yield [pack_output(number, end) for number, end in zip(self._submitted[engine_id], ends, strict=True)]
+        yield encode([WireOutput.of(number, end) for number, end in zip(self._submitted[engine_id], ends, strict=True)])
         await asyncio.Event().wait()
 
 

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import ray
@@ -108,10 +108,17 @@ class Router:
     def _new_monitor(self, source: ServeEngines) -> Monitor:
         config, pool, tracer = self._config, self._pool, None
         own = RouterFigures(serve.get_replica_context().replica_id.unique_id, lambda: pool.num_admitted)
-        fleet = FleetFigures(config.model_name(), lambda: pool.engine_ids, source.stats, own)
+
+        def stats(engine_id: str, report: dict[str, Any]) -> Awaitable[dict[str, Any]]:
+            return source.call(engine_id, "stats", report=report)
+
+        def trace(engine_id: str, seconds: float) -> Awaitable[list[tuple]]:
+            return source.call(engine_id, "trace", seconds=seconds)
+
+        fleet = FleetFigures(config.model_name(), lambda: pool.engine_ids, stats, own)
         if config.otlp_traces_endpoint is not None:
             tracer = RequestTracer(exporting_provider(config.otlp_traces_endpoint, config.model_name()))
-        return Monitor(own, fleet, lambda: pool.engine_ids, source.trace, tracer, config.access_log)
+        return Monitor(own, fleet, lambda: pool.engine_ids, trace, tracer, config.access_log)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests by 503; return when none runs. Those that still do at the timeout are ended."""

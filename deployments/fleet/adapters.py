@@ -3,11 +3,10 @@
 Requests carry what an engine needs to read their adapter.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+import asyncio
 
-from wingbeat.deployments.fleet.catalog import Catalog, FleetNames
+from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.lora.resident import AdapterName
 
 MOST_NAME_CHARS = 256
@@ -21,41 +20,13 @@ class AdapterExists(ValueError):
     """The name is taken."""
 
 
-class AdapterCatalog(Catalog[AdapterName]):
-    """Names and their adapters."""
+class FleetAdapters:
+    """A router's adapters, and how they are changed in all engines."""
 
-    def __init__(self) -> None:
-        super().__init__(tuple, lambda fields: AdapterName(*fields))
-
-
-class AdapterTransport(Protocol):
-    """Calls to engines by id, as `wingbeat.deployments.fleet.connection.EngineTransport`."""
-
-    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
-        """Fields of the adapter, or None and why it is not served."""
-        ...
-
-    async def unload_adapter(self, engine_id: str, digest: str) -> None:
-        """Free its place once nobody runs with it."""
-        ...
-
-    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        """What `Catalog.changes` says."""
-        ...
-
-
-class FleetAdapters(FleetNames[AdapterName]):
-    """A router's adapters, and how they are changed in all engines.
-
-    Args:
-        engine_ids: of those that take requests.
-    """
-
-    catalog: AdapterCatalog
-
-    def __init__(self, transport: AdapterTransport, engine_ids: Callable[[], list[str]]) -> None:
-        super().__init__(AdapterCatalog(), transport.tell_adapters, engine_ids)
-        self._transport = transport
+    def __init__(self, catalog: Catalog[AdapterName], engines: EveryEngine) -> None:
+        self.catalog = catalog
+        self._engines = engines
+        self._changing = asyncio.Lock()
 
     async def load(self, name: str, path: str, in_place: bool = False) -> AdapterName:
         """Have every engine read and check an adapter, then let requests name it.
@@ -72,11 +43,11 @@ class FleetAdapters(FleetNames[AdapterName]):
             before = self.catalog.find(name)
             if before is not None and not in_place:
                 raise AdapterExists(name)
-            answers = await self._ask_all(partial(self._transport.load_adapter, name=name, path=path))
-            for fields, problem in answers:
-                if fields is None:
+            answers = await self._engines.operate("load_adapter", name, path, works=True)
+            for loaded, problem in answers:
+                if loaded is None:
                     raise AdapterRefused(problem)
-            adapter, *others = (AdapterName(*fields) for fields, _ in answers)
+            adapter, *others = (loaded for loaded, _ in answers)
             if any(other != adapter for other in others):
                 raise AdapterRefused("its files differ from engine to engine")
             await self._change(name, adapter, before)
@@ -93,8 +64,9 @@ class FleetAdapters(FleetNames[AdapterName]):
     async def _change(self, name: str, adapter: AdapterName | None, before: AdapterName | None) -> None:
         self.catalog.put(name, adapter)
         held = {one.digest for one in self.catalog.things}
-        goes = before is not None and before.digest not in held
-        await self._tell_all(*[partial(self._transport.unload_adapter, digest=before.digest)] if goes else [])
+        await self._engines.tell(NameChanges(adapters=self.catalog.changes()))
+        if before is not None and before.digest not in held:
+            await self._engines.operate_where_possible("unload_adapter", before.digest)
 
 
 def name_problem(name: str) -> str | None:

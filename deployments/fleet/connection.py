@@ -4,23 +4,15 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from wingbeat.cluster.prefix_index import PrefixIndex
 from wingbeat.cluster.routing import AnswerLength
-from wingbeat.deployments.fleet.interface import ModelInfo, RequestFailed, RouterGone
+from wingbeat.deployments.fleet.catalog import NameChanges
+from wingbeat.deployments.fleet.interface import ModelInfo, RouterGone
 from wingbeat.deployments.fleet.request_stream import EngineLost, RequestStream
 from wingbeat.deployments.fleet.trials import Trials
-from wingbeat.deployments.fleet.wire import (
-    REPORT,
-    EngineReport,
-    Verdict,
-    WireOutput,
-    WireRequest,
-    pack_request,
-    unpack,
-    unpack_report,
-)
+from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, WireRequest, decode
 from wingbeat.runtime.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
@@ -39,24 +31,12 @@ class EngineTransport(Protocol):
         """Report the live engines now and at every change, from any thread; returns the way to unsubscribe."""
         ...
 
-    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
-        """Messages for this client, the first one empty as soon as requests may be submitted."""
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
+        """Messages for this client, as `encode` makes them; the first one as soon as requests may be submitted."""
         ...
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        """Hand over requests."""
-        ...
-
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Stop requests; also, with none, the sign of life that keeps the connection open."""
-        ...
-
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Ask for requests back that have not begun to run; the stream says which are given back."""
-        ...
-
-    async def reset_prefix_cache(self, engine_id: str) -> None:
-        """Forget cached prefixes."""
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
+        """Call a method of `wingbeat.deployments.replica.verifier_replica.Verifier`."""
         ...
 
 
@@ -71,8 +51,7 @@ class EngineConnection:
         on_tokens: Callable[[int], None] = lambda num_tokens: None,
         on_open: Callable[[], None] = lambda: None,
         answers: AnswerLength | None = None,
-        on_adapters: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
-        on_prefixes: Callable[[tuple[tuple, ...]], object] = lambda entries: None,
+        on_names: Callable[[NameChanges], object] = lambda changes: None,
         renew_interval_s: float = 3.0,
     ) -> None:
         self.engine_id = engine_id
@@ -93,8 +72,7 @@ class EngineConnection:
         self._on_end = on_end
         self._on_tokens = on_tokens
         self._on_open = on_open
-        self._on_adapters = on_adapters
-        self._on_prefixes = on_prefixes
+        self._on_names = on_names
         self._renew_interval_s = renew_interval_s
         self._streams: dict[int, RequestStream] = {}
         self._next_number = 0
@@ -131,7 +109,7 @@ class EngineConnection:
         stream = RequestStream(self._next_number, request, num_cached_tokens)
         self._next_number += 1
         self._streams[stream.number] = stream
-        self._submits.append(pack_request(stream.number, request))
+        self._submits.append(WireRequest(stream.number, request))
         if request.on_trial:
             self._trials.submitted(stream.number)
         self._send.set()
@@ -200,7 +178,7 @@ class EngineConnection:
 
     def _lose_all(self, is_dead: bool) -> None:
         """Have every request go on elsewhere, or at the same engine where that is not dead and has no blame to give."""
-        unsent, alone = {packed[0] for packed in self._submits}, self._trials.running
+        unsent, alone = {waiting.number for waiting in self._submits}, self._trials.running
         for number, stream in list(self._streams.items()):
             if not stream.ended:
                 stream.ended = True
@@ -212,40 +190,28 @@ class EngineConnection:
             if not (self.open or self._going_down):
                 self.open = True
                 self._on_open()
-            num_tokens = sum(map(self._take, message))
-            if num_tokens:
+            outputs, report = decode(message)
+            if report is not None:
+                self._learn(report)
+            if num_tokens := sum(map(self._take, outputs)):
                 self._on_tokens(num_tokens)
 
-    def _take(self, packed: WireOutput) -> int:
-        """Give an output to its request, and return its tokens' number.
-
-        One that cannot be read ends this request and not the connection.
-        """
-        if packed[0] == REPORT:
-            self._learn(unpack_report(packed))
-            return 0
-        stream = self._streams.get(packed[0])
+    def _take(self, output: WireOutput) -> int:
+        """Give an output to its request, and return its tokens' number."""
+        stream, num_tokens = self._streams.get(output.number), len(output.token_ids)
         if stream is None:
             return 0
-        try:
-            _, output, given_up = unpack(packed)
-        except Exception as error:
-            logger.exception("Engine %s sent something unreadable for request %s", self.engine_id, packed[0])
-            stream.fail(RequestFailed(f"engine {self.engine_id} sent an unreadable output: {type(error).__name__}"))
-            return 0
-        if given_up is not None and given_up.verdict in (Verdict.RETURNED, Verdict.SUSPECTED):
+        if output.given_up is not None and output.given_up.verdict in (Verdict.RETURNED, Verdict.SUSPECTED):
             self._going_down, self.open = True, False
-        stream.put(output, given_up)
-        self._trials.written(packed[0], len(output.token_ids))
-        return len(output.token_ids)
+        stream.put(output)
+        self._trials.written(output.number, num_tokens)
+        return num_tokens
 
     def _learn(self, report: EngineReport) -> None:
         if report.changes is not None:
             self.index.apply(report.changes)
-        if report.adapters is not None:
-            self._on_adapters(report.adapters)
-        if report.prefixes is not None:
-            self._on_prefixes(report.prefixes)
+        if report.names is not None:
+            self._on_names(report.names)
         if report.stalled is not None:
             self.stalled = report.stalled
         if report.others is not None:
@@ -261,15 +227,12 @@ class EngineConnection:
             except TimeoutError:
                 renew = self.open
             self._send.clear()
-            submits, self._submits = self._submits, []
-            if submits:
-                await self._transport.submit(self.engine_id, self.client_id, submits)
-            withdrawals, self._withdrawals = self._withdrawals, []
-            if withdrawals:
-                await self._transport.withdraw(self.engine_id, self.client_id, withdrawals)
-            aborts, self._aborts = self._aborts, []
-            if aborts or renew:
-                await self._transport.abort(self.engine_id, self.client_id, aborts)
+            requests, self._submits = self._submits, []
+            withdrawn, self._withdrawals = self._withdrawals, []
+            aborted, self._aborts = self._aborts, []
+            if requests or withdrawn or aborted or renew:
+                changes = {"requests": requests, "withdrawn": withdrawn, "aborted": aborted}
+                await self._transport.call(self.engine_id, "exchange", client_id=self.client_id, **changes)
             self._close_if_retired()
 
 

@@ -20,7 +20,9 @@ from wingbeat.cluster.routing import (
 )
 from wingbeat.deployments.fleet.adapters import FleetAdapters
 from wingbeat.deployments.fleet.admission import EngineWait, Reservation
+from wingbeat.deployments.fleet.catalog import CatalogEntry, Names
 from wingbeat.deployments.fleet.connection import EngineConnection, EngineTransport
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import (
     EngineOverloaded,
     EnginesEnded,
@@ -35,11 +37,9 @@ from wingbeat.runtime.scheduling.images import prefix_ids
 from wingbeat.runtime.scheduling.request import TRIAL_TOKENS, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
-MAX_LOST_ENGINES = 3
-"""Engines that may die under one request, one after the other: one that breaks whatever runs it must not take the whole
-fleet down. It runs alone in the last of them, so that it is not mistaken for another one."""
-MAX_SUSPECTED = 2
-"""Of those, engines that it, or one of a few, has ended for certain; in the second one it ran alone."""
+MAX_UNEXPLAINED = 2
+"""Engines that may die under a request, one after the other, until it runs alone: one that breaks whatever runs it must
+not take the whole fleet down. Where it, or one of a few, has ended an engine for certain, it runs alone in the next."""
 RECONNECT_S = 0.5
 DRAIN_POLL_S = 0.05
 BALANCE_S = 0.25
@@ -80,9 +80,11 @@ class EnginePool:
         self._token_rate = TokenRate()
         self._answers = AnswerLength()
         self._info: ModelInfo | None = None
-        self.adapters = FleetAdapters(source, self._open_engines)
+        self.every_engine = EveryEngine(source.call, self._open_engines)
+        self._names = Names()
+        self.adapters = FleetAdapters(self._names.adapters, self.every_engine)
         """LoRA adapters that requests may name."""
-        self.prefixes = FleetPrefixes(source, self._open_engines)
+        self.prefixes = FleetPrefixes(self._names.prefixes, self.every_engine)
         """Saved prefixes, likewise."""
         self._live: frozenset[str] = frozenset()
         self._connections: dict[str, EngineConnection] = {}
@@ -95,7 +97,7 @@ class EnginePool:
         """Wait for the first engine, learn its model and connect."""
         event_loop = asyncio.get_running_loop()
         self._info = await self._source.describe()
-        self.adapters.catalog.merge((adapter.name, 0, adapter) for adapter in self._info.adapters)
+        self.adapters.catalog.merge(CatalogEntry(adapter.name, 0, adapter) for adapter in self._info.adapters)
         self._unsubscribe = self._source.subscribe(
             lambda engine_ids: event_loop.call_soon_threadsafe(self._update, engine_ids)
         )
@@ -207,13 +209,13 @@ class EnginePool:
         Raises:
             EngineUnavailable: no engine is left to run it.
             RequestFailed: processing it raised, or its engine broke in its first round.
-            EnginesEnded: engines died of it, three of them, or two that were stuck in its rounds.
+            EnginesEnded: its engine died while it ran alone there, because engines had died under it before.
             RequestRefused: the engine refused it.
         """
         emitted: list[int] = []
-        num_lost, num_suspected, go_to, last = 0, 0, None, ""
-        while num_lost < MAX_LOST_ENGINES and num_suspected < MAX_SUSPECTED:
-            num_emitted, on_trial = len(emitted), num_lost == MAX_LOST_ENGINES - 1 or num_suspected == MAX_SUSPECTED - 1
+        num_lost, suspected, go_to = 0, False, None
+        while True:
+            num_emitted, on_trial = len(emitted), suspected or num_lost >= MAX_UNEXPLAINED
             rest = replace(request, output_token_ids=(*request.output_token_ids, *emitted), on_trial=on_trial)
             connection, num_cached_tokens = await self._engine_for(rest, session_id, go_to)
             stream = connection.submit(rest, num_cached_tokens)
@@ -227,9 +229,12 @@ class EnginePool:
                         return
             except EngineLost as error:
                 if len(emitted) - num_emitted > TRIAL_TOKENS:
-                    num_lost = num_suspected = 0
-                num_lost, num_suspected = num_lost + error.taken_up, num_suspected + error.suspected
-                go_to, last = error.go_to, str(error)
+                    num_lost, suspected, on_trial = 0, False, False
+                num_lost, suspected, go_to = num_lost + error.taken_up, suspected or error.suspected, error.go_to
+                if on_trial and error.taken_up:
+                    ended = EnginesEnded(num_lost, str(error))
+                    logger.error("Request %s failed: %s", request.request_id, ended)
+                    raise ended from None
                 level = logging.WARNING if error.taken_up else logging.INFO
                 logger.log(level, "Request %s goes to another engine: %s", request.request_id, error)
             except RequestFailed as error:
@@ -237,24 +242,6 @@ class EnginePool:
                 raise
             finally:
                 connection.release(stream)
-        logger.error("Request %s failed: %d engines in a row have died of it: %s", request.request_id, num_lost, last)
-        raise EnginesEnded(num_lost, last)
-
-    async def reset_prefix_cache(self) -> int:
-        """Make every engine forget the prefixes it has cached; requests go on. Returns how many engines did.
-
-        Raises:
-            EngineUnavailable: there is none, or one is gone before it answered.
-        """
-        engine_ids = self._open_engines()
-        if not engine_ids:
-            raise EngineUnavailable(retry_after_s=self._retry_after_s(1))
-        try:
-            await asyncio.gather(*map(self._source.reset_prefix_cache, engine_ids))
-        except Exception as error:
-            # Whatever the transport raises for an engine that is gone.
-            raise EngineUnavailable("An engine was lost before its cache was reset.") from error
-        return len(engine_ids)
 
     def _open_engines(self) -> list[str]:
         return [engine_id for engine_id, connection in self._connections.items() if connection.open]
@@ -332,15 +319,13 @@ class EnginePool:
     def _connect(self, engine_id: str) -> None:
         if not self._closed and engine_id in self._live and engine_id not in self._connections:
             opened = partial(self._opened, engine_id)
-            merges = self.adapters.catalog.merge, self.prefixes.catalog.merge
             self._connections[engine_id] = EngineConnection(
-                engine_id, self._source, self._on_end, self._count, opened, self._answers, *merges
+                engine_id, self._source, self._on_end, self._count, opened, self._answers, self._names.merge
             )
 
     def _opened(self, engine_id: str) -> None:
         self._wait.over()
-        self.adapters.share(engine_id)
-        self.prefixes.share(engine_id)
+        self.every_engine.share(engine_id, self._names.changes())
 
     def _on_end(self, connection: EngineConnection) -> None:
         self._retired.discard(connection)

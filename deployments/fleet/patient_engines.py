@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput
+
+if TYPE_CHECKING:
+    from wingbeat.deployments.fleet.connection import EngineTransport
 
 logger = logging.getLogger(__name__)
 CALL_S = 30.0
@@ -15,16 +17,15 @@ WORK_S = 960.0
 """For what its engine does, such as computing a prefix: a little longer than the replica gives the engine."""
 DESCRIBE_S = 120.0
 """For an answer that may wait for a replica to start; then it is asked for again."""
-OF_ENGINES = frozenset({"load_adapter", "save_prefix", "tell_prefixes", "reset_prefix_cache"})
 
 
 class PatientEngines:
-    """An `EngineTransport`, and the calls of `FleetAdapters` and `FleetPrefixes`, over another one.
+    """An `EngineTransport` over another one.
 
     Every call raises TimeoutError, by the name of what did not answer, beside what the other one raises.
     """
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: "EngineTransport") -> None:
         self._transport = transport
         self.subscribe: Callable[[Callable[[frozenset[str]], None]], Callable[[], None]] = transport.subscribe
 
@@ -37,20 +38,22 @@ class PatientEngines:
             except TimeoutError:
                 logger.warning("No engine has said within %.0f s what it serves: asking again", DESCRIBE_S)
 
-    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         """Messages without a limit: signs of life, which have one, end a connection where no message comes."""
         return self._transport.stream(engine_id, client_id)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call, limit_s = getattr(self._transport, name), WORK_S if name in OF_ENGINES else CALL_S
+    async def call(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any:
+        """A call of the other one.
 
-        async def within(engine_id: str, *arguments: Any, **named: Any) -> Any:
-            try:
-                async with asyncio.timeout(limit_s) as limit:
-                    return await call(engine_id, *arguments, **named)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise TimeoutError(f"engine {engine_id} has not answered {name} within {limit_s:.0f} s") from None
-
-        return within
+        Args:
+            works: whether the engine may take its time for it.
+        """
+        limit_s = WORK_S if works else CALL_S
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await self._transport.call(engine_id, name, **arguments)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            asked = arguments.get("operation", name)
+            raise TimeoutError(f"engine {engine_id} has not answered {asked} within {limit_s:.0f} s") from None

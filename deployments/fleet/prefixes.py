@@ -1,10 +1,10 @@
 """Saved prefixes by the names that requests give, as routers and replicas know them."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+import asyncio
+from typing import Any
 
-from wingbeat.deployments.fleet.catalog import Catalog, FleetNames
+from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 
@@ -20,47 +20,13 @@ class PrefixExists(ValueError):
     """The name is taken."""
 
 
-class PrefixCatalog(Catalog[SavedPrefix]):
-    """Names and their prefixes."""
+class FleetPrefixes:
+    """A router's prefixes, and how they are changed in all engines."""
 
-    def __init__(self) -> None:
-        super().__init__(SavedPrefix.fields, SavedPrefix.of_fields)
-
-
-class PrefixTransport(Protocol):
-    """Calls to engines by id, as `wingbeat.deployments.fleet.connection.EngineTransport`."""
-
-    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
-        """Pin a prefix; None, or code and reason where it cannot be."""
-        ...
-
-    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
-        """Let go of one that was pinned and is not to be kept."""
-        ...
-
-    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
-        """Fields of the prefix that has this name on disk."""
-        ...
-
-    async def describe_prefixes(self, engine_id: str) -> dict[str, Any]:
-        """`wingbeat.runtime.prefixes.prefix_keeper.PrefixKeeper.describe`."""
-        ...
-
-    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        """What `Catalog.changes` says; returns once what is pinned is written."""
-        ...
-
-
-class FleetPrefixes(FleetNames[SavedPrefix]):
-    """A router's prefixes, and how they are changed in all engines.
-
-    Args:
-        engine_ids: of those that take requests.
-    """
-
-    def __init__(self, transport: PrefixTransport, engine_ids: Callable[[], list[str]]) -> None:
-        super().__init__(PrefixCatalog(), transport.tell_prefixes, engine_ids)
-        self._transport = transport
+    def __init__(self, catalog: Catalog[SavedPrefix], engines: EveryEngine) -> None:
+        self.catalog = catalog
+        self._engines = engines
+        self._changing = asyncio.Lock()
 
     async def save(self, prefix: SavedPrefix, replace: bool = False) -> SavedPrefix:
         """Have every engine pin a prefix, then let requests name it and keep it on disk.
@@ -80,16 +46,14 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
             version = self.catalog.next_version(prefix.name)
             prefix = prefix._replace(version=version)
             try:
-                answers = await self._ask_all(partial(self._transport.save_prefix, fields=prefix.fields()))
-                for refusal in answers:
+                for refusal in await self._engines.operate("save_prefix", prefix, works=True):
                     if refusal is not None:
                         raise PrefixRefused(*refusal)
             except BaseException:
-                drop = partial(self._transport.drop_prefix, name=prefix.name, version=version)
-                await self._ask_some(drop)
+                await self._engines.operate_where_possible("drop_prefix", prefix.name, version)
                 raise
             self.catalog.put(prefix.name, prefix, version)
-            await self._tell_all()
+            await self._tell()
             return prefix
 
     async def stored(self, name: str) -> SavedPrefix | None:
@@ -98,8 +62,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
         Raises:
             EngineUnavailable: there is no engine, or one is gone before it answered.
         """
-        answers = await self._ask_all(partial(self._transport.stored_prefix, name=name))
-        found = [SavedPrefix.of_fields(fields) for fields in answers if fields is not None]
+        found = [prefix for prefix in await self._engines.operate("stored_prefix", name) if prefix is not None]
         return max(found, key=lambda prefix: prefix.version, default=None)
 
     async def delete(self, name: str) -> SavedPrefix | None:
@@ -108,7 +71,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
             before = self.catalog.find(name)
             if before is not None:
                 self.catalog.put(name, None)
-                await self._tell_all()
+                await self._tell()
             return before
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -117,4 +80,7 @@ class FleetPrefixes(FleetNames[SavedPrefix]):
         Raises:
             EngineUnavailable: there is no engine, or one is gone before it answered.
         """
-        return await self._ask_all(self._transport.describe_prefixes)
+        return await self._engines.operate("describe_prefixes")
+
+    async def _tell(self) -> None:
+        await self._engines.tell(NameChanges(prefixes=self.catalog.changes()))

@@ -1,10 +1,9 @@
 """One request of a router at one engine: what has come of it, and how it ended there."""
 
 import asyncio
-from collections import deque
 
 from wingbeat.deployments.fleet.interface import RequestFailed, RequestRefused
-from wingbeat.deployments.fleet.wire import GivenUp, Verdict, merge
+from wingbeat.deployments.fleet.wire import GivenUp, Verdict, WireOutput
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 
 
@@ -41,20 +40,23 @@ class RequestStream:
         """The engine that shall have it once it is given back; None leaves that open."""
         self.ended = False
         """Whether the engine has nothing left to do for it."""
-        self._outputs: deque[RequestOutput] = deque()
+        self._unread: WireOutput | None = None
         self._error: Exception | None = None
         self._ready = asyncio.Event()
 
-    def put(self, output: RequestOutput, given_up: GivenUp | None) -> None:
+    def put(self, output: WireOutput) -> None:
         """Add an output, or the engine's word that there will be none; behind an error nothing counts any more."""
         if self._error is not None:
             return
-        if given_up is not None:
+        if (given_up := output.given_up) is not None:
             # One that failed while it was sent may still run in the engine: it is aborted there.
             self.ended = given_up.verdict is not Verdict.FAILED
             self.fail(_as_error(given_up, self.go_to))
             return
-        self._outputs.append(output)
+        if self._unread is None:
+            self._unread = output
+        else:
+            self._unread.add(output)
         self.begun, self.uncomputed_tokens = True, 0
         self.unwritten_tokens -= len(output.token_ids)
         self.ended = output.finish_reason is not None
@@ -73,14 +75,13 @@ class RequestStream:
             RequestFailed: processing the request raised.
             RequestRefused: the engine refused the request.
         """
-        while not self._outputs:
+        while self._unread is None:
             if self._error is not None:
                 raise self._error
             self._ready.clear()
             await self._ready.wait()
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return merge(outputs)
+        output, self._unread = self._unread, None
+        return output.opened()
 
 
 def _as_error(given_up: GivenUp, go_to: str | None) -> Exception:

@@ -1,8 +1,8 @@
 """Who is to blame where an engine vanishes without a word: the request that ran alone there, if one did.
 
-A request that two engines in a row have died under is on trial at the next one: the engine runs it alone until it has
-written a few tokens, one such request after the other in the order in which they came (`Scheduler.schedule`). So
-whoever counts what comes back knows which of them ran.
+A request that engines have died under is on trial at the next one (`EnginePool.generate`): the engine runs it alone
+until it has written a few tokens, one such request after the other in the order in which they came
+(`Scheduler.schedule`). So whoever counts what comes back knows which of them ran.
 """
 
 from collections.abc import Hashable

@@ -1,41 +1,21 @@
-"""What crosses between router and verifier per message: plain tuples, because pickling named classes costs the engine's
-process time that its rounds need."""
+"""What crosses between router, replica and engine: requests, which are pickled once each, and outputs, which come with
+every round and so are structs that msgspec turns into bytes and back."""
 
-from collections.abc import Iterable
-from dataclasses import astuple, replace
+import logging
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.cache_log import CacheChanges
-from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
-from wingbeat.runtime.scheduling.request import (
-    FinishReason,
-    GrammarSpec,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    TokenLogprob,
-    VerifiedRound,
-)
+from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, TokenLogprob, VerifiedRound
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
-WireRequest = tuple[int, tuple[int, ...], tuple, tuple[int, ...], bool, tuple | None, tuple]
-"""(number within the connection, prompt token ids, fields of SamplingParams in order, tokens generated already, whether
-it is on trial, fields of its AdapterName, fields of ImageInput by image)"""
-WireOutput = tuple[
-    int, tuple[int, ...], str | None, tuple | None, int, tuple[str, str] | None, tuple, tuple | None, tuple, float
-]
-"""(number, new token ids, finish reason, fields of SpeculationMetrics, cached tokens, fields of GivenUp, fields of
-TokenLogprob by token, `PackedLogprobs.as_bytes` of the prompt, fields of VerifiedRound by round, seconds of waiting)"""
-
-ON_TRIAL, IMAGES = 4, 6
-"""Places in a WireRequest."""
-FINISH_REASON, GIVEN_UP = 2, 5
-"""Places in a WireOutput."""
-REPORT = -1
-"""In the place of a request's number: the fields of an `EngineReport` follow."""
+logger = logging.getLogger(__name__)
 
 
 class Verdict(StrEnum):
@@ -60,135 +40,192 @@ class GivenUp(NamedTuple):
     reason: str
 
 
-class EngineReport(NamedTuple):
+class SharedImages(NamedTuple):
+    """Where the images of a request lie while it is on its way to its engine's process."""
+
+    path: str
+    size: int
+    images: tuple[ImageInput, ...]
+    """With the place of each array in the memory as the array."""
+
+
+class WireRequest(NamedTuple):
+    """A request on its way to an engine."""
+
+    number: int
+    """Within the connection."""
+    request: Request
+    images: SharedImages | None = None
+    """Those that are not in the request, because both processes map their memory."""
+
+
+def received(request: Request, request_id: str) -> Request:
+    """A request under the id that the engine knows it by, with its fields checked again: pickle does not.
+
+    Raises:
+        ValueError: a sampling field is out of range.
+    """
+    request.params.check()
+    return replace(request, request_id=request_id)
+
+
+class WireOutput(msgspec.Struct, array_like=True, omit_defaults=True):
+    """New tokens of a request, or an engine's last word on it."""
+
+    number: int
+    """Within the connection."""
+    token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    metrics: SpeculationMetrics | None = None
+    num_cached_tokens: int = 0
+    given_up: GivenUp | None = None
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: tuple[int, bytes] | None = None
+    """`PackedLogprobs.as_bytes`"""
+    rounds: list[VerifiedRound] = []
+    queue_s: float = 0.0
+
+    @classmethod
+    def of(cls, number: int, output: RequestOutput) -> "WireOutput":
+        """A round's output as it travels; its request's id stays behind."""
+        given_up = None
+        if output.failure is not None:
+            given_up = GivenUp(Verdict.REFUSED if output.is_refusal else Verdict.FAILED, output.failure)
+        return cls(
+            number,
+            list(output.token_ids),
+            output.finish_reason,
+            output.metrics,
+            output.num_cached_tokens,
+            given_up,
+            list(output.logprobs),
+            output.prompt_logprobs.as_bytes() if output.prompt_logprobs else None,
+            list(output.rounds),
+            output.queue_s,
+        )
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more comes of its request."""
+        return self.finish_reason is not None or self.given_up is not None
+
+    def add(self, later: "WireOutput") -> None:
+        """Take over what came after it of the same request."""
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.metrics = later.metrics or self.metrics
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        self.logprobs += later.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        self.rounds += later.rounds
+        self.queue_s = max(self.queue_s, later.queue_s)
+
+    def opened(self) -> RequestOutput:
+        """The inverse of `of`, without a request's id."""
+        return RequestOutput(
+            "",
+            tuple(self.token_ids),
+            self.finish_reason,
+            self.metrics,
+            self.num_cached_tokens,
+            logprobs=tuple(self.logprobs),
+            prompt_logprobs=PackedLogprobs.of_bytes(*self.prompt_logprobs) if self.prompt_logprobs else (),
+            rounds=tuple(self.rounds),
+            queue_s=self.queue_s,
+        )
+
+
+class Conflated:
+    """Outputs that wait to be sent, one per request however many rounds it had: so many are the requests at most."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, WireOutput] = {}
+        self._last_words: dict[int, WireOutput] = {}
+        """Of requests that are given up; they go behind the outputs, and nothing more of these requests does."""
+
+    def __bool__(self) -> bool:
+        return bool(self._outputs or self._last_words)
+
+    def put(self, output: WireOutput) -> None:
+        """Add an output, which is not the caller's any more."""
+        if output.number in self._last_words:
+            return
+        if output.given_up is not None:
+            self._last_words[output.number] = output
+        elif (earlier := self._outputs.get(output.number)) is None:
+            self._outputs[output.number] = output
+        else:
+            earlier.add(output)
+
+    def give_up(self, number: int, verdict: Verdict, reason: str) -> None:
+        """Say that a request will not be finished."""
+        self.put(WireOutput(number, given_up=GivenUp(verdict, reason)))
+
+    def take(self) -> list[WireOutput]:
+        """All of it."""
+        outputs = [*self._outputs.values(), *self._last_words.values()]
+        self._outputs, self._last_words = {}, {}
+        return outputs
+
+
+class EngineReport(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """What an engine tells a router beside the router's own outputs."""
 
     changes: CacheChanges | None = None
     """Of its prefix cache."""
     others: tuple[int, int] | None = None
     """Requests of other routers there, and their tokens outstanding; None where that is as it was."""
-    adapters: tuple[tuple, ...] | None = None
-    """`AdapterCatalog.changes` of its replica; None where they are as they were."""
-    prefixes: tuple[tuple, ...] | None = None
-    """The same of saved prefixes."""
+    names: NameChanges | None = None
+    """What its replica knows of adapters and saved prefixes; None where that is as it was."""
     stalled: bool | None = None
     """Whether it makes no progress; None where that is as it was."""
 
 
-def pack_report(report: EngineReport) -> tuple:
-    """A report as it travels among the outputs."""
-    return REPORT, None if report.changes is None else tuple(report.changes), *report[1:]
+class Message(NamedTuple):
+    """What a replica has for a router, or an engine for a router's requests."""
+
+    outputs: list[WireOutput]
+    report: EngineReport | None = None
 
 
-def unpack_report(packed: tuple) -> EngineReport:
-    """The inverse."""
-    _, changes, *others = packed
-    return EngineReport(None if changes is None else CacheChanges(*changes), *others)
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Message)
+_RAWS = msgspec.msgpack.Decoder(tuple[list[msgspec.Raw], EngineReport | None])
 
 
-def pack_request(number: int, request: Request) -> WireRequest:
-    """The request as it travels; its id stays with the router."""
-    params = request.params
-    if params.grammar is not None:
-        params = replace(params, grammar=tuple(params.grammar))
-    adapter = None if request.adapter is None else tuple(request.adapter)
-    images = tuple(map(tuple, request.images))
-    rest = (request.output_token_ids, request.on_trial, adapter, images)
-    return number, request.prompt_token_ids, astuple(params), *rest
+def encode(outputs: list[WireOutput], report: EngineReport | None = None) -> bytes:
+    """A message as bytes; an output that cannot be sent gives up its request and no other."""
+    try:
+        return _ENCODER.encode((outputs, report))
+    except Exception:  # whatever an engine of somebody else's has put into one of them
+        return _ENCODER.encode((list(map(_sendable, outputs)), report))
 
 
-def unpack_request(packed: WireRequest, request_id: str) -> Request:
-    """The inverse, under the id the engine knows it by.
-
-    Raises:
-        ValueError: a sampling field is out of range.
-    """
-    _, prompt_token_ids, fields, output_token_ids, on_trial, adapter, images = packed
-    params = SamplingParams(*fields)
-    if params.grammar is not None:
-        kind, text, name = params.grammar
-        params = replace(params, grammar=GrammarSpec(kind, text, name))
-    adapter = None if adapter is None else AdapterName(*adapter)
-    shown = tuple(ImageInput(*image) for image in images)
-    tokens = tuple(prompt_token_ids), params, tuple(output_token_ids)
-    return Request(request_id, *tokens, bool(on_trial), adapter, shown)
+def decode(message: bytes) -> Message:
+    """The inverse; an output that cannot be read gives up its request and no other."""
+    try:
+        return _DECODER.decode(message)
+    except msgspec.ValidationError:
+        outputs, report = _RAWS.decode(message)
+        return Message(list(map(_readable, outputs)), report)
 
 
-def pack_output(number: int, output: RequestOutput) -> WireOutput:
-    """One request's new tokens as they travel."""
-    metrics = None if output.metrics is None else _pack_metrics(output.metrics)
-    finish = None if output.finish_reason is None else str(output.finish_reason)
-    verdict = Verdict.REFUSED if output.is_refusal else Verdict.FAILED
-    given_up = None if output.failure is None else (str(verdict), output.failure)
-    of_prompt = output.prompt_logprobs.as_bytes() if output.prompt_logprobs else None
-    extras = (tuple(map(tuple, output.logprobs)), of_prompt, tuple(map(tuple, output.rounds)), output.queue_s)
-    return number, output.token_ids, finish, metrics, output.num_cached_tokens, given_up, *extras
+def _sendable(output: WireOutput) -> WireOutput:
+    try:
+        _ENCODER.encode(output)
+    except Exception as error:
+        logger.exception("An output of request %d cannot be sent", output.number)
+        return _unfit(output.number, f"its output cannot be sent: {type(error).__name__}")
+    return output
 
 
-def pack_given_up(number: int, given_up: GivenUp) -> WireOutput:
-    """Tells the router that the engine will not finish this request."""
-    return number, (), None, None, 0, (str(given_up.verdict), given_up.reason), (), None, (), 0.0
+def _readable(raw: msgspec.Raw) -> WireOutput:
+    try:
+        return msgspec.msgpack.decode(raw, type=WireOutput)
+    except msgspec.ValidationError as error:
+        logger.exception("An output cannot be read")
+        return _unfit(msgspec.msgpack.decode(raw)[0], f"its output cannot be read: {error}")
 
 
-def unpack(packed: WireOutput) -> tuple[int, RequestOutput, GivenUp | None]:
-    """The inverse of both: (number, output, where the engine does not finish it); the output bears no request id."""
-    number, token_ids, finish, metrics, num_cached_tokens, given_up, logprobs, prompt_logprobs, rounds, queue_s = packed
-    output = RequestOutput(
-        "",
-        tuple(token_ids),
-        None if finish is None else FinishReason(finish),
-        None if metrics is None else SpeculationMetrics(*metrics[:3], list(metrics[3]), metrics[4]),
-        num_cached_tokens,
-        logprobs=tuple(TokenLogprob(*entry) for entry in logprobs),
-        prompt_logprobs=PackedLogprobs.of_bytes(*prompt_logprobs) if prompt_logprobs else (),
-        rounds=tuple(VerifiedRound(*packed_round) for packed_round in rounds),
-        queue_s=queue_s,
-    )
-    return number, output, None if given_up is None else GivenUp(Verdict(given_up[0]), given_up[1])
-
-
-def merge(outputs: Iterable[RequestOutput]) -> RequestOutput:
-    """Several rounds of one request as one output.
-
-    Raises:
-        ValueError: there is none.
-    """
-    merged, *rest = outputs
-    for output in rest:
-        merged = output._replace(
-            token_ids=merged.token_ids + output.token_ids,
-            metrics=output.metrics or merged.metrics,
-            num_cached_tokens=max(output.num_cached_tokens, merged.num_cached_tokens),
-            logprobs=merged.logprobs + output.logprobs,
-            prompt_logprobs=merged.prompt_logprobs or output.prompt_logprobs,
-            rounds=merged.rounds + output.rounds,
-            queue_s=max(output.queue_s, merged.queue_s),
-        )
-    return merged
-
-
-def join(first: WireOutput, later: WireOutput) -> WireOutput:
-    """Two outputs of one request, as they travel, as one; `merge` is the same of those that are unpacked."""
-    number, token_ids, _, metrics, num_cached_tokens, _, logprobs, prompt_logprobs, rounds, queue_s = first
-    return (
-        number,
-        token_ids + later[1],
-        later[2],
-        later[3] or metrics,
-        max(num_cached_tokens, later[4]),
-        later[5],
-        logprobs + later[6],
-        prompt_logprobs or later[7],
-        rounds + later[8],
-        max(queue_s, later[9]),
-    )
-
-
-def _pack_metrics(metrics: SpeculationMetrics) -> tuple:
-    return (
-        metrics.num_drafts,
-        metrics.num_draft_tokens,
-        metrics.num_accepted_tokens,
-        tuple(metrics.num_accepted_tokens_per_pos),
-        metrics.forced_acceptance,
-    )
+def _unfit(number: int, reason: str) -> WireOutput:
+    return WireOutput(number, given_up=GivenUp(Verdict.FAILED, reason))

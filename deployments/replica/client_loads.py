@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from wingbeat.cluster.autoscaling import ReplicaLoad
 from wingbeat.cluster.routing import AnswerLength
-from wingbeat.deployments.fleet.wire import FINISH_REASON, WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireOutput
+from wingbeat.runtime.scheduling.request import Request
 
 
 class ClientLoad(NamedTuple):
@@ -20,12 +21,10 @@ class _OpenRequest:
 
     __slots__ = ("num_done", "num_prompt", "num_written", "unwritten")
 
-    def __init__(self, packed: WireRequest) -> None:
-        _, prompt_token_ids, params, done, *_ = packed
-        self.num_prompt, self.num_done, self.num_written = len(prompt_token_ids), len(done), 0
-        # What is no number its engine refuses.
-        limit = params[0] if isinstance(params[0], int) else 0
-        self.unwritten = max(0, limit - len(done))
+    def __init__(self, request: Request) -> None:
+        self.num_prompt, self.num_done = len(request.prompt_token_ids), len(request.output_token_ids)
+        self.num_written = 0
+        self.unwritten = max(0, request.params.max_tokens - self.num_done)
 
     @property
     def num_held(self) -> int:
@@ -42,20 +41,19 @@ class ClientLoads:
         """Tokens of prompts that were computed, and of outputs, so far."""
         self._open: dict[tuple[str, int], _OpenRequest] = {}
 
-    def submitted(self, client_id: str, packed: WireRequest) -> None:
+    def submitted(self, client_id: str, number: int, request: Request) -> None:
         """A request goes to the engine; one that is there already is not counted again."""
-        self._open.setdefault((client_id, packed[0]), _OpenRequest(packed))
+        self._open.setdefault((client_id, number), _OpenRequest(request))
 
-    def written(self, client_id: str, packed: WireOutput) -> None:
+    def written(self, client_id: str, output: WireOutput) -> None:
         """An output comes back."""
-        request = self._open.get((client_id, packed[0]))
-        if request is None or not packed[1]:
+        request, num_tokens = self._open.get((client_id, output.number)), len(output.token_ids)
+        if request is None or not num_tokens:
             return
-        num_tokens = len(packed[1])
         self.num_passed += num_tokens + (0 if request.num_written else request.num_prompt + request.num_done)
         request.num_written += num_tokens
         request.unwritten = max(0, request.unwritten - num_tokens)
-        if packed[FINISH_REASON] is not None:
+        if output.finish_reason is not None:
             self.answers.add(request.num_done + request.num_written)
 
     def ended(self, client_id: str, number: int) -> None:

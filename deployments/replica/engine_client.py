@@ -9,16 +9,7 @@ from typing import Any
 from wingbeat.cluster.channels.link import Link
 from wingbeat.deployments.fleet.interface import RouterGone
 from wingbeat.deployments.fleet.trials import Trials
-from wingbeat.deployments.fleet.wire import (
-    FINISH_REASON,
-    GIVEN_UP,
-    ON_TRIAL,
-    GivenUp,
-    Verdict,
-    WireOutput,
-    WireRequest,
-    pack_given_up,
-)
+from wingbeat.deployments.fleet.wire import Verdict, WireRequest, decode
 from wingbeat.deployments.replica.client_loads import ClientLoads
 from wingbeat.deployments.replica.engine.engine_messages import (
     EngineStart,
@@ -66,7 +57,7 @@ class EngineClient:
         self._retrying = False
         self.loads = ClientLoads()
         self._streams = RouterStreams(self.loads)
-        self.tell_adapters, self.tell_prefixes = self._streams.tell_adapters, self._streams.tell_prefixes
+        self.tell_names = self._streams.tell_names
         self._lost = asyncio.Event()
         self.failure: EngineFailed | None = None
         self._event_loop.add_reader(link.fileno(), self._receive)
@@ -111,32 +102,31 @@ class EngineClient:
         Raises:
             RouterGone: the client is not connected.
             EngineFailed: the engine is gone.
-            TypeError, IndexError: something among the requests has no number that an answer could go to.
+            AttributeError: something among the requests has no number that an answer could go to.
         """
         self.check_alive()
         if client_id not in self._streams:
             raise RouterGone(f"client {client_id} is not connected to this engine")
-        by_number = {packed[0]: packed for packed in self._with_shared_images(client_id, requests)}
-        on_trial = [number for number, packed in by_number.items() if packed[ON_TRIAL]]
+        by_number = {one.number: one for one in self._with_shared_images(client_id, requests)}
         end = self._send((ToEngine.SUBMIT, client_id, list(by_number.values())))
-        for number, packed in by_number.items():
+        for number, one in by_number.items():
             self._open.setdefault((client_id, number), end)
-            self.loads.submitted(client_id, packed)
-        for number in on_trial:
-            self._trials.submitted((client_id, number))
+            self.loads.submitted(client_id, number, one.request)
+            if one.request.on_trial:
+                self._trials.submitted((client_id, number))
         self._streams.tell_loads_soon()
 
     def _with_shared_images(self, client_id: str, requests: Iterable[WireRequest]) -> Iterator[WireRequest]:
         """The requests with their images in memory that the engine maps; those that find no room fail."""
-        for packed in requests:
+        for one in requests:
             try:
-                shared, fd = share_images(packed)
+                shared, fd = share_images(one)
             except OSError as error:
-                given_up = GivenUp(Verdict.FAILED, f"its images find no room in memory: {error}")
-                self._streams.get(client_id).put([pack_given_up(packed[0], given_up)])
+                problem = f"its images find no room in memory: {error}"
+                self._streams.get(client_id).give_up(one.number, Verdict.FAILED, problem)
                 continue
             if fd is not None:
-                self._images.setdefault((client_id, packed[0]), []).append(fd)
+                self._images.setdefault((client_id, one.number), []).append(fd)
             yield shared
 
     def _close_images(self, request: tuple[str, int]) -> None:
@@ -219,7 +209,7 @@ class EngineClient:
         for verdict, requests in ((Verdict.SUSPECTED, blamed), (Verdict.RETURNED, self._open.keys() - ran)):
             for client_id, number in requests:
                 if (stream := self._streams.get(client_id)) is not None:
-                    stream.put([pack_given_up(number, GivenUp(verdict, reason))])
+                    stream.give_up(number, verdict, reason)
         self._open.clear()
         for request in list(self._images):
             self._close_images(request)
@@ -270,17 +260,18 @@ class EngineClient:
                     self.lose(*rest)
                     return
 
-    def _hand_out(self, messages: dict[str, list[WireOutput]]) -> None:
+    def _hand_out(self, messages: dict[str, bytes]) -> None:
         for client_id, message in messages.items():
             stream = self._streams.get(client_id)
             if stream is None:
                 continue
-            stream.put(message)
-            for packed in message:
-                self.loads.written(client_id, packed)
-                self._trials.written((client_id, packed[0]), len(packed[1]))
-                if packed[FINISH_REASON] is not None or packed[GIVEN_UP] is not None:
-                    self._end_request(client_id, packed[0])
+            outputs = decode(message).outputs
+            for output in outputs:
+                self.loads.written(client_id, output)
+                self._trials.written((client_id, output.number), len(output.token_ids))
+                if output.is_last:
+                    self._end_request(client_id, output.number)
+            stream.put(outputs)
 
     def _end_request(self, client_id: str, number: int) -> None:
         self._open.pop((client_id, number), None)

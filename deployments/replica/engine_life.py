@@ -12,13 +12,14 @@ from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.tcp.remote_address import ChannelName
 from wingbeat.cluster.child_process import STACKS_SIGNAL, ChildProcess, is_stopped, threads_of
 from wingbeat.cluster.memory_kills import MemoryKills
+from wingbeat.deployments.fleet.catalog import Catalog
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.prefixes import PrefixCatalog
 from wingbeat.deployments.replica.drafters.supervisor import DrafterHandle, DrafterSupervisor
 from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineClient, EngineFailed
 from wingbeat.deployments.replica.engine_watch import LOOK_S, EngineWatch
 from wingbeat.runtime.disk_cache import compiler_env
+from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class EngineLife:
         start: EngineStart,
         launch_drafter: LaunchDrafter | None,
         launch_ranks: "Callable[[], RayRanks] | None" = None,
-        prefixes: PrefixCatalog | None = None,
+        prefixes: Catalog[SavedPrefix] | None = None,
     ) -> None:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
@@ -65,7 +66,7 @@ class EngineLife:
         self._drafter: DrafterHandle | None = None
         self.ranks = None if launch_ranks is None else launch_ranks()
         self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
-        self._prefixes = PrefixCatalog() if prefixes is None else prefixes
+        self._prefixes = Catalog() if prefixes is None else prefixes
         self._launch_drafter = launch_drafter
         # Launched first: its process starts and loads while the engine's loads the model.
         if launch_drafter is not None:

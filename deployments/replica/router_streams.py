@@ -3,6 +3,7 @@
 import asyncio
 
 from wingbeat.cluster.prefix_index import PrefixIndex
+from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
 from wingbeat.deployments.replica.router_stream import RouterStream
 from wingbeat.runtime.kv.cache_log import CacheChanges
@@ -61,15 +62,10 @@ class RouterStreams:
         for stream in self._streams.values():
             stream.end(error)
 
-    def tell_adapters(self, entries: tuple[tuple, ...]) -> None:
-        """Tell every router which adapters there are."""
+    def tell_names(self, changes: NameChanges) -> None:
+        """Tell every router what adapters and prefixes there are."""
         for stream in self._streams.values():
-            stream.tell_adapters(entries)
-
-    def tell_prefixes(self, entries: tuple[tuple, ...]) -> None:
-        """Tell every router which saved prefixes there are."""
-        for stream in self._streams.values():
-            stream.tell_prefixes(entries)
+            stream.tell_names(changes)
 
     def tell_cached(self, changes: CacheChanges) -> None:
         """Tell every router what the engine's prefix cache has gained and lost."""

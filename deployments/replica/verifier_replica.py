@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from wingbeat.cluster.cores import CoreClaim, claim_core
 from wingbeat.cluster.engine_speed import EngineSpeed
 from wingbeat.cluster.placement import address_if_remote, address_of_node, assigned_devices
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.log import show_log
 from wingbeat.deployments.metrics.exposition import SnapshotCollector
 from wingbeat.deployments.metrics.fleet_figures import FleetSnapshot
@@ -31,7 +32,6 @@ from wingbeat.deployments.replica.engine.engine_messages import EngineStart
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.engine_life import EngineLife
 from wingbeat.deployments.replica.engine_supervisor import EngineSupervisor
-from wingbeat.deployments.replica.served_names import ServedNames
 
 if TYPE_CHECKING:
     from wingbeat.deployments.replica.ray_ranks import RayRanks
@@ -51,7 +51,7 @@ class OtherModel(RuntimeError):
     """The caller's requests are for another model, such as that before an update."""
 
 
-class Verifier(ServedNames):
+class Verifier:
     """One engine and its drafter. Every call names the engine it is meant for; see `EngineRequestRouter`.
 
     The engine's name is the replica's, so it stays when the engine's process is replaced.
@@ -61,9 +61,10 @@ class Verifier(ServedNames):
     """
 
     async def __init__(self, config: AppConfig, drafters: DeploymentHandle | None = None) -> None:
-        super().__init__()
         show_log()
         self._engine_id = serve.get_replica_context().replica_id.unique_id
+        self._names = Names()
+        """That requests may give, kept for routers to come."""
         self._seen_at: dict[str, float] = {}
         self._reports = RouterReports()
         self._tasks: list[asyncio.Task] = []
@@ -80,7 +81,7 @@ class Verifier(ServedNames):
         elif config.has_drafter():
             falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
             launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._prefixes))
+        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._names.prefixes))
         try:
             await self._engines.start()
         except BaseException:
@@ -99,8 +100,18 @@ class Verifier(ServedNames):
         """The model that is served here."""
         return self._info
 
-    async def submit(self, *, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
-        """Hand requests to the engine; what it refuses is said in the stream.
+    async def exchange(
+        self,
+        *,
+        engine_id: str,
+        client_id: str,
+        requests: Sequence[WireRequest] = (),
+        withdrawn: Sequence[int] = (),
+        aborted: Sequence[int] = (),
+    ) -> None:
+        """Take a router's requests, give those back that it withdraws and that have not begun to run, and stop others.
+
+        The stream says what is refused and given back. A call of nothing is a sign of life.
 
         Raises:
             WrongEngine: this is another engine.
@@ -108,35 +119,20 @@ class Verifier(ServedNames):
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id, client_id)
-        self._engines.client.submit(client_id, requests)
-
-    async def abort(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Stop requests; with none of them, a sign of life.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id, client_id)
-        if numbers:
-            self._engines.client.abort(client_id, numbers)
-
-    async def withdraw(self, *, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        """Give requests back that have not begun to run; the stream says which.
-
-        Raises:
-            WrongEngine: this is another engine.
-            EngineFailed: the engine's process has died.
-        """
-        self._check(engine_id, client_id)
-        self._engines.client.withdraw(client_id, numbers)
+        if requests:
+            self._engines.client.submit(client_id, requests)
+        if withdrawn:
+            self._engines.client.withdraw(client_id, withdrawn)
+        if aborted:
+            self._engines.client.abort(client_id, aborted)
 
     async def stream(
         self, *, engine_id: str, client_id: str, text_identity: str | None = None
-    ) -> AsyncGenerator[list[WireOutput], None]:
-        """Messages for one router, an empty one first. Its end, for whatever reason, aborts the router's requests.
+    ) -> AsyncGenerator[bytes, None]:
+        """Messages for one router, as `encode` makes them, an empty one first.
 
-        While a new engine is being started, the first message waits for it.
+        The end of the stream, for whatever reason, aborts the router's requests. While a new engine is being started,
+        the first message waits for it.
 
         Args:
             text_identity: `AppConfig.text_identity` of what the router's requests are for; None takes any.
@@ -153,9 +149,9 @@ class Verifier(ServedNames):
         client = await self._engines.ready()
         self._check(engine_id, client_id)
         stream = client.connect(client_id)
-        self._tell_names(stream)
+        stream.tell_names(self._names.changes())
         try:
-            yield []
+            yield encode([])
             while True:
                 yield await stream.take()
         finally:
@@ -236,15 +232,29 @@ class Verifier(ServedNames):
             self._check(engine_id)
         await self._engines.client.call("check_integrity")
 
-    async def reset_prefix_cache(self, *, engine_id: str) -> None:
-        """Forget the prefixes that are cached.
+    async def operate(self, *, engine_id: str, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """A method of `EngineOperations`, between two rounds of the engine.
 
         Raises:
             WrongEngine: this is another engine.
             EngineFailed: the engine's process has died.
         """
         self._check(engine_id)
-        await self._engines.client.call("reset_prefix_cache")
+        return await self._engines.client.call("operate", operation, arguments)
+
+    async def tell(self, *, engine_id: str, changes: NameChanges) -> None:
+        """Keep what a router says of names, tell the other routers, and have the engine pin and write its prefixes.
+
+        Raises:
+            WrongEngine: this is another engine.
+            EngineFailed: the engine's process has died.
+        """
+        self._check(engine_id)
+        changed = self._names.merge(changes)
+        client = self._engines.client
+        client.tell_names(changed)
+        if changed.prefixes:
+            await client.call("keep_prefixes", changed.prefixes)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook: what an autoscaling policy can read. Serve's own count sees one stream per router."""

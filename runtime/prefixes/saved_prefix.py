@@ -9,7 +9,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SavedPrefix(NamedTuple):
-    """What a name stands for; it travels as a plain tuple."""
+    """What a name stands for."""
 
     name: str
     version: int
@@ -24,17 +24,6 @@ class SavedPrefix(NamedTuple):
     def adapter_digest(self) -> str:
         """Of its adapter; empty for none."""
         return "" if self.adapter is None else self.adapter.digest
-
-    @classmethod
-    def of_fields(cls, fields: tuple) -> "SavedPrefix":
-        """The inverse of `fields`."""
-        name, version, token_ids, adapter, conversation = fields
-        adapter = None if adapter is None else AdapterName(*adapter)
-        return cls(name, version, tuple(token_ids), adapter, conversation)
-
-    def fields(self) -> tuple:
-        """As it travels."""
-        return (*self[:3], None if self.adapter is None else tuple(self.adapter), self.conversation)
 
 
 def is_prefix_name(name: str) -> bool:

@@ -112,7 +112,15 @@ class SamplingParams:
     """Draft and verify whole trees, also where the measured costs say that it does not pay; the tokens are the same."""
 
     def __post_init__(self) -> None:
-        # What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
+        self.check()
+        if self.temperature < GREEDY_BELOW:
+            object.__setattr__(self, "temperature", 0.0)
+
+    def check(self) -> None:
+        """Raises ValueError, beginning with the field's name, for a field that is out of range.
+
+        What passes fits the tensors it is copied into, so that no request can fail a batch by its numbers.
+        """
         for name, kind, low, high, allowed in _RANGES:
             value = getattr(self, name)
             if not isinstance(value, kind) or not low <= value <= high:
@@ -134,8 +142,6 @@ class SamplingParams:
                 raise ValueError(f"logit_bias adds {value} to token {token_id}: must be a finite number")
         if not isinstance(self.cache_salt, str):
             raise ValueError("cache_salt is no text")
-        if self.temperature < GREEDY_BELOW:
-            object.__setattr__(self, "temperature", 0.0)
 
     @property
     def has_penalties(self) -> bool:

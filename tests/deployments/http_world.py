@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 from tokenizers import Tokenizer as BackendTokenizer
@@ -16,10 +17,13 @@ from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.adapters import FleetAdapters
+from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
+from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
@@ -57,56 +61,66 @@ class FakeAdmission:
         self._pool.num_admitted -= given
 
 
-class FakeAdapterFiles:
-    """An engine that can load the adapters `good` and `other`, and remembers what it was told."""
+class FakeOneEngine:
+    """A transport to one engine, whose operations are methods; remembers what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple] = []
+        self.told: list[NameChanges] = []
+        self.engines = EveryEngine(self.call, lambda: ["engine"])
+
+    async def call(self, engine_id: str, name: str, *, works: bool = False, **fields: Any) -> Any:
+        if name == "tell":
+            return self.told.append(fields["changes"])
+        return getattr(self, fields["operation"])(*fields["arguments"])
+
+
+class FakeAdapterFiles(FakeOneEngine):
+    """An engine that can load the adapters `good` and `other`."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.unloaded: list[str] = []
 
-    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
+    def load_adapter(self, name: str, path: str) -> tuple[AdapterName | None, str]:
         if path not in ("good", "other"):
             return None, f"{path}: it is not there"
-        return (name, path, f"digest of {path}"), ""
+        return AdapterName(name, path, f"digest of {path}"), ""
 
-    async def unload_adapter(self, engine_id: str, digest: str) -> None:
+    def unload_adapter(self, digest: str) -> None:
         self.unloaded.append(digest)
 
-    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        self.told.append(entries)
 
-
-class FakePrefixes:
-    """An engine that pins up to 40 tokens in blocks of 4, and remembers what it was told; `files` are on its disk."""
+class FakePrefixes(FakeOneEngine):
+    """An engine that pins up to 40 tokens in blocks of 4; `files` are on its disk."""
 
     def __init__(self) -> None:
-        self.told: list[tuple] = []
+        super().__init__()
         self.pinned: dict[tuple[str, int], int] = {}
         self.dropped: list[str] = []
         self.files: dict[str, SavedPrefix] = {}
+        self.num_resets = 0
 
-    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
-        prefix = SavedPrefix.of_fields(fields)
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+    def save_prefix(self, prefix: SavedPrefix) -> tuple[str, str] | None:
         if len(prefix.token_ids) > 40:
             return "pinned_memory_exceeded", "needs more than 40"
         self.pinned[prefix.name, prefix.version] = len(prefix.token_ids) // 4
         return None
 
-    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
+    def drop_prefix(self, name: str, version: int) -> None:
         self.dropped.append(name)
 
-    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
-        return self.files[name].fields() if name in self.files else None
+    def stored_prefix(self, name: str) -> SavedPrefix | None:
+        return self.files.get(name)
 
-    async def describe_prefixes(self, engine_id: str) -> dict:
+    def describe_prefixes(self) -> dict:
         figures = [
             {"name": name, "version": version, "blocks": blocks, "bytes": 100 * blocks, "saved": f"/kept/{name}"}
             for (name, version), blocks in self.pinned.items()
         ]
         return {"pinned_tokens": 4 * sum(self.pinned.values()), "max_pinned_tokens": 40, "prefixes": figures}
-
-    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        self.told.append(entries)
 
 
 class FakePool:
@@ -120,9 +134,10 @@ class FakePool:
     ) -> None:
         self.info = ModelInfo("demo", max_model_len=64, vocab_size=VOCAB_SIZE, drafter="fake")
         self.files = FakeAdapterFiles()
-        self.adapters = FleetAdapters(self.files, lambda: ["engine"])
+        self.adapters = FleetAdapters(Catalog(), self.files.engines)
         self.prefix_engine = FakePrefixes()
-        self.prefixes = FleetPrefixes(self.prefix_engine, lambda: ["engine"])
+        self.prefixes = FleetPrefixes(Catalog(), self.prefix_engine.engines)
+        self.every_engine = self.prefix_engine.engines
         self._answer = answer if callable(answer) else lambda _request: answer
         self._tokens_per_output = tokens_per_output
         self._engine_id = engine_id
@@ -132,7 +147,6 @@ class FakePool:
         self.running: set[str] = set()
         self.aborted: set[str] = set()
         self.alive = True
-        self.num_resets = 0
         self.max_requests = 256
         self.num_admitted = 0
         self.hang_after: int | None = None
@@ -142,10 +156,6 @@ class FakePool:
 
     def healthy(self) -> bool:
         return self.alive
-
-    async def reset_prefix_cache(self) -> int:
-        self.num_resets += 1
-        return 1
 
     def admit(self, num_requests: int) -> FakeAdmission:
         if self.num_admitted + num_requests > self.max_requests:

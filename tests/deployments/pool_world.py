@@ -6,12 +6,12 @@ from typing import Any
 
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import BLOCK_SIZE, VOCAB_SIZE, FakeEngine
-from wingbeat.deployments.fleet.adapters import AdapterCatalog
+from wingbeat.deployments.fleet.catalog import NameChanges, Names
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.prefixes import PrefixCatalog
-from wingbeat.deployments.fleet.wire import WireOutput, WireRequest
+from wingbeat.deployments.fleet.wire import WireRequest, encode
 from wingbeat.deployments.replica.router_stream import RouterStream
+from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.scheduling.request import Request, RequestOutput, SamplingParams
 
 
@@ -21,8 +21,7 @@ class LocalEngines:
     def __init__(self, *names: str, round_s: float = 0.002, engine: Callable[..., FakeEngine] = FakeEngine) -> None:
         self.engines = {name: engine(round_s) for name in names}
         self.loops = {name: ThreadedEngine(engine) for name, engine in self.engines.items()}
-        self.catalogs = {name: AdapterCatalog() for name in names}
-        self.prefixes = {name: PrefixCatalog() for name in names}
+        self.names = {name: Names() for name in names}
         self.killed: set[str] = set()
         self.streams: dict[str, list[RouterStream]] = {name: [] for name in names}
         self.listeners: list[Callable[[frozenset[str]], None]] = []
@@ -38,16 +37,13 @@ class LocalEngines:
         listener(frozenset(self.loops))
         return lambda: self.listeners.remove(listener)
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         self._require_alive(engine_id)
         stream = self.loops[engine_id].connect(client_id)
-        if changes := self.catalogs[engine_id].changes():
-            stream.tell_adapters(changes)
-        if changes := self.prefixes[engine_id].changes():
-            stream.tell_prefixes(changes)
+        stream.tell_names(self.names[engine_id].changes())
         self.streams[engine_id].append(stream)
         try:
-            yield []
+            yield encode([])
             while True:
                 message = await stream.take()
                 self._require_alive(engine_id)
@@ -56,58 +52,30 @@ class LocalEngines:
         finally:
             self.loops[engine_id].client.disconnect(client_id)
 
-    async def submit(self, engine_id: str, client_id: str, requests: list[WireRequest]) -> None:
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
         self._require_alive(engine_id)
-        self.loops[engine_id].submit(client_id, requests)
+        return await getattr(self, name)(engine_id, **arguments)
 
-    async def abort(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        self._require_alive(engine_id)
-        self.loops[engine_id].client.abort(client_id, numbers)
+    async def exchange(
+        self, engine_id: str, client_id: str, requests: list[WireRequest], withdrawn: list[int], aborted: list[int]
+    ) -> None:
+        client = self.loops[engine_id].client
+        if requests:
+            client.submit(client_id, requests)
+        client.withdraw(client_id, withdrawn)
+        client.abort(client_id, aborted)
 
-    async def withdraw(self, engine_id: str, client_id: str, numbers: list[int]) -> None:
-        self._require_alive(engine_id)
-        self.loops[engine_id].client.withdraw(client_id, numbers)
+    async def operate(self, engine_id: str, operation: str, arguments: tuple) -> Any:
+        if operation == "load_adapter" and not hasattr(self.engines[engine_id], "adapters"):
+            name, path = arguments
+            return AdapterName(name, path, f"digest of {path}"), ""
+        return await self.loops[engine_id].client.call("operate", operation, arguments)
 
-    async def reset_prefix_cache(self, engine_id: str) -> None:
-        self._require_alive(engine_id)
-        await self.loops[engine_id].client.call("reset_prefix_cache")
-
-    async def load_adapter(self, engine_id: str, name: str, path: str) -> tuple[tuple | None, str]:
-        self._require_alive(engine_id)
-        if not hasattr(self.engines[engine_id], "adapters"):
-            return (name, path, f"digest of {path}"), ""
-        return await self.loops[engine_id].client.call("load_adapter", name, path)
-
-    async def unload_adapter(self, engine_id: str, digest: str) -> None:
-        self._require_alive(engine_id)
-        await self.loops[engine_id].client.call("unload_adapter", digest)
-
-    async def tell_adapters(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        self._require_alive(engine_id)
-        if self.catalogs[engine_id].merge(entries):
-            self.loops[engine_id].client.tell_adapters(self.catalogs[engine_id].changes())
-
-    async def save_prefix(self, engine_id: str, fields: tuple) -> tuple[str, str] | None:
-        return await self._call(engine_id, "save_prefix", fields)
-
-    async def drop_prefix(self, engine_id: str, name: str, version: int) -> None:
-        await self._call(engine_id, "drop_prefix", name, version)
-
-    async def stored_prefix(self, engine_id: str, name: str) -> tuple | None:
-        return await self._call(engine_id, "stored_prefix", name)
-
-    async def describe_prefixes(self, engine_id: str) -> dict[str, Any]:
-        return await self._call(engine_id, "describe_prefixes")
-
-    async def tell_prefixes(self, engine_id: str, entries: tuple[tuple, ...]) -> None:
-        self._require_alive(engine_id)
-        if self.prefixes[engine_id].merge(entries):
-            self.loops[engine_id].client.tell_prefixes(self.prefixes[engine_id].changes())
-            await self._call(engine_id, "keep_prefixes", self.prefixes[engine_id].changes())
-
-    async def _call(self, engine_id: str, name: str, *arguments: Any) -> Any:
-        self._require_alive(engine_id)
-        return await self.loops[engine_id].client.call(name, *arguments)
+    async def tell(self, engine_id: str, changes: NameChanges) -> None:
+        changed, client = self.names[engine_id].merge(changes), self.loops[engine_id].client
+        client.tell_names(changed)
+        if changed.prefixes:
+            await client.call("keep_prefixes", changed.prefixes)
 
     def kill(self, name: str) -> None:
         """The process is gone from one moment to the next: connections break without a word."""

@@ -11,7 +11,6 @@ import pytest
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica import verifier_replica
 from wingbeat.deployments.replica.verifier_replica import Verifier
 
@@ -51,27 +50,12 @@ class LocalReplicas:
         listener(frozenset(self.replicas))
         return lambda: None
 
-    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         async for message in self.replicas[engine_id].stream(engine_id=engine_id, client_id=client_id):
             yield message
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(engine_id: str, *arguments: Any) -> Any:
-            keywords = dict(zip(ARGUMENTS[name], arguments, strict=True))
-            return await getattr(self.replicas[engine_id], name)(engine_id=engine_id, **keywords)
-
-        return call
-
-
-ARGUMENTS = {
-    "submit": ("client_id", "requests"),
-    "abort": ("client_id", "numbers"),
-    "withdraw": ("client_id", "numbers"),
-    "tell_adapters": ("entries",),
-    "tell_prefixes": ("entries",),
-    "reset_prefix_cache": (),
-}
-"""Of the calls of a transport, behind the engine's id."""
+    async def call(self, engine_id: str, name: str, **arguments: Any) -> Any:
+        return await getattr(self.replicas[engine_id], name)(engine_id=engine_id, **arguments)
 
 
 @asynccontextmanager

@@ -35,4 +35,4 @@ def add_server_routes(app: FastAPI, service: CompletionService) -> None:
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, Any]:
-        return {"engines": await service.pool.reset_prefix_cache()}
+        return {"engines": len(await service.pool.every_engine.operate("reset_prefix_cache", works=True))}

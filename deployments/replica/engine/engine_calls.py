@@ -6,6 +6,8 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import CatalogEntry
+from wingbeat.deployments.replica.engine.engine_operations import OPERATIONS, EngineOperations
 from wingbeat.deployments.replica.engine.engine_setup import EngineSetup
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from wingbeat.deployments.replica.engine.live_recording import TrafficRecording
     from wingbeat.deployments.replica.engine.pair_channel import PairChannel
     from wingbeat.runtime.engine.round_clock import RoundTrace
-    from wingbeat.runtime.prefixes.prefix_keeper import Refusal
 
 
 class EngineFigures(NamedTuple):
@@ -41,7 +42,7 @@ class EngineCalls:
     ) -> None:
         self._engine = setup.engine
         self._check_drafter = setup.check_drafter
-        self._adapters = setup.adapters
+        self._operations = EngineOperations(setup, config)
         self._served_adapters = setup.info.adapters
         self._prefixes = setup.prefixes
         self._config = config
@@ -62,67 +63,27 @@ class EngineCalls:
         """Prove that the KV blocks add up; raises the engine's own error, naming the mismatch."""
         self._engine.check_integrity()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget the prefixes that are cached."""
-        self._engine.reset_prefix_cache()
+    def operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """What a router asks for.
 
-    def load_adapter(self, name: str, path: str) -> tuple[tuple | None, str]:
-        """Read and check an adapter below `lora_update_dir`: its fields, or None and why it is not served."""
-        root = self._config.lora_update_dir
-        if self._adapters is None or root is None:
-            return None, "this engine loads none; lora_update_dir says whether and from where"
-        try:
-            if not (root / path).resolve().is_relative_to(root.resolve()):
-                return None, f"{path} is not below lora_update_dir"
-            adapter = self._adapters.inspect(name, root / path)
-            self._adapters.resident.warm(adapter)
-        except (ValueError, OSError, RuntimeError) as error:  # whatever a path can lead to, such as a circle of links
-            return None, str(error)
-        return tuple(adapter), ""
+        Raises:
+            ValueError: there is no such operation.
+        """
+        if operation not in OPERATIONS:
+            raise ValueError(f"{operation} is no operation of an engine: {', '.join(sorted(OPERATIONS))}")
+        return getattr(self._operations, operation)(*arguments)
 
-    def unload_adapter(self, digest: str) -> None:
-        """Free an adapter's place once no sequence runs with it."""
-        if self._adapters is not None:
-            self._adapters.resident.unload(digest)
-
-    def open_prefixes(self, entries: tuple[tuple, ...]) -> tuple[tuple, ...]:
+    def open_prefixes(self, entries: tuple[CatalogEntry[SavedPrefix], ...]) -> tuple[CatalogEntry[SavedPrefix], ...]:
         """Pin what is kept on disk, and what the replica knows; returns the former as `Catalog.changes` would."""
         if self._prefixes is None:
             return ()
         found = self._prefixes.open(self._served_adapters)
         self.keep_prefixes(entries)
-        return tuple((prefix.name, prefix.version, prefix.fields()) for prefix in found)
+        return tuple(CatalogEntry(prefix.name, prefix.version, prefix) for prefix in found)
 
-    def save_prefix(self, fields: tuple) -> "Future[Refusal | None] | tuple[str, str]":
-        """Pin a prefix, once it is computed: None, or code and reason where it cannot be."""
-        if self._prefixes is None:
-            return "invalid_value", "cannot be kept: this engine keeps no prefixes"
-        return self._prefixes.save(SavedPrefix.of_fields(fields))
-
-    def drop_prefix(self, name: str, version: int) -> None:
-        """Let go of one that is not to be kept."""
-        if self._prefixes is not None:
-            self._prefixes.drop(name, version)
-
-    def keep_prefixes(self, entries: tuple[tuple, ...]) -> "Future[None] | None":
+    def keep_prefixes(self, entries: tuple[CatalogEntry[SavedPrefix], ...]) -> "Future[None] | None":
         """Have the prefixes that `Catalog.changes` says; ends once those that are pinned are written."""
-        if self._prefixes is None:
-            return None
-        return self._prefixes.keep(
-            (name, version, None if fields is None else SavedPrefix.of_fields(fields))
-            for name, version, fields in entries
-        )
-
-    def stored_prefix(self, name: str) -> tuple | None:
-        """Fields of the prefix that has this name on disk."""
-        found = None if self._prefixes is None else self._prefixes.stored(name)
-        return None if found is None else found.fields()
-
-    def describe_prefixes(self) -> dict[str, Any]:
-        """What is pinned."""
-        if self._prefixes is None:
-            return {"pinned_tokens": 0, "max_pinned_tokens": 0, "prefixes": []}
-        return self._prefixes.describe()
+        return None if self._prefixes is None else self._prefixes.keep(entries)
 
     def attach_drafter(self) -> None:
         """Draft from the next round on, with the drafter that has attached to the channel.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wingbeat.cluster.channels.link import Link
 from wingbeat.cluster.channels.pulse import Work
-from wingbeat.deployments.fleet.wire import Verdict, WireRequest, unpack_request
+from wingbeat.deployments.fleet.wire import Verdict, WireRequest, received
 from wingbeat.deployments.replica.engine.engine_messages import ToEngine, ToReplica, name_of, portable
 from wingbeat.deployments.replica.engine.engine_setup import ServedEngine
 from wingbeat.deployments.replica.engine.shared_images import attach_images
@@ -207,19 +207,19 @@ class EngineLoop:
     def _add(self, client_id: str, requests: Iterable[WireRequest]) -> None:
         if client_id not in self._outboxes:
             self._outboxes[client_id] = Outbox(self._stream_interval_s)
-        for packed in requests:
-            self._add_one(client_id, packed[0], packed, self._outboxes[client_id])
+        for one in requests:
+            self._add_one(client_id, one, self._outboxes[client_id])
         self._flush(time.monotonic())
 
-    def _add_one(self, client_id: str, number: int, packed: WireRequest, outbox: Outbox) -> None:
+    def _add_one(self, client_id: str, one: WireRequest, outbox: Outbox) -> None:
         """Hand one request to the engine; whatever that raises is told to its client and is nobody else's matter."""
-        request_id = name_of(client_id, number)
+        number, request_id = one.number, name_of(client_id, one.number)
         if request_id in self._owners:
             logger.warning("Request %s was submitted twice: it runs once", request_id)
             return
         with self._refusing(request_id, number, outbox):
             self._pulse.begin(Work.MESSAGE, (request_id,))
-            request = unpack_request(attach_images(packed), request_id)
+            request = received(attach_images(one), request_id)
             self._owners[request_id] = (client_id, number)
             if request.params.grammar is None:
                 self._engine.add_request(request)

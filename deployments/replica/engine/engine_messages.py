@@ -43,7 +43,7 @@ class ToReplica(StrEnum):
     FAILED = "failed"
     """The exception that kept it from starting"""
     OUTPUTS = "outputs"
-    """list of WireOutput by client"""
+    """a message of WireOutputs by client, as `encode` makes them"""
     CACHED = "cached"
     """`CacheChanges` of its prefix cache"""
     RESULT = "result"

@@ -5,11 +5,13 @@ The memory has no name. The engine finds it among the replica's open files, and 
 
 import mmap
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from wingbeat.deployments.fleet.wire import IMAGES, WireRequest
+from wingbeat.deployments.fleet.wire import SharedImages, WireRequest
+from wingbeat.runtime.scheduling.request import Request
 
 _ALIGNMENT = 64
 
@@ -22,63 +24,53 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class _Shared(NamedTuple):
-    """In the place of a request's images."""
-
-    path: str
-    size: int
-    images: tuple[tuple, ...]
-    """As in a `WireRequest`, with a `_Place` for each array."""
-
-
-def share_images(packed: WireRequest) -> tuple[WireRequest, int | None]:
+def share_images(sent: WireRequest) -> tuple[WireRequest, int | None]:
     """The request with its images in memory of their own, and its file descriptor, which the caller closes.
 
     Raises:
         OSError: there is no room for them.
     """
-    if not packed[IMAGES]:
-        return packed, None
+    if not sent.request.images:
+        return sent, None
     fd, end, images = os.memfd_create("wingbeat-images"), 0, []
     try:
-        for image in packed[IMAGES]:
+        for image in sent.request.images:
             places = {}
-            for name, given in image[3].items():
+            for name, given in image.arrays.items():
                 array = np.ascontiguousarray(given)
-                places[name] = tuple(_Place(end, array.dtype.str, array.shape))
+                places[name] = _Place(end, array.dtype.str, array.shape)
                 _write(fd, memoryview(array.reshape(-1).view(np.uint8)), end)
                 end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-            images.append((*image[:3], places, *image[4:]))
+            images.append(image._replace(arrays=places))
         os.ftruncate(fd, max(end, 1))
     except BaseException:
         os.close(fd)
         raise
-    shared = tuple(_Shared(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(images)))
-    return (*packed[:IMAGES], shared, *packed[IMAGES + 1 :]), fd
+    shared = SharedImages(f"/proc/{os.getpid()}/fd/{fd}", max(end, 1), tuple(images))
+    return WireRequest(sent.number, replace(sent.request, images=()), shared), fd
 
 
-def attach_images(packed: WireRequest) -> WireRequest:
+def attach_images(sent: WireRequest) -> Request:
     """The inverse, in the engine's process; nothing is copied.
 
     Raises:
         OSError, ValueError: the memory is gone, because the request is.
     """
-    if not packed[IMAGES]:
-        return packed
-    path, size, images = packed[IMAGES]
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if sent.images is None:
+        return sent.request
+    fd = os.open(sent.images.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        memory = mmap.mmap(fd, sent.images.size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     attached = []
-    for image in images:
+    for image in sent.images.images:
         arrays = {}
-        for name, (offset, dtype, shape) in image[3].items():
-            count = int(np.prod(shape))
-            arrays[name] = np.frombuffer(memory, dtype, count, offset).reshape(shape)
-        attached.append((*image[:3], arrays, *image[4:]))
-    return (*packed[:IMAGES], tuple(attached), *packed[IMAGES + 1 :])
+        for name, place in image.arrays.items():
+            count = int(np.prod(place.shape))
+            arrays[name] = np.frombuffer(memory, place.dtype, count, place.offset).reshape(place.shape)
+        attached.append(image._replace(arrays=arrays))
+    return replace(sent.request, images=tuple(attached))
 
 
 def _write(fd: int, data: memoryview, offset: int) -> None:

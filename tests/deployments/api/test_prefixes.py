@@ -5,6 +5,8 @@ from pydantic import SecretStr
 
 from tests.deployments.http_world import TOKENIZER, FakePool, byte_tokenizer, call, chat, complete
 from wingbeat.deployments.api.access import Access
+from wingbeat.deployments.fleet.catalog import Catalog
+from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
 from wingbeat.runtime.lora.resident import AdapterName
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
@@ -52,7 +54,7 @@ def test_a_prefix_is_made_listed_and_deleted():
     listed = call(pool, PATH, method="GET").json()
     assert listed == {"object": "list", "data": [card], "pinned_tokens": 8, "max_pinned_tokens": 40}
     assert call(pool, f"{PATH}/p", method="DELETE").json() == {"object": "prefix", "name": "p", "deleted": True}
-    assert pool.prefix_engine.told[-1][0][2] is None
+    assert pool.prefix_engine.told[-1].prefixes[0].thing is None
     assert call(pool, PATH, method="GET").json()["data"] == []
     again = call(pool, f"{PATH}/p", method="DELETE")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "prefix_not_found")
@@ -242,6 +244,6 @@ def test_an_operators_key_opens_them_and_a_clients_does_not():
 
 def test_without_an_engine_there_is_a_503():
     pool = FakePool()
-    pool.prefixes = FleetPrefixes(pool.prefix_engine, lambda: [])
+    pool.prefixes = FleetPrefixes(Catalog(), EveryEngine(pool.prefix_engine.call, lambda: []))
     for answer in (save(pool, prompt="Be brief."), save(pool), call(pool, PATH, method="GET")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")

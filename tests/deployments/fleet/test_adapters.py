@@ -4,7 +4,7 @@ import asyncio
 
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run
 from wingbeat.cluster.prefix_index import PromptBlocks
-from wingbeat.deployments.fleet.adapters import AdapterCatalog
+from wingbeat.deployments.fleet.catalog import Catalog, CatalogEntry
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
 from wingbeat.runtime.lora.resident import AdapterName
@@ -31,9 +31,9 @@ def knows(pool: EnginePool, *names: str) -> bool:
 
 
 def test_the_last_change_of_a_name_counts_in_whatever_order_it_is_heard():
-    first, second, late = (AdapterCatalog() for _ in range(3))
+    first, second, late = (Catalog() for _ in range(3))
     for catalog in (first, second):
-        catalog.merge([("sql", 0, SQL)])
+        catalog.merge([CatalogEntry("sql", 0, SQL)])
     first.put("sql", None)
     second.merge(first.changes())
     second.put("sql", SQL._replace(digest="d2"))
@@ -64,9 +64,9 @@ def test_a_replica_that_comes_is_told_by_the_routers():
         source.announce("a")
         await until(lambda: len(pool.loads()) == 1)
         await pool.adapters.load("sql", "/adapters/sql")
-        assert source.catalogs["b"].find("sql") is None
+        assert source.names["b"].adapters.find("sql") is None
         source.announce("a", "b")
-        await until(lambda: source.catalogs["b"].find("sql") is not None)
+        await until(lambda: source.names["b"].adapters.find("sql") is not None)
 
     run(scenario, "a", "b")
 

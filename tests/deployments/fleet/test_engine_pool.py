@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import pickle
 import time
 
+import numpy as np
 import pytest
 
 from tests.deployments.engine_world import ThreadedEngine
@@ -12,10 +14,19 @@ from tests.fakes import FakeEngine, expected_tokens, wait_until
 from wingbeat.cluster.routing import EngineLoad, TokenRate
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineOverloaded, EngineUnavailable, ModelInfo
-from wingbeat.deployments.fleet.wire import Verdict, pack_output, pack_request, unpack, unpack_request
+from wingbeat.deployments.fleet.wire import EngineReport, Verdict, WireOutput, WireRequest, decode, encode, received
 from wingbeat.deployments.replica.engine_client import EngineFailed
 from wingbeat.deployments.replica.router_stream import Outbox, RouterStream
-from wingbeat.runtime.scheduling.request import FinishReason, Request, RequestOutput, SamplingParams, VerifiedRound
+from wingbeat.runtime.kv.cache_log import CacheChanges
+from wingbeat.runtime.scheduling.packed_logprobs import PackedLogprobs
+from wingbeat.runtime.scheduling.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+    VerifiedRound,
+)
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 
 
@@ -221,49 +232,66 @@ def test_within_the_interval_several_rounds_become_one_message():
         outbox.put(1, RequestOutput("r", (i,)), urgent=i == 0)
         assert outbox.due(float(i)) == (i == 0)
         if i == 0:
-            assert [unpack(part)[1].token_ids for part in outbox.take(0.0)] == [(0,)]
+            assert [part.token_ids for part in decode(outbox.take(0.0)).outputs] == [[0]]
     outbox.put(1, RequestOutput("r", (5,), FinishReason.STOP), urgent=True)
     assert outbox.due(5.0)
-    (message,) = outbox.take(5.0)
-    assert unpack(message)[1].token_ids == (1, 2, 3, 4, 5)
-    assert unpack(message)[1].finish_reason is FinishReason.STOP
+    (output,) = decode(outbox.take(5.0)).outputs
+    assert output.token_ids == [1, 2, 3, 4, 5]
+    assert output.finish_reason is FinishReason.STOP
 
 
 def test_a_slow_consumer_gets_several_messages_as_one():
     async def scenario() -> None:
         stream = RouterStream()
         for i in range(5):
-            stream.put([pack_output(1, RequestOutput("r", (i,))), pack_output(2, RequestOutput("s", (9,)))])
-        stream.put([pack_output(1, RequestOutput("r", (5,), FinishReason.STOP))])
-        one, other = await stream.take()
-        assert unpack(one)[1] == RequestOutput("", (0, 1, 2, 3, 4, 5), FinishReason.STOP)
-        assert unpack(other)[1].token_ids == (9,) * 5
+            stream.put([WireOutput.of(1, RequestOutput("r", (i,))), WireOutput.of(2, RequestOutput("s", (9,)))])
+        stream.put([WireOutput.of(1, RequestOutput("r", (5,), FinishReason.STOP))])
+        one, other = decode(await stream.take()).outputs
+        assert one.opened() == RequestOutput("", (0, 1, 2, 3, 4, 5), FinishReason.STOP)
+        assert other.token_ids == [9] * 5
 
     asyncio.run(asyncio.wait_for(scenario(), 5))
 
 
-def test_outputs_that_do_not_fit_together_give_up_their_request_alone():
+@pytest.mark.parametrize("wrong", [{"token_ids": None}, {"token_ids": (object(),)}, {"finish_reason": object()}])
+def test_an_output_that_cannot_be_sent_gives_up_its_request_alone(wrong):
+    outbox = Outbox(interval_s=0.0)
+    outbox.put(2, RequestOutput("s", (9,)), urgent=False)
+    outbox.put(1, RequestOutput("r", (1,))._replace(**wrong), urgent=False)
+    good, bad = decode(outbox.take(0.0)).outputs
+    assert good.opened() == RequestOutput("", (9,))
+    assert (bad.number, bad.given_up.verdict) == (1, Verdict.FAILED)
+
+
+def test_nothing_of_a_request_that_is_given_up_comes_behind_that():
     async def scenario() -> None:
         stream = RouterStream()
-        unsendable = RequestOutput("r", None)
-        stream.put([pack_output(1, unsendable)])
-        stream.put([pack_output(1, unsendable), pack_output(2, RequestOutput("s", (9,)))])
-        stream.put([pack_output(1, RequestOutput("r", (5,)))])  # behind a gap
-        good, bad = await stream.take()
-        assert unpack(good)[:2] == (2, RequestOutput("", (9,)))
-        number, _, given_up = unpack(bad)
-        assert (number, given_up.verdict) == (1, Verdict.FAILED)
+        stream.put([WireOutput.of(1, RequestOutput("r", (4,)))])
+        stream.give_up(1, Verdict.FAILED, "of the test")
+        stream.put([WireOutput.of(1, RequestOutput("r", (5,)))])
+        before, last = decode(await stream.take()).outputs
+        assert (before.token_ids, last.given_up) == ([4], (Verdict.FAILED, "of the test"))
 
     asyncio.run(asyncio.wait_for(scenario(), 5))
 
 
 def test_requests_and_outputs_survive_the_wire():
     params = SamplingParams(5, 0.5, 0.9, 3, 0.1, -9, True, False, trace=True)
-    assert unpack_request(pack_request(3, Request("x", (4, 5), params)), "y") == Request("y", (4, 5), params)
+    sent = pickle.loads(pickle.dumps(WireRequest(3, Request("x", (4, 5), params))))
+    assert received(sent.request, "y") == Request("y", (4, 5), params)
     metrics = SpeculationMetrics(3, 9, 2, [2, 0])
     rounds = VerifiedRound((1,), plain_reason="plain"), VerifiedRound((2,), (1, 2, 3), (-1, 0, 0), (1,))
-    output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16, rounds=rounds)
-    assert unpack(pack_output(8, output)) == (8, output, None)
+    logprobs = TokenLogprob(-0.5, ((1, -0.5), (2, -3.0))), TokenLogprob(float("-inf"))
+    output = RequestOutput("", (1, 2), FinishReason.LENGTH, metrics, 16, logprobs=logprobs, rounds=rounds, queue_s=0.5)
+    of_prompt = PackedLogprobs(np.arange(6).reshape(2, 3))
+    reported, refused = output._replace(prompt_logprobs=of_prompt), output._replace(failure="x", is_refusal=True)
+    message = encode([WireOutput.of(8, one) for one in (output, reported, refused)])
+    got, other, given_up = decode(message).outputs
+    assert (got.number, got.opened(), got.is_last) == (8, output, True)
+    assert list(other.opened().prompt_logprobs) == list(of_prompt)
+    assert given_up.given_up == (Verdict.REFUSED, "x")
+    report = EngineReport(CacheChanges(True, b"a", b"b"), (3, 400), stalled=True)
+    assert decode(encode([], report)) == ([], report)
 
 
 def test_an_engine_whose_replica_does_not_read_goes_on_and_loses_no_token():
@@ -272,14 +300,14 @@ def test_an_engine_whose_replica_does_not_read_goes_on_and_loses_no_token():
         engine = ThreadedEngine(fake, ring_bytes=2048)
         stream = engine.connect("client")
         requests = [make_request(count=190, seed=seed) for seed in range(4)]
-        engine.submit("client", [pack_request(number, request) for number, request in enumerate(requests)])
+        engine.submit("client", [WireRequest(number, request) for number, request in enumerate(requests)])
         # This thread is the replica's event loop.
         wait_until(lambda: fake.num_started == 4 and not fake.has_unfinished_requests())
         assert engine.client._link._in.has_bytes
         got: dict[int, list[int]] = {number: [] for number in range(4)}
         while min(map(len, got.values())) < 190:
-            for packed in await stream.take():
-                got[packed[0]] += packed[1]
+            for output in decode(await stream.take()).outputs:
+                got[output.number] += output.token_ids
         assert [tuple(got[seed]) for seed in range(4)] == [expected_tokens((1, 2, 3), seed, 190) for seed in range(4)]
         engine.close()
 

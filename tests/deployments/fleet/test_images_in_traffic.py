@@ -9,7 +9,7 @@ import pytest
 from tests.deployments.pool_world import LocalEngines, collect, make_request, run, tokens
 from tests.fakes import expected_tokens, wait_until
 from wingbeat.deployments.fleet.engine_pool import EnginePool
-from wingbeat.deployments.fleet.wire import pack_request, unpack_request
+from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
 from wingbeat.runtime.scheduling.images import ImageInput
 from wingbeat.runtime.scheduling.request import Request, SamplingParams
@@ -39,21 +39,22 @@ def open_memory():
 
 
 def test_images_come_as_they_were_sent_and_their_pixels_not_through_the_link():
-    packed, memory = share_images(pack_request(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
-    got = unpack_request(attach_images(packed), "a").images
+    packed, memory = share_images(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
+    got = received(attach_images(packed), "a").images
     os.close(memory)
     assert all(map(same, got, IMAGES))
-    assert not any(isinstance(value, np.ndarray) for image in packed[6][2] for value in image[3].values())
+    assert not packed.request.images
+    assert not any(isinstance(value, np.ndarray) for image in packed.images.images for value in image.arrays.values())
 
 
 def test_a_request_without_images_is_left_alone():
-    packed = pack_request(7, Request("a", (1, 2, 3), SamplingParams()))
+    packed = WireRequest(7, Request("a", (1, 2, 3), SamplingParams()))
     assert share_images(packed) == (packed, None)
-    assert attach_images(packed) is packed
+    assert attach_images(packed) is packed.request
 
 
 def test_images_whose_request_has_gone_are_no_images():
-    packed, memory = share_images(pack_request(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
+    packed, memory = share_images(WireRequest(7, Request("a", (1, 2, 3), SamplingParams(), images=IMAGES)))
     os.close(memory)
     with pytest.raises(OSError, match="No such file"):
         attach_images(packed)

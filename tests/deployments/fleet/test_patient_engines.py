@@ -25,25 +25,26 @@ async def for_ever(*arguments: object, **named: object) -> None:
 
 def test_requests_that_an_engine_does_not_even_take_go_to_another_one():
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        answers = source.submit
+        answers = source.exchange
 
-        async def hangs(engine_id: str, client_id: str, requests: list) -> None:
-            await (for_ever() if engine_id == "a" else answers(engine_id, client_id, requests))
+        async def hangs(engine_id: str, **changes: object) -> None:
+            await (for_ever() if engine_id == "a" else answers(engine_id, **changes))
 
-        source.submit = hangs
+        source.exchange = hangs
         tasks = [asyncio.create_task(collect(pool, make_request(f"r{index}"))) for index in range(4)]
         assert [tokens(await task) for task in tasks] == [expected_tokens((1, 2, 3), 7, 20)] * 4
 
     run(scenario, "a", "b")
 
 
-def test_a_call_that_is_not_answered_says_so():
+@pytest.mark.parametrize("works", [False, True])
+def test_a_call_that_is_not_answered_says_so(works):
     async def scenario(source: LocalEngines, pool: EnginePool) -> None:
-        source.reset_prefix_cache = for_ever
+        source.operate = for_ever
         with pytest.raises(EngineUnavailable):
-            await pool.reset_prefix_cache()
+            await pool.every_engine.operate("reset_prefix_cache", works=works)
         with pytest.raises(TimeoutError, match=r"engine a has not answered reset_prefix_cache within"):
-            await pool._source.reset_prefix_cache("a")
+            await pool._source.call("a", "operate", works=works, operation="reset_prefix_cache", arguments=())
 
     run(scenario, "a")
 

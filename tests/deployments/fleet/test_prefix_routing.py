@@ -62,7 +62,7 @@ def test_a_cache_that_was_reset_draws_nobody():
         assert await engine_of(pool, make_request("first", PROMPT, 3)) == "b"
         await known(pool, "b")
         source.announce("a", "b")
-        await pool.reset_prefix_cache()
+        await pool.every_engine.operate("reset_prefix_cache")
         while len(pool._connections["b"].index) or len(pool.loads()) < 2:
             await asyncio.sleep(0.001)
         assert await engine_of(pool, make_request("next", PROMPT, 3)) == "a"

@@ -108,12 +108,12 @@ def test_a_new_engine_reads_the_folder_and_what_its_replica_knows_is_later(tmp_p
         assert (await pool.prefixes.stored("system")).token_ids == PREFIX.token_ids
 
     async def second(source: LocalEngines, pool: EnginePool) -> None:
-        source.prefixes["a"].put("gone", None)
+        source.names["a"].prefixes.put("gone", None)
         client = source.loops["a"].client
-        found = await client.call("open_prefixes", source.prefixes["a"].changes())
+        found = await client.call("open_prefixes", source.names["a"].prefixes.changes())
         assert [name for name, _, _ in found] == ["gone", "system"]
-        source.prefixes["a"].merge(found)
-        assert [prefix.name for prefix in source.prefixes["a"].things] == ["system"]
+        source.names["a"].prefixes.merge(found)
+        assert [prefix.name for prefix in source.names["a"].prefixes.things] == ["system"]
         assert names(source, "a") == ["system"]
         source.engines["a"].prefixes.close()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["system.json", "system.safetensors"]

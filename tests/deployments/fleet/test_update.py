@@ -9,7 +9,6 @@ from tests.deployments.pool_world import LocalEngines, collect, make_request, ru
 from tests.fakes import expected_tokens
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.interface import EngineUnavailable
-from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica.verifier_replica import OtherModel
 
 
@@ -47,7 +46,7 @@ def test_requests_of_the_old_settings_never_reach_an_engine_that_would_write_ano
     real = LocalEngines.stream
     tried: list[str] = []
 
-    async def stream(self: LocalEngines, engine_id: str, client_id: str) -> AsyncGenerator[list[WireOutput], None]:
+    async def stream(self: LocalEngines, engine_id: str, client_id: str) -> AsyncGenerator[bytes, None]:
         if engine_id == "new" and self.killed:
             tried.append(engine_id)
             raise OtherModel("the new one is served here, not the old one")

@@ -17,7 +17,7 @@ from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.image_prompts import ImagesRefused, image_reader
 from wingbeat.deployments.fleet.interface import ModelInfo
-from wingbeat.deployments.fleet.wire import pack_request, unpack_request
+from wingbeat.deployments.fleet.wire import WireRequest, received
 from wingbeat.deployments.media.limits import MediaLimits
 from wingbeat.deployments.replica.engine.shared_images import attach_images, share_images
 from wingbeat.runtime.scheduling.images import SERVED
@@ -82,8 +82,8 @@ def test_the_answer_to_a_request_with_images_is_that_of_generate(name, tmp_path)
     assert loaded.images == SERVED
     body = ChatBody.parse(json.dumps({"messages": [{"role": "user", "content": CONTENT}], **GREEDY}).encode())
     generation = asyncio.run(service_of(folder, loaded.vocab_size).plan_chat(body))
-    packed, memory = share_images(pack_request(3, generation.choices[0].request))
-    request = unpack_request(attach_images(packed), "0")
+    packed, memory = share_images(WireRequest(3, generation.choices[0].request))
+    request = received(attach_images(packed), "0")
     engine = new_engine(loaded, engine_config())
     engine.add_request(request)
     tokens = []

@@ -47,12 +47,12 @@ def test_settings_and_calls_load_adapters_that_requests_run_with(tiny_model, tmp
     assert (adapter.name, adapter.path) == ("listed", str(listed))
     assert setup.adapters.resident.num_resident == 1
     calls = EngineCalls(setup, config, "engine")
-    fields, problem = calls.load_adapter("other", "other")
-    assert (problem, fields[:2]) == ("", ("other", str(other)))
+    loaded, problem = calls.operate("load_adapter", ("other", "other"))
+    assert (problem, loaded[:2]) == ("", ("other", str(other)))
     assert setup.adapters.resident.num_resident == 2
-    texts = {text(setup.engine), text(setup.engine, adapter), text(setup.engine, type(adapter)(*fields))}
+    texts = {text(setup.engine), text(setup.engine, adapter), text(setup.engine, loaded)}
     assert len(texts) == 3
-    calls.unload_adapter(fields[2])
+    calls.operate("unload_adapter", (loaded.digest,))
     assert setup.adapters.resident.num_resident == 1
 
 
@@ -64,6 +64,6 @@ def test_an_adapter_of_another_model_ends_the_start_by_one_line(tiny_model, tmp_
 
 def test_an_engine_without_the_setting_loads_none(tiny_model, tmp_path):
     setup, config = setup_of(tiny_model)
-    fields, problem = EngineCalls(setup, config, "engine").load_adapter("a", str(tmp_path))
-    assert fields is None
+    loaded, problem = EngineCalls(setup, config, "engine").operate("load_adapter", ("a", str(tmp_path)))
+    assert loaded is None
     assert "lora_update_dir" in problem

@@ -2,7 +2,7 @@
 
 from tests.deployments.pool_world import make_request
 from wingbeat.cluster.autoscaling import ReplicaLoad
-from wingbeat.deployments.fleet.wire import pack_output, pack_request
+from wingbeat.deployments.fleet.wire import WireOutput
 from wingbeat.deployments.replica.client_loads import ClientLoad, ClientLoads
 from wingbeat.runtime.scheduling.request import FinishReason, RequestOutput
 
@@ -13,9 +13,9 @@ def output(count: int, reason: FinishReason | None = None) -> RequestOutput:
 
 def test_a_request_is_its_prompt_until_it_writes_and_then_what_it_has_yet_to_write():
     loads = ClientLoads()
-    loads.submitted("a", pack_request(0, make_request(prompt=(1, 2, 3), count=20)))
+    loads.submitted("a", 0, make_request(prompt=(1, 2, 3), count=20))
     assert loads.by_client() == {"a": ClientLoad(1, 23)}
-    loads.written("a", pack_output(0, output(5)))
+    loads.written("a", WireOutput.of(0, output(5)))
     assert loads.by_client() == {"a": ClientLoad(1, 15)}
     loads.ended("a", 0)
     assert loads.by_client() == {}
@@ -24,18 +24,18 @@ def test_a_request_is_its_prompt_until_it_writes_and_then_what_it_has_yet_to_wri
 
 def test_what_is_expected_of_a_request_is_what_answers_were_long():
     loads = ClientLoads()
-    loads.submitted("a", pack_request(0, make_request(count=50)))
-    loads.written("a", pack_output(0, output(10, FinishReason.STOP)))
+    loads.submitted("a", 0, make_request(count=50))
+    loads.written("a", WireOutput.of(0, output(10, FinishReason.STOP)))
     loads.ended("a", 0)
-    loads.submitted("b", pack_request(0, make_request(prompt=(1,), count=50)))
-    loads.submitted("b", pack_request(1, make_request(prompt=(1,), count=4)))
+    loads.submitted("b", 0, make_request(prompt=(1,), count=50))
+    loads.submitted("b", 1, make_request(prompt=(1,), count=4))
     assert loads.by_client() == {"b": ClientLoad(2, 1 + 10 + 1 + 4)}
 
 
 def test_a_client_that_leaves_takes_only_its_own_along():
     loads = ClientLoads()
     for client in "ab":
-        loads.submitted(client, pack_request(0, make_request(prompt=(1,), count=4)))
+        loads.submitted(client, 0, make_request(prompt=(1,), count=4))
     loads.left("a")
     assert loads.by_client() == {"b": ClientLoad(1, 5)}
 
@@ -43,7 +43,7 @@ def test_a_client_that_leaves_takes_only_its_own_along():
 def test_a_policy_is_told_of_slots_and_memory_that_are_held():
     loads = ClientLoads()
     for number in range(3):
-        loads.submitted("a", pack_request(number, make_request(prompt=(1, 2, 3), count=20)))
-    loads.written("a", pack_output(0, output(7)))
+        loads.submitted("a", number, make_request(prompt=(1, 2, 3), count=20))
+    loads.written("a", WireOutput.of(0, output(7)))
     assert loads.replica_load(16, 100, 50.0) == ReplicaLoad(3, 1, 13 + 23 + 23, 0.1, 16, 50.0)
     assert loads.replica_load(16, 0, 50.0).kv_share == 0.0

@@ -7,12 +7,14 @@ import pytest
 from tests.deployments.engine_world import ThreadedEngine
 from tests.fakes import FakeEngine
 from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.fleet.catalog import CatalogEntry
 from wingbeat.deployments.replica.engine.build import build_setup
 from wingbeat.deployments.replica.engine.engine_calls import EngineCalls
 from wingbeat.runtime.drafters.base import DrafterNeeds
 from wingbeat.runtime.prefixes.saved_prefix import SavedPrefix
 
 PREFIX = SavedPrefix("system", 5, tuple(range(5, 45)))
+ENTRY = CatalogEntry("system", 5, PREFIX)
 
 
 def calls_of(model, **fields):
@@ -31,18 +33,18 @@ def test_a_prefix_is_kept_from_one_engine_to_the_next(tiny_model, tmp_path):
     folder = tmp_path / "kept"
     setup, calls = calls_of(tiny_model, prefix_dir=folder)
     assert calls.open_prefixes(()) == ()
-    done = calls.save_prefix(PREFIX.fields())
+    done = calls.operate("save_prefix", (PREFIX,))
     finish(setup)
     assert done.result(0) is None
-    calls.keep_prefixes((("system", 5, PREFIX.fields()),)).result(10)
+    calls.keep_prefixes((ENTRY,)).result(10)
     calls.close()
     setup, calls = calls_of(tiny_model, prefix_dir=folder)
-    assert calls.open_prefixes(()) == (("system", 5, PREFIX.fields()),)
+    assert calls.open_prefixes(()) == (ENTRY,)
     assert not setup.engine.has_unfinished_requests()
-    (told,) = calls.describe_prefixes()["prefixes"]
+    (told,) = calls.operate("describe_prefixes", ())["prefixes"]
     assert (told["name"], told["blocks"], told["saved"]) == ("system", 2, str(folder / "system.safetensors"))
-    assert calls.stored_prefix("system") == PREFIX.fields()
-    assert calls.stored_prefix("other") is None
+    assert calls.operate("stored_prefix", ("system",)) == PREFIX
+    assert calls.operate("stored_prefix", ("other",)) is None
     calls.close()
 
 
@@ -50,7 +52,7 @@ def test_weights_that_changed_are_told_from_those_before(tiny_model, tmp_path, c
     for path in tiny_model.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     setup, calls = calls_of(tmp_path, prefix_dir=tmp_path / "kept")
-    calls.keep_prefixes((("system", 5, PREFIX.fields()),))
+    calls.keep_prefixes((ENTRY,))
     finish(setup)
     calls.close()
     weights = bytearray((tmp_path / "model.safetensors").read_bytes())
@@ -59,9 +61,9 @@ def test_weights_that_changed_are_told_from_those_before(tiny_model, tmp_path, c
     setup, calls = calls_of(tmp_path, prefix_dir=tmp_path / "kept")
     calls.open_prefixes(())
     assert "system.safetensors has another weights" in caplog.text
-    assert calls.describe_prefixes()["prefixes"] == []
+    assert calls.operate("describe_prefixes", ())["prefixes"] == []
     finish(setup)
-    assert len(calls.describe_prefixes()["prefixes"]) == 1
+    assert len(calls.operate("describe_prefixes", ())["prefixes"]) == 1
     calls.close()
 
 
@@ -69,12 +71,26 @@ def test_an_engine_that_keeps_none_says_so():
     async def scenario():
         one = ThreadedEngine(FakeEngine())
         try:
-            refused = await one.client.call("save_prefix", PREFIX.fields())
+            refused = await one.client.call("operate", "save_prefix", (PREFIX,))
             assert refused == ("invalid_value", "cannot be kept: this engine keeps no prefixes")
             assert await one.client.call("open_prefixes", ()) == ()
-            assert (await one.client.call("describe_prefixes"))["prefixes"] == []
-            for name, arguments in (("keep_prefixes", ((),)), ("drop_prefix", ("a", 1)), ("stored_prefix", ("a",))):
-                assert await one.client.call(name, *arguments) is None
+            assert (await one.client.call("operate", "describe_prefixes", ()))["prefixes"] == []
+            assert await one.client.call("keep_prefixes", ()) is None
+            for name, arguments in (("drop_prefix", ("a", 1)), ("stored_prefix", ("a",))):
+                assert await one.client.call("operate", name, arguments) is None
+        finally:
+            one.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["no_such", "__init__", "_engine"])
+def test_what_is_no_operation_is_refused(name):
+    async def scenario():
+        one = ThreadedEngine(FakeEngine())
+        try:
+            with pytest.raises(ValueError, match=f"{name} is no operation of an engine: .*reset_prefix_cache"):
+                await one.client.call("operate", name, ())
         finally:
             one.close()
 

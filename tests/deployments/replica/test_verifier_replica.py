@@ -16,7 +16,7 @@ from tests.fakes import expected_tokens
 from wingbeat.cluster.channels.segment_files import PREFIX, SHM_DIR
 from wingbeat.cluster.process_tree import descendants
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.fleet.wire import pack_request
+from wingbeat.deployments.fleet.wire import WireRequest, decode
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.replica import engine_supervisor
 from wingbeat.deployments.replica import verifier_replica as verifier
@@ -166,7 +166,7 @@ async def _is(value: Awaitable[int], expected: int) -> bool:
     return await value == expected
 
 
-async def _drained(messages: AsyncIterator[list]) -> None:
+async def _drained(messages: AsyncIterator[bytes]) -> None:
     async for _ in messages:
         pass
 
@@ -178,10 +178,10 @@ def test_an_engine_that_dies_ends_its_streams_at_once_and_another_takes_its_plac
 
     async def read(made: Verifier, wanted: int) -> list[int]:
         messages, got = made.stream(engine_id=ENGINE_ID, client_id="client"), []
-        assert await anext(messages) == []
-        await made.submit(engine_id=ENGINE_ID, client_id="client", requests=[pack_request(0, request)])
+        assert decode(await anext(messages)).outputs == []
+        await made.exchange(engine_id=ENGINE_ID, client_id="client", requests=[WireRequest(0, request)])
         while len(got) < wanted:
-            got += [token for packed in await anext(messages) for token in packed[1]]
+            got += [token for output in decode(await anext(messages)).outputs for token in output.token_ids]
         if wanted < 30:
             os.kill((await made.stats())["engine_pid"], number)
             killed_at = time.monotonic()
@@ -211,7 +211,7 @@ def test_a_router_of_other_settings_gets_no_stream_where_its_texts_would_be_othe
         assert own == AppConfig().text_identity()
         assert own != AppConfig(dtype="bfloat16").text_identity()
         messages = made.stream(engine_id=ENGINE_ID, client_id="client", text_identity=own)
-        assert await anext(messages) == []
+        assert decode(await anext(messages)).outputs == []
         await messages.aclose()
         other = AppConfig(dtype="bfloat16").text_identity()
         with pytest.raises(verifier.OtherModel, match=r"in float32 on cpu is served here, not .* in bfloat16 on cpu$"):

@@ -30,7 +30,7 @@ def test_the_prefix_cache_is_reset_by_a_post_without_a_body():
     pool = FakePool()
     assert call(pool, "/reset_prefix_cache").json() == {"engines": 1}
     assert call(pool, "/reset_prefix_cache", method="GET").status_code == 405
-    assert pool.num_resets == 1
+    assert pool.prefix_engine.num_resets == 1
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_the_prefix_cache_is_an_operators_matter():
     for key, status in (("one", 401), ("two", 200)):
         headers = {"Authorization": f"Bearer {key}"}
         assert call(pool, "/reset_prefix_cache", headers=headers, access=access).status_code == status
-    assert pool.num_resets == 1
+    assert pool.prefix_engine.num_resets == 1
 
 
 def test_every_engine_resets_its_cache_while_requests_run():
     async def scenario(source, pool):
-        assert await pool.reset_prefix_cache() == 2
+        assert await pool.every_engine.operate("reset_prefix_cache") == [None, None]
         assert [engine.num_resets for engine in source.engines.values()] == [1, 1]
         request = make_request()
         assert tokens(await collect(pool, request)) == expected_tokens(request.prompt_token_ids, 7, 20)
@@ -76,7 +76,7 @@ def test_every_engine_resets_its_cache_while_requests_run():
 def test_an_engine_that_is_gone_is_told():
     async def scenario(source, pool):
         source.killed.add("a")
-        with pytest.raises(EngineUnavailable, match="before its cache was reset"):
-            await pool.reset_prefix_cache()
+        with pytest.raises(EngineUnavailable, match="before it answered"):
+            await pool.every_engine.operate("reset_prefix_cache")
 
     run(scenario, "a")

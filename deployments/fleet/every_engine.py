@@ -1,0 +1,67 @@
+"""What is asked of every engine at once, and how names are changed in all of them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from wingbeat.deployments.fleet.catalog import NameChanges
+from wingbeat.deployments.fleet.interface import EngineUnavailable
+
+
+class EngineCall(Protocol):
+    """`wingbeat.deployments.fleet.patient_engines.PatientEngines.call`."""
+
+    async def __call__(self, engine_id: str, name: str, *, works: bool = False, **arguments: Any) -> Any: ...
+
+
+class EveryEngine:
+    """The engines that take requests.
+
+    Args:
+        engine_ids: of those.
+    """
+
+    def __init__(self, call: EngineCall, engine_ids: Callable[[], list[str]]) -> None:
+        self._call = call
+        self._engine_ids = engine_ids
+        self._sharing: list[asyncio.Future] = []
+
+    async def operate(self, operation: str, *arguments: Any, works: bool = False) -> list[Any]:
+        """Every engine's answer to a method of `EngineOperations`.
+
+        Args:
+            works: whether an engine may take its time for it.
+
+        Raises:
+            EngineUnavailable: there is no engine, or one is gone before it answered.
+        """
+        calls = [self._operate(engine_id, operation, arguments, works) for engine_id in self._engine_ids()]
+        if not calls:
+            raise EngineUnavailable()
+        try:
+            return await asyncio.gather(*calls)
+        except Exception as error:
+            # Whatever the transport raises for an engine that is gone.
+            raise EngineUnavailable("An engine was lost before it answered.") from error
+
+    async def operate_where_possible(self, operation: str, *arguments: Any) -> None:
+        """Have every engine do something; one that is gone has nothing to do."""
+        calls = [self._operate(engine_id, operation, arguments, works=False) for engine_id in self._engine_ids()]
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def tell(self, changes: NameChanges) -> None:
+        """Tell every replica what names stand for; one that is gone is told when it is back."""
+        await asyncio.gather(*(self._tell(one, changes) for one in self._engine_ids()), return_exceptions=True)
+
+    def share(self, engine_id: str, changes: NameChanges) -> None:
+        """Tell a replica that has come what it may not know; one that is gone again needs nothing."""
+        if any(changes):
+            self._sharing.append(asyncio.gather(self._tell(engine_id, changes), return_exceptions=True))
+            self._sharing = [task for task in self._sharing if not task.done()]
+
+    async def _operate(self, engine_id: str, operation: str, arguments: tuple, works: bool) -> Any:
+        return await self._call(engine_id, "operate", works=works, operation=operation, arguments=arguments)
+
+    async def _tell(self, engine_id: str, changes: NameChanges) -> None:
+        # Prefixes are computed and written before this returns.
+        await self._call(engine_id, "tell", works=bool(changes.prefixes), changes=changes)
