@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from wingbeat.runtime.grammar.bounded_calls import BoundedCalls
 from wingbeat.runtime.grammar.budget import DearGrammars, ParsingOfAll, too_dear
 from wingbeat.runtime.grammar.certain_text import TokenTable
-from wingbeat.runtime.grammar.schema_check import check_schema, without_formats
+from wingbeat.runtime.grammar.schema_check import as_enforced, check_schema, plain_escapes
 from wingbeat.runtime.scheduling.request import GrammarSpec
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def compile_spec(compiler: "GrammarCompiler", spec: GrammarSpec) -> "CompiledGra
         "json_object": lambda _: compiler.compile_json_schema(
             '{"type": "object"}', strict_mode=False, max_whitespace_cnt=MOST_WHITESPACE
         ),
-        "regex": compiler.compile_regex,
+        "regex": lambda text: compiler.compile_regex(plain_escapes(text)),
         "choice": lambda text: compiler.compile_grammar(_choice_grammar(text)),
         "grammar": compiler.compile_grammar,
         "structural_tag": lambda text: compiler.compile_structural_tag(_enforced_tag(text, spec.field)),
@@ -171,6 +171,8 @@ def _enforced_tag(text: str, field: str) -> str:
             for name, value in part.items():
                 if name in _SCHEMAS_OF_TAGS:
                     part[name] = _enforced_schema(value, field)
+                elif name == "pattern" and isinstance(value, str):
+                    part[name] = plain_escapes(value)
                 else:
                     pending.append(value)
     return _written(tag)
@@ -178,10 +180,12 @@ def _enforced_tag(text: str, field: str) -> str:
 
 def _enforced_schema(schema: Any, field: str) -> Any:
     try:
-        has_formats = check_schema(schema, field)
+        check_schema(schema, field)
+        return as_enforced(schema)
     except ValueError as error:
         raise _Refused(str(error)) from None
-    return without_formats(schema) if has_formats else schema
+    except RecursionError:
+        raise _Refused(f"{field} is nested too deeply") from None
 
 
 def _read(text: str, field: str) -> Any:

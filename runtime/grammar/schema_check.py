@@ -48,13 +48,13 @@ class NotEnforced(Exception):
         self.keyword, self.reason = keyword, reason
 
 
-def check_schema(schema: Any, field: str) -> bool:
-    """Whether a schema must lose its formats that stand beside patterns or lengths, which are enforced instead.
+def check_schema(schema: Any, field: str) -> None:
+    """Hold a schema to keywords that are enforced.
 
     Raises:
         ValueError: a keyword is not enforced; the message names field, keyword and place.
     """
-    pending, seen, has_formats = [(schema, "#")], {}, False
+    pending, seen = [(schema, "#")], {}
     while pending:
         part, place = pending.pop()
         if not isinstance(part, dict) or id(part) in seen:
@@ -65,19 +65,38 @@ def check_schema(schema: Any, field: str) -> bool:
         except NotEnforced as error:
             at = f"{error.keyword!r} at {place[:120]}"
             raise ValueError(f"{field} has the keyword {at}, which {error.reason}") from None
-        has_formats |= "format" in part and not {"pattern", "minLength", "maxLength"}.isdisjoint(part)
-    return has_formats
 
 
-def without_formats(part: Any) -> Any:
-    """The schema without formats beside patterns and lengths; names of properties and values stay as they are."""
+def as_enforced(part: Any) -> Any:
+    """The schema as xgrammar is to read it; names of properties and values stay as they are.
+
+    Formats beside patterns and lengths go, since those are enforced instead, and patterns are `plain_escapes`.
+    """
     if isinstance(part, list):
-        return [without_formats(item) for item in part]
+        return [as_enforced(item) for item in part]
     if not isinstance(part, dict):
         return part
-    loses = isinstance(part.get("format"), str) and not {"pattern", "minLength", "maxLength"}.isdisjoint(part)
-    kept = {name: value for name, value in part.items() if not (loses and name == "format")}
-    return {name: value if name in ("const", "enum") else without_formats(value) for name, value in kept.items()}
+    written = {}
+    for name, value in part.items():
+        if name == "format" and isinstance(value, str) and not {"pattern", "minLength", "maxLength"}.isdisjoint(part):
+            continue
+        if name in ("const", "enum"):
+            written[name] = value
+        elif name == "pattern" and isinstance(value, str):
+            written[name] = plain_escapes(value)
+        elif name == "patternProperties" and isinstance(value, dict):
+            written[name] = {plain_escapes(pattern): as_enforced(below) for pattern, below in value.items()}
+        else:
+            written[name] = as_enforced(value)
+    return written
+
+
+def plain_escapes(expression: str) -> str:
+    """A regular expression without backslashes before characters beyond ASCII, which mean themselves.
+
+    Of such a character behind a backslash xgrammar takes the lowest byte: of a Han character, say, a quotation mark.
+    """
+    return re.sub(r"\\(.)", lambda escape: escape[0] if escape[1].isascii() else escape[1], expression, flags=re.DOTALL)
 
 
 def _check(part: Schema, root: Any) -> Iterator[tuple[str, Any]]:

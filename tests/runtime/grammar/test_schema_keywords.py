@@ -106,6 +106,25 @@ def test_of_equal_names_the_one_that_was_checked_is_enforced(grammars):
     assert not GrammarMatcher(compiled).accept_string("[1]")
 
 
+BEHIND_A_BACKSLASH = [
+    ("regex", r"\漢{2}", "漢漢", '""'),
+    ("regex", r"[\漢-\漣x]\d", "漣4", '"4'),
+    ("regex", r"[^\é]", '"', "é"),
+    ("regex", r"\\\😀", "\\😀", "😀"),
+    ("json", '{"type": "string", "pattern": "^\\\\漢$"}', '"漢"', '"""'),
+    ("json", '{"type": "object", "patternProperties": {"^\\\\é$": {"type": "integer"}}}', '{"é":1}', '{"i":1}'),
+    ("structural_tag", '{"type": "structural_tag", "format": {"type": "regex", "pattern": "\\\\é"}}', "é", "i"),
+]
+"""Of each kind an expression, what it matches, and what it does not: xgrammar takes such a character's lowest byte."""
+
+
+@pytest.mark.parametrize(("kind", "text", "good", "bad"), BEHIND_A_BACKSLASH)
+def test_a_character_of_any_alphabet_means_itself_behind_a_backslash(grammars, kind, text, good, bad):
+    compiled = grammars.compile(GrammarSpec(kind, text, "structured_outputs")).compiled
+    assert GrammarMatcher(compiled).accept_string(good)
+    assert not GrammarMatcher(compiled).accept_string(bad)
+
+
 class Colour(enum.StrEnum):
     RED = "red"
     GREEN = "green"
