@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
+import msgspec.msgpack
 
 from wingbeat.deployments.fleet.catalog import NameChanges
 from wingbeat.runtime.kv.cache_log import CacheChanges

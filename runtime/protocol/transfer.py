@@ -28,18 +28,27 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copies of (target, source) that do not wait: one launch for all that lie alike on one GPU."""
-    together = [(target, source) for target, source in pairs if _alike(target, source)]
-    if len(together) < 2:
-        together = []
-    for target, source in pairs:
-        if not together or not _alike(target, source):
-            copy_into(target, source)
-    if together:
+    Copies(pairs).run()
+
+
+class Copies:
+    """Copies of (target, source) that are run again and again, at the same addresses; see `copy_all`."""
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        together = [(target, source) for target, source in pairs if _alike(target, source)]
+        if len(together) < 2:
+            together = []
+        self._apart = [pair for pair in pairs if not together or not _alike(*pair)]
         # As bytes, because one launch takes one dtype.
-        targets, sources = (
-            [part.view(-1).view(torch.uint8) for part in parts] for parts in zip(*together, strict=True)
-        )
-        torch._foreach_copy_(targets, sources)
+        self._targets = [target.view(-1).view(torch.uint8) for target, _ in together]
+        self._sources = [source.view(-1).view(torch.uint8) for _, source in together]
+
+    def run(self) -> None:
+        """Enqueue them."""
+        for target, source in self._apart:
+            copy_into(target, source)
+        if self._targets:
+            torch._foreach_copy_(self._targets, self._sources)
 
 
 def _alike(target: Tensor, source: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import TokenTree, TreeReply
-from wingbeat.runtime.protocol.transfer import copy_all
+from wingbeat.runtime.protocol.transfer import Copies
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 
 
@@ -94,12 +94,19 @@ class TreeInbox:
             self._epochs, self._committed_lens, num_valid = (torch.zeros_like(state.epochs) for _ in range(3))
             ids, parents, depths = (num_valid.new_zeros(len(num_valid), num_nodes) for _ in range(3))
             self._trees = TokenTree(ids, parents, depths, ids.to(torch.float32), num_valid)
+        self._copies: dict[int, tuple[TreeReply, Copies]] = {}
+        """By the id of the reply they are of; a channel has two replies, which take turns."""
 
     def take(self, reply: TreeReply) -> None:
         """Keep what a drafter sent: one launch where it lies on the same GPU."""
-        num_slots = len(reply.epochs)
-        mine = {"epochs": self._epochs, "committed_lens": self._committed_lens, **self._trees._asdict()}
-        copy_all([(into[:num_slots], getattr(reply, name)) for name, into in mine.items()])
+        if id(reply) not in self._copies:
+            if len(self._copies) == 2:  # of another channel, or of one that makes its replies anew
+                self._copies.clear()
+            num_slots = len(reply.epochs)
+            mine = {"epochs": self._epochs, "committed_lens": self._committed_lens, **self._trees._asdict()}
+            pairs = [(into[:num_slots], getattr(reply, name)) for name, into in mine.items()]
+            self._copies[id(reply)] = reply, Copies(pairs)
+        self._copies[id(reply)][1].run()
 
     def checked(self, rows: DecodeRows) -> TokenTree:
         """One tree per row, a bare root where what arrived does not count; of nobody's slot always."""
