@@ -51,6 +51,7 @@ class EngineLife:
         launch_drafter: None where there is none.
         launch_ranks: those that the engine leads; None where its process has the whole model.
         prefixes: that the engine shall have; what it finds on disk is added.
+        is_first: whether no other engine has run in this replica.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class EngineLife:
         launch_drafter: LaunchDrafter | None,
         launch_ranks: "Callable[[], RayRanks] | None" = None,
         prefixes: Catalog[SavedPrefix] | None = None,
+        is_first: bool = True,
     ) -> None:
         self.info: ModelInfo | None = None
         self.self_test: dict[str, Any] | None = None
@@ -68,6 +70,7 @@ class EngineLife:
         self._start = start if self.ranks is None else start._replace(ranks=self.ranks.group)
         self._prefixes = Catalog() if prefixes is None else prefixes
         self._launch_drafter = launch_drafter
+        self._engine_watch = EngineWatch(start.config.stuck_after_s(), is_first)
         # Launched first: its process starts and loads while the engine's loads the model.
         if launch_drafter is not None:
             self._drafter = launch_drafter(None)
@@ -171,12 +174,11 @@ class EngineLife:
 
     async def _guard(self) -> None:
         """End an engine that is stuck: its process is alive, so nothing else would."""
-        watch = EngineWatch(self._start.config.stuck_after_s())
         while self.client.failure is None:
             await asyncio.sleep(LOOK_S)
             if self.client.failure is not None:
                 return
-            if (found := self.client.look(watch, time.monotonic())).stuck is not None:
+            if (found := self.client.look(self._engine_watch, time.monotonic())).stuck is not None:
                 await self._end_stuck(f"the engine's process {self._process.pid} was {found.stuck}, and was killed")
 
     async def _end_stuck(self, reason: str) -> None:

@@ -10,9 +10,10 @@ from wingbeat.cluster.channels.pulse import Beat, Work, size_class
 ROUNDS = 10.0
 """How many times as long as the slowest round of its size a round may take, beyond the setting's seconds."""
 UNKNOWN_SIZE = 4.0
-"""Times the setting's seconds, for a round of a size that this engine has not run: kernels may be compiled for it."""
+"""Times the setting's seconds, for a round of a size that this engine has not run: kernels may be compiled for it; and
+for its first round, where another engine has run here before."""
 FIRST = 10.0
-"""The same, where it has run none at all: nothing is known of how fast it is."""
+"""The same, for the first round of the first engine: nothing is known of how fast it is here."""
 CALLS = 10.0
 """Times what a round may take, for a call such as attaching a drafter, which runs and measures many passes."""
 STALLED_SHARE = 1 / 3
@@ -34,10 +35,12 @@ class EngineWatch:
 
     Args:
         stuck_after_s: what any round may take.
+        is_first: whether no other engine has run in this replica.
     """
 
-    def __init__(self, stuck_after_s: float) -> None:
+    def __init__(self, stuck_after_s: float, is_first: bool = True) -> None:
         self._stuck_after_s = stuck_after_s
+        self._first = FIRST if is_first else UNKNOWN_SIZE
         self._seen: tuple[int, int] | None = None
         self._looked_at = 0.0
         self._seconds = 0.0
@@ -71,7 +74,7 @@ class EngineWatch:
         if slowest_s[index]:
             return max(self._stuck_after_s, ROUNDS * slowest_s[index])
         if not any(slowest_s):
-            return FIRST * self._stuck_after_s
+            return self._first * self._stuck_after_s
         # A round of more tokens takes at most as many times as long, one of fewer tokens no longer.
         smaller = next((other for other in range(index, -1, -1) if slowest_s[other]), None)
         if smaller is None:

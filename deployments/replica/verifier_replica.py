@@ -81,7 +81,11 @@ class Verifier:
         elif config.has_drafter():
             falls_back = self._channel == "cuda_ipc" and config.channel == "auto"
             launch = partial(PoolDrafter, ServedPool(drafters), falls_back=falls_back)
-        self._engines = EngineSupervisor(lambda: EngineLife(start, launch, self._launch_ranks(), self._names.prefixes))
+        self._engines = EngineSupervisor(
+            lambda: EngineLife(
+                start, launch, self._launch_ranks(), self._names.prefixes, is_first=not self._engines.num_restarts
+            )
+        )
         try:
             await self._engines.start()
         except BaseException:

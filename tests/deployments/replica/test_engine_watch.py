@@ -37,6 +37,12 @@ def test_a_piece_of_work_may_take_what_its_size_and_the_rounds_before_explain(be
     assert EngineWatch(STUCK_S).patience_s(beat, slowest_s) == patience_s
 
 
+def test_the_first_round_of_an_engine_that_replaces_another_may_take_what_one_of_a_new_size_may():
+    beat = Beat(1, Work.ROUND, 512)
+    assert EngineWatch(STUCK_S, is_first=False).patience_s(beat, NOTHING) == UNKNOWN_SIZE * STUCK_S
+    assert EngineWatch(STUCK_S, is_first=False).patience_s(beat, measured(of_512=0.1)) == STUCK_S
+
+
 def looks(
     watch: EngineWatch, until_s: float, beat: Beat, *, unread: bool = False, step_s: float = LOOK_S
 ) -> list[Look]:
