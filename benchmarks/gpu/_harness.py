@@ -5,6 +5,7 @@ sizes on whatever device there is, which shows that it runs and measures nothing
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -119,6 +120,9 @@ class Cases:
             # What another case meets need not be what this one met: the figures of both are wanted.
             self.result.details[FAILED][name] = f"{type(error).__name__}: {error}"[:1000]
             traceback.print_exc()
+        gc.collect()  # a case's engine must not take memory from the next one's
+        if self.bench.device.type == "cuda":
+            torch.cuda.empty_cache()
         self.bench.report(self.result)
 
 

@@ -4,7 +4,6 @@ Weights are random, so acceptance is forced to the profile that each figure name
 outcome is drawn. Plain decoding is the same engine with requests that ask for no speculation.
 """
 
-import gc
 from functools import partial
 
 import torch
@@ -95,9 +94,6 @@ def measure(bench: Bench) -> Result:
 
     for case in cases(bench):
         measured.run(case.label, partial(one, case))
-        gc.collect()
-        if bench.device.type == "cuda":
-            torch.cuda.empty_cache()
     return measured.result
 
 

@@ -4,7 +4,6 @@ Acceptance is forced, as in `engine_speed.py`, whose engine this is. A stage is 
 the host's clock. Verifier and drafter share one process, so that nothing hops; `hop.py` has what that adds.
 """
 
-import gc
 from functools import partial
 from typing import Any
 
@@ -178,9 +177,6 @@ def measure(bench: Bench) -> Result:
 
     for kind, case in cases(bench):
         measured.run(f"batch {case.batch}, {kind}", partial(one, kind, case))
-        gc.collect()
-        if bench.device.type == "cuda":
-            torch.cuda.empty_cache()
     return measured.result
 
 

@@ -68,5 +68,6 @@ def _heads(model: Path | None) -> dict[str, int]:
     num_kv_heads = file.size("num_key_value_heads") or num_heads
     if not num_heads or not hidden_size or num_heads % num_kv_heads:
         return {}
-    head_dim = file.size("head_dim") or hidden_size // num_heads
+    # Some layers of Gemma 4 have larger heads than the others.
+    head_dim = max(file.size("head_dim") or hidden_size // num_heads, file.size("global_head_dim") or 0)
     return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}

@@ -1,6 +1,9 @@
 """Grammars written to hold up others, in an engine that has not tried them out: they end alone and cost little."""
 
 import gc
+import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -110,6 +113,17 @@ def check_bounds(run, undisturbed, num_bombs=1):
     per_round = budget.MASK_S + budget.PARSE_S + MOST_TREE_S
     in_all = MOST_CALL_S + budget.MOST_AT_ONCE_S + budget.MOST_PARSING_S + 0.1
     assert sum(run.rounds) < num_bombs * 2 * (in_all + per_round * len(run.rounds))
+
+
+@pytest.mark.slow
+def test_what_bystanders_wait_is_measured_beside_every_bomb(tmp_path):
+    command = [sys.executable, "-m", "tests.hostile.bystander_times", "--quick", "--output", tmp_path / "times.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads((tmp_path / "times.json").read_text())
+    tried = {f"{name}, tried out first" for name in BOMBS}
+    assert {row["beside"] for row in report["rows"]} == {"none", "json", "regex", *BOMBS, *tried}
+    assert report["compared"] > report["differing"] == 0
 
 
 @pytest.mark.few(8)

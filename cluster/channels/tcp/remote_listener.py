@@ -62,7 +62,12 @@ class Listener:
                 if len(self._pending) == MOST_PENDING:
                     hang_up(self._pending.pop(0))
                 self._pending.append(sock)
-            threading.Thread(target=self._meet, args=(sock,), name="wingbeat-remote-stranger", daemon=True).start()
+            try:
+                threading.Thread(target=self._meet, args=(sock,), name="wingbeat-remote-stranger", daemon=True).start()
+            except RuntimeError:  # too many threads here: later drafters shall find a listener all the same
+                with self._lock:
+                    self._pending.remove(sock)
+                sock.close()
         self._sock.close()
         with self._lock:
             for sock in self._pending:

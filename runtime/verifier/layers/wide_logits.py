@@ -17,10 +17,9 @@ class WideLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> float32 [..., out]"""
-        weight, bias = self._parameters["weight"], self._parameters["bias"]
         # What transformers does to logits behind it, such as caps and scales, then is in float32, too.
-        out = torch.mm(input.reshape(-1, input.shape[-1]), weight.t(), out_dtype=torch.float32)
-        return (out if bias is None else out.add_(bias)).view(*input.shape[:-1], len(weight))
+        out = torch.mm(input.reshape(-1, input.shape[-1]), self.weight.t(), out_dtype=torch.float32)
+        return (out if self.bias is None else out.add_(self.bias)).view(*input.shape[:-1], self.out_features)
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
@@ -166,6 +167,19 @@ def test_a_crowd_of_silent_strangers_keeps_no_drafter_out(channel: RemoteChannel
     assert works(channel, 1)
     for sock in crowd:
         sock.close()
+
+
+def test_a_stranger_for_whom_there_is_no_thread_is_closed_and_the_next_one_met(
+    channel: RemoteChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with socket.create_connection((channel.name.host, channel.name.port), LONG_S) as sock:
+            assert sock.recv(1) == b""
+    assert works(channel, 1)
 
 
 @pytest.fixture

@@ -34,15 +34,18 @@ def test_a_kernel_that_differs_is_replaced_by_its_reference_in_one_line(monkeypa
     assert choice.replaced() == ("silu_mul",)
 
 
-def test_kernels_are_asked_once_in_a_process_and_for_the_models_own_heads(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("more", "head_dim"), [({}, 80), ({"head_dim": 256, "global_head_dim": 512}, 512)], ids=["llama", "gemma4"]
+)
+def test_kernels_are_asked_once_in_a_process_and_for_the_models_own_heads(monkeypatch, tmp_path, more, head_dim):
     fields = {"model_type": "llama", "num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 12 * 80}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "config.json").write_text(json.dumps(fields | more))
     asked = []
     monkeypatch.setattr(comparison, "differences", lambda device, *shape: asked.append(shape) or [])
     for _ in range(2):
         assert choose_kernels("auto", CUDA, torch.float16, model=tmp_path) == ()
     # This capability has no float8.
-    assert asked == [(Shape(torch.float16, 12, 3, 80), True)]
+    assert asked == [(Shape(torch.float16, 12, 3, head_dim), True)]
 
 
 def test_torchs_own_are_taken_where_that_is_asked_for(monkeypatch):
