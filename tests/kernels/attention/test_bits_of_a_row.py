@@ -20,7 +20,7 @@ KINDS = {
     "chunk": Case(CONTEXTS, 19, mask="causal"),
     "window": Case(CONTEXTS, 3, window=50, sinks=True),
     "chunk-window": Case(CONTEXTS, 19, mask="causal", window=21),
-    "half": Case(CONTEXTS, 2, dtype=torch.bfloat16),
+    "half": Case(CONTEXTS, 2, dtype=torch.float16),
 }
 
 

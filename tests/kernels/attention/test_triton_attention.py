@@ -69,7 +69,7 @@ SHARED = {
     "tree-window": Case(MANY, 5, window=30, softcap=2.5, sinks=True),
     "chunk": Case(MANY, 19, mask="causal", heads=(2, 1)),
     "chunk-window": Case(MANY, 19, mask="causal", heads=(2, 1), window=21, sinks=True),
-    "spare": Case(MANY, 2, spare_blocks=200, dtype=torch.bfloat16),
+    "spare": Case(MANY, 2, spare_blocks=200, dtype=torch.float16),
 }
 
 
