@@ -93,7 +93,7 @@ def app_config(pair: Pair, threads: int) -> AppConfig:
 def in_process(pair: Pair, threads: int) -> Iterator[Way]:
     """Both models in this process, on one thread."""
     speculation = SpeculationConfig.default("cpu", adaptive=False)
-    llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, threads=threads, speculation=speculation)
+    llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), threads=threads, speculation=speculation)
 
     def run(prompts: list[Prompt], speculates: bool, max_tokens: int) -> int:
         params = [greedy(max_tokens, speculates)] * len(prompts)

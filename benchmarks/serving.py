@@ -220,7 +220,7 @@ def run_loads(
 def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> list[Overhead]:
     """What actors and channel cost by themselves, and with an answer that is streamed round by round."""
     shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
-    llm = open_llm(pair, max_num_seqs=AppConfig().max_num_seqs, compiled=args.compile, speculation=shape)
+    llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), compiled=args.compile, speculation=shape)
     bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
     config = app_configs(pair, args)["speculative"]
     quiet_config = config.model_copy(update={"stream_interval_ms": SILENCE_MS})

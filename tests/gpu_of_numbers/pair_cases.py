@@ -101,7 +101,7 @@ def test_a_start_tries_everything_and_every_stage_is_captured(gpu, llm):
 @pytest.mark.parametrize("way", WAYS)
 def test_drafted_tokens_are_those_of_plain_decoding_and_of_the_cpu(gpu, llm, on_cpu, way, dtype):
     accepted = llm.engine.speculation.num_accepted_tokens
-    replays = gpu.num_replays
+    replays, before = gpu.num_replays, dict(llm.engine.runner.graphs.stats.eager_runs)
     drafted = tokens(llm, params(way, force_drafts=True))
     assert drafted == tokens(llm, params(way, speculation=False))
     if dtype == "float32":
@@ -109,8 +109,8 @@ def test_drafted_tokens_are_those_of_plain_decoding_and_of_the_cpu(gpu, llm, on_
     assert all(drafted)
     assert llm.engine.speculation.num_accepted_tokens > accepted
     assert gpu.num_replays > replays
-    eager = llm.engine.runner.graphs.stats.eager_runs
-    assert set(eager) == ({Stage.BASE_MIXED} if way == "altered" else set()), "whose prompts are reported"
+    eager = {s for s, n in llm.engine.runner.graphs.stats.eager_runs.items() if n > before.get(s, 0)}
+    assert eager == ({Stage.BASE_MIXED} if way == "altered" else set()), "whose prompts are reported"
     assert llm.engine.drafter_state == "attached"
     llm.engine.check_integrity()
 

@@ -113,7 +113,7 @@ def test_a_failed_start_leaves_nothing_behind(
     assert [drafter.killed for drafter in FakeRayDrafter.made] == [True]
     assert channels() == []
     assert claims[:2] == ["claimed", "released"]
-    assert children() == before
+    assert set(children()) <= set(before), "those of earlier tests may have ended"
 
 
 async def with_verifier(scenario: Callable[[Verifier], Awaitable[None]]) -> None:
