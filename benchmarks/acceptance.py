@@ -35,9 +35,9 @@ SHAPES = (
 )
 
 
-def measure(pair: Pair, shape: Shape, prompts: list[Prompt], max_tokens: int, compiled: bool) -> Generation:
+def measure(pair: Pair, shape: Shape, prompts: list[Prompt], max_tokens: int) -> Generation:
     """Continue every prompt with one shape of draft."""
-    llm = open_llm(pair, max_num_seqs=BATCH, compiled=compiled, speculation=shape.speculation)
+    llm = open_llm(pair, max_num_seqs=BATCH, speculation=shape.speculation)
     return generate(llm, [prompt.token_ids for prompt in prompts], greedy(max_tokens))
 
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> Report:
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, num_prompts)
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {max_tokens} tokens each, batches of {BATCH}"
-    done = {shape.name: measure(pair, shape, prompts, max_tokens, args.compile) for shape in SHAPES}
+    done = {shape.name: measure(pair, shape, prompts, max_tokens) for shape in SHAPES}
     first, *others = (generation.token_ids for generation in done.values())
     same = sum(all(token_ids[index] == first[index] for token_ids in others) for index in range(num_prompts))
     facts["same tokens by both shapes"] = f"{same} of {num_prompts} prompts"

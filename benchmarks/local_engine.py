@@ -50,11 +50,10 @@ def quiet() -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """`--model`, `--drafter`, `--corpus`, `--compile`, `--quick`, `--output`."""
+    """`--model`, `--drafter`, `--corpus`, `--quick`, `--output`."""
     parser.add_argument("--model", type=Path, help="verifier's checkpoint folder; the demo pair without it")
     parser.add_argument("--drafter", help="folder of an EAGLE head, or ngram; needed with --model")
     parser.add_argument("--corpus", type=Path, default=stdlib_root(), help="folder whose held-out files give prompts")
-    parser.add_argument("--compile", action="store_true", help="run the models through torch.compile")
     parser.add_argument(
         "--quick", action="store_true", help="a few short requests: shows that it runs, measures nothing"
     )
@@ -76,7 +75,6 @@ def open_llm(
     *,
     max_num_seqs: int,
     threads: int = 1,
-    compiled: bool = False,
     speculation: SpeculationConfig | None = None,
 ) -> LLM:
     """An engine on the CPU, without a prefix cache: every repeat computes its prompts again.
@@ -91,7 +89,6 @@ def open_llm(
         max_model_len=MAX_MODEL_LEN,
         num_kv_blocks=1 + max_num_seqs * blocks_per_seq,
         enable_prefix_caching=False,
-        compile=compiled,
         speculation=speculation,
     )
     return LLM(*pair, config, InProcessChannel, device="cpu", threads=threads)

@@ -1,6 +1,6 @@
 """transformers' `generate()` and `transformers serve` beside Wingbeat: same model, same prompts, greedy, in one run.
 
-    .venv/bin/python benchmarks/peer_transformers.py [--skip-http] [--compile]
+    .venv/bin/python benchmarks/peer_transformers.py [--skip-http]
 
 In process: `generate()` on left-padded batches against Wingbeat, plain and speculative, without any server. Over HTTP:
 `transformers serve`, one request at a time and with its continuous batching, against Wingbeat on Ray Serve. Contestants
@@ -48,11 +48,11 @@ def transformers_contestant(model: PreTrainedModel, threads: int) -> Contestant:
     return Contestant("transformers generate()", str(threads), run)
 
 
-def wingbeat_contestants(pair: Pair, max_num_seqs: int, compiled: bool) -> list[Contestant]:
+def wingbeat_contestants(pair: Pair, max_num_seqs: int) -> list[Contestant]:
     """Plain decoding by an engine that has no drafter, and speculative decoding; one thread each."""
 
     def contestant(name: str, drafter: Any) -> Contestant:
-        llm = open_llm(Pair(pair.model, drafter), max_num_seqs=max_num_seqs, compiled=compiled)
+        llm = open_llm(Pair(pair.model, drafter), max_num_seqs=max_num_seqs)
 
         def run(prompts: list[Prompt], size: int, max_tokens: int) -> Outcome:
             torch.set_num_threads(1)
@@ -90,12 +90,12 @@ def peer_body(pair: Pair, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def http_contestants(pair: Pair, compiled: bool) -> Iterator[list[Contestant]]:
+def http_contestants(pair: Pair) -> Iterator[list[Contestant]]:
     """Every server, started and answering; the peer first, because the table compares with it."""
     settings = {"model": pair.model, "max_model_len": MAX_MODEL_LEN, "enable_prefix_caching": False}
     configs = {
-        "plain": AppConfig(drafter="none", compile=compiled, **settings),
-        "speculative": AppConfig(drafter=str(pair.drafter), compile=compiled, **settings),
+        "plain": AppConfig(drafter="none", **settings),
+        "speculative": AppConfig(drafter=str(pair.drafter), **settings),
     }
     with contextlib.ExitStack() as stack:
         apps = stack.enter_context(wingbeat_apps(configs))
@@ -131,15 +131,15 @@ def run(args: argparse.Namespace) -> Report:
     prompts = held_out_prompts(Tokenizer.load(pair.model), args.corpus, max(args.prompts, *args.sizes))
     facts = {**machine_facts(), **model_facts(*pair)}
     facts["workload"] = f"{describe(prompts)}; greedy, {args.max_tokens} tokens each, float32"
-    facts["Wingbeat"] = f"{'compiled' if args.compile else 'eager'}, no prefix cache"
+    facts["Wingbeat"] = "no prefix cache"
     peer = load_peer(pair)
     local = [transformers_contestant(peer, threads) for threads in PEER_THREADS]
-    local += wingbeat_contestants(pair, max(args.sizes), args.compile)
+    local += wingbeat_contestants(pair, max(args.sizes))
     compete(local, args, prompts)
     tables = [versus_table(local, args.sizes, "In process", args.repeats)]
     results = {"in_process": figures(local)}
     if not args.skip_http:
-        with http_contestants(pair, args.compile) as remote:
+        with http_contestants(pair) as remote:
             compete(remote, args, prompts)
         tables.append(versus_table(remote, args.sizes, "Over HTTP", args.repeats))
         results["http"] = figures(remote)

@@ -253,7 +253,7 @@ def seconds_of(loaded: LoadedModel) -> dict[int, object]:
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
 
     def of(num_rows: int) -> object:
-        batch = dummy_decode_batch(cache, loaded.windows, num_rows, 1, 16, in_place=True)
+        batch = dummy_decode_batch(cache, num_rows, 1, 16)
         return lambda: model(batch)
 
     return {num_rows: of(num_rows) for num_rows in SPEED_ROWS}

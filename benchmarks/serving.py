@@ -1,6 +1,6 @@
 """Wingbeat over HTTP: speculative and plain requests in turn, under rising load; and where a round's time goes.
 
-    .venv/bin/python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--compile] [--url URL]
+    .venv/bin/python benchmarks/serving.py [--proxy] [--plain-app] [--overhead] [--fixed] [--url URL]
 
 Starts the application itself, unless a URL is given (one of a server with enable_prefix_caching=false). Blocks of
 plain and of speculative requests alternate, so that a drift of the machine meets both alike; figures are medians over
@@ -178,7 +178,6 @@ def app_configs(pair: Pair, args: argparse.Namespace) -> dict[str, AppConfig]:
         "served_model_name": "benchmark",
         "max_model_len": MAX_MODEL_LEN,
         "enable_prefix_caching": False,
-        "compile": args.compile,
         "adaptive": not args.fixed,
     }
     configs = {"speculative": AppConfig(drafter=str(pair.drafter), **settings)}
@@ -220,7 +219,7 @@ def run_loads(
 def overheads(pair: Pair, args: argparse.Namespace, prompts: list[Prompt]) -> list[Overhead]:
     """What actors and channel cost by themselves, and with an answer that is streamed round by round."""
     shape = SpeculationConfig.default("cpu", adaptive=not args.fixed)
-    llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), compiled=args.compile, speculation=shape)
+    llm = open_llm(pair, max_num_seqs=AppConfig().most_num_seqs(), speculation=shape)
     bodies = [request_body("benchmark", prompt, args.max_tokens) for prompt in prompts]
     config = app_configs(pair, args)["speculative"]
     quiet_config = config.model_copy(update={"stream_interval_ms": SILENCE_MS})
@@ -245,10 +244,7 @@ def run(args: argparse.Namespace) -> Report:
         return Report("Serving", facts | more, tables, {"series": [one.figures() for one in done]})
     times_us, _ = hop.measure_shm(HOP_ROUNDS, HOP_THINK_US)
     hop_s = middle(times_us) / 1e6
-    facts["server"] = (
-        f"Ray Serve, verifier and drafter with 1 thread each, float32, {'compiled' if args.compile else 'eager'}, "
-        "no prefix cache"
-    )
+    facts["server"] = "Ray Serve, verifier and drafter with 1 thread each, float32, no prefix cache"
     with wingbeat_apps(app_configs(pair, args)) as apps, LoadClient() as client:
         done, tables, more = run_loads(client, modes_of(apps, args.proxy), args, prompts, hop_s)
         figures = {"hop_us": 1e6 * hop_s, "series": [one.figures() for one in done]}

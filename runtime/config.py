@@ -233,8 +233,8 @@ class EngineConfig:
     drafter_timeout_s: float = 5.0
     """A drafter that stays silent this long in the middle of a round counts as stuck."""
     compile: bool = False
-    """Run decode rounds through torch.compile: a start of minutes the first time, seconds from its cache on. On CUDA
-    the captured graphs keep compiled decoder layers where these measure faster."""
+    """Captured graphs keep decoder layers of torch.compile where these measure faster: a start of minutes the first
+    time, seconds from its cache on. Refused where nothing is captured."""
     cuda_graphs: bool | None = None
     """Replay rounds without prompt chunks as CUDA graphs. None does so on CUDA."""
     kernels: str = "auto"

@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from wingbeat.kernels.kv.reference import move_kv
-from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words, walk_tree
+from wingbeat.kernels.tree.reference import ancestor_words, walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
 from wingbeat.runtime.graphs.graph_runner import Bucket, GraphPool, GraphRunner, Stage
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, prepare_model
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
@@ -231,14 +231,10 @@ class Steps:
         return VerifyOutputs(walk.token_ids, walk.num_tokens, output.taps[rows])
 
     def _forward(self, inputs: StepInputs, positions: Tensor) -> ModelOutput:
-        num_nodes, on_gpu = inputs.token_ids.shape[1], self.bench.device.type == "cuda"
-        visible = ancestor_mask(inputs.parents, MAX_DEPTH) if num_nodes > 1 and not on_gpu else None
-        words = ancestor_words(inputs.parents, MAX_DEPTH) if num_nodes > 1 and on_gpu else None
+        num_reqs, num_nodes = inputs.token_ids.shape
+        words = ancestor_words(inputs.parents, MAX_DEPTH) if num_nodes > 1 else None
         storage = inputs.num_context[:, None] + torch.arange(num_nodes, device=self.bench.device)
-        segment = build_segment(
-            0, positions, inputs.num_context, visible, inputs.block_tables, BLOCK_SIZE, self.loaded.windows,
-            self.loaded.dtype, words,
-        )  # fmt: skip
+        segment = AttentionSegment(0, num_reqs, num_nodes, inputs.block_tables, inputs.num_context, positions, words)
         mapping = slot_mapping(inputs.block_tables, storage, BLOCK_SIZE)
         metadata = AttentionMetadata(self.cache.layers, mapping.flatten(), [segment])
         return self.model(ForwardBatch(inputs.token_ids.flatten()[None], positions.flatten()[None], None, metadata))

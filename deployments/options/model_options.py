@@ -151,7 +151,7 @@ class ModelOptions(LoadOptions):
         "drafted; by default true.",
     )
     compile: bool = Field(
-        False, description="Run the verifier's decode rounds through torch.compile; longer start, faster rounds."
+        False, description="On GPUs: compile the verifier's layers by torch.compile, if faster; a longer start."
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",

@@ -192,7 +192,7 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -203,7 +203,7 @@ def paged_attention(
         query: [num_reqs, num_query, num_heads, key_dim].
         key_cache: [num_blocks, block_size, num_kv_heads, key_dim]; `value_cache` likewise with value_dim.
         block_tables: int64 [num_reqs, num_table_blocks].
-        mask: additive [num_reqs, num_query, num_keys]; None shows every key to every query.
+        mask: additive [num_reqs, num_query, num_keys].
         softcap: logits become softcap * tanh(logits / softcap) (Gemma 2).
         sinks: [num_heads] logits of an extra key without a value (gpt-oss).
 
@@ -214,17 +214,12 @@ def paged_attention(
     return masked_attention(query, key, value, mask, scaling, softcap, sinks)
 
 
-def read_kv(
-    key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, dtype: torch.dtype, run: slice | None = None
-) -> tuple[Tensor, Tensor]:
+def read_kv(key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values of each request, [num_reqs, num_keys, num_kv_heads, dim] each; else as `paged_attention`.
 
     Args:
         dtype: of the result: what a float8_e4m3fn cache is widened to, and that of any other.
-        run: slots of a single request whose blocks follow one another: read in place, where others are gathered.
     """
-    if run is not None:
-        return tuple(cache.flatten(0, 1)[run].unsqueeze(0).to(dtype) for cache in (key_cache, value_cache))
     return _blocks_of(key_cache, block_tables).to(dtype), _blocks_of(value_cache, block_tables).to(dtype)
 
 
@@ -241,71 +236,39 @@ def masked_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scaling: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`.
-
-    No mask shows every key to every query.
-    """
-    num_query, group = query.shape[1], query.shape[2] // key.shape[2]
-    mask = None if mask is None else tile_mask(mask, group)
-    tiles = tile_attention(tile_queries(query, key.shape[2]), key, value, mask, scaling, softcap, sinks)
-    return untile(tiles, num_query)
-
-
-def tile_queries(query: Tensor, num_kv_heads: int) -> Tensor:
-    """[num_reqs, num_query, num_heads, dim] -> [num_reqs, num_kv_heads, group * num_query, dim].
-
-    The heads of a group share their keys: they become rows of one tile.
-    """
-    num_reqs, num_query, num_heads, dim = query.shape
-    group = num_heads // num_kv_heads
-    if num_query == 1:  # they lie there already
-        return query.view(num_reqs, num_kv_heads, group, dim)
-    tiles = query.view(num_reqs, num_query, num_kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    return tiles.reshape(num_reqs, num_kv_heads, group * num_query, dim)
+    """Grouped-query attention over dense keys [num_reqs, num_keys, num_kv_heads, dim]; else as `paged_attention`."""
+    num_kv_heads = key.shape[2]
+    group, num_query = query.shape[2] // num_kv_heads, query.shape[1]
+    # The heads of a group share their keys: they become rows of one tile, head by head.
+    tiles = query.unflatten(2, (num_kv_heads, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    mask = mask[:, None].repeat(1, 1, group, 1)
+    out = _attend_tiles(tiles, key.transpose(1, 2), value.transpose(1, 2), mask, scaling, softcap, sinks)
+    return out.unflatten(2, (group, num_query)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def untile(tiles: Tensor, num_query: int) -> Tensor:
-    """The way back from `tile_queries`."""
-    num_reqs, num_kv_heads, rows, dim = tiles.shape
-    num_heads = num_kv_heads * rows // num_query
-    if num_query == 1:
-        return tiles.reshape(num_reqs, 1, num_heads, dim)
-    query = tiles.view(num_reqs, num_kv_heads, rows // num_query, num_query, dim).permute(0, 3, 1, 2, 4)
-    return query.reshape(num_reqs, num_query, num_heads, dim)
-
-
-def tile_mask(mask: Tensor, group: int) -> Tensor:
-    """An additive mask [num_reqs, num_query, num_keys] for tiles: [num_reqs, 1, group * num_query, num_keys]."""
-    num_reqs, num_query, num_keys = mask.shape
-    return mask[:, None].expand(-1, group, -1, -1).reshape(num_reqs, 1, group * num_query, num_keys)
-
-
-def tile_attention(
+def _attend_tiles(
     tiles: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Tensor,
     scaling: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """`masked_attention` of `tile_queries`' tiles under a `tile_mask`: a tile per request and key head, in and out."""
-    num_kv_heads, num_keys = key.shape[2], key.shape[1]
-    key, value = key.transpose(1, 2), value.transpose(1, 2)
+    """[num_reqs, num_kv_heads, rows, dim] over keys [num_reqs, num_kv_heads, num_keys, dim]."""
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(tiles, key, value, attn_mask=mask, scale=scaling)
     logits = (tiles @ key.transpose(2, 3)) * scaling
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    logits = (logits if mask is None else logits + mask).float()
+    logits = (logits + mask).float()
     if sinks is not None:
-        num_reqs, _, rows, _ = tiles.shape
-        sink = sinks.view(1, num_kv_heads, -1, 1)
-        sink = sink.expand(num_reqs, -1, -1, rows // sink.shape[2])
-        logits = torch.cat([logits, sink.reshape(num_reqs, num_kv_heads, rows, 1).float()], dim=-1)
-    return torch.softmax(logits, dim=-1)[..., :num_keys].to(value.dtype) @ value
+        sink = sinks.view(1, key.shape[1], -1, 1).float()
+        sink = sink.repeat_interleave(tiles.shape[2] // sink.shape[2], dim=2).expand(len(tiles), -1, -1, -1)
+        logits = torch.cat([logits, sink], dim=-1)
+    return torch.softmax(logits, dim=-1)[..., : key.shape[2]].to(value.dtype) @ value

@@ -29,8 +29,7 @@ from wingbeat.runtime.heads.vocabulary import check_same_vocabulary
 from wingbeat.runtime.kv.pool import slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment, pack_segments
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
 from wingbeat.runtime.verifier.loading.loader import LoadedModel, load_model
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
@@ -70,10 +69,9 @@ class ModelDrafter(StagedDrafter):
         size = min(loaded.vocab_size, vocab_size or loaded.vocab_size)
         # The root, and every expanded node.
         num_drafted = 1 + (speculation.max_path - 2) * speculation.draft_top_k
-        device, in_place = loaded.device, reads_in_place(loaded.dtype, loaded.device)
         fixed_shapes = fixed_shapes or graph_device is not None
-        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, device, fixed_shapes, in_place=in_place)
-        growth = Growth(speculation, torch.arange(size, device=device), pool.in_place)
+        pool = DraftPool(loaded.layers, num_drafted, loaded.dtype, loaded.device, fixed_shapes)
+        growth = Growth(speculation, torch.arange(size, device=loaded.device), packed=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(tap_layers=(), keeps_context=True, token_bytes=pool.token_bytes)
 
@@ -217,7 +215,7 @@ class ModelDrafter(StagedDrafter):
             parts[0][i] if len(parts) == 1 else torch.cat([part[i] for part in parts]) for i in range(3)
         )
         segments = [part.segment for part in parts]
-        metadata = AttentionMetadata(self.pool.caches, mapping, segments, packed=pack_segments(segments))
+        metadata = AttentionMetadata(self.pool.caches, mapping, segments)
         # Learned positions end somewhere; a draft beyond them is a bad guess, and must not be a crash.
         positions = positions.clamp(0, self.max_position)
         logits = self.model(ForwardBatch(token_ids[None], positions[None], wanted, metadata)).logits

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.kernels.attention.reference import context_mask
 from wingbeat.kernels.cpu.ops import batch_of
 from wingbeat.kernels.cpu.structs import Layer
 from wingbeat.kernels.kv.reference import store_kv
@@ -18,7 +17,7 @@ from wingbeat.runtime.drafters.growth import Level
 from wingbeat.runtime.heads.contract import Attend
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments, build_segment, pack_segments
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments, pack_segments
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 
 
@@ -28,8 +27,7 @@ class DraftPool:
     Args:
         layers: attention shapes of the drafter's layers.
         num_drafted: most rows a sequence drafts in one pass.
-        fixed_shapes: make the segments of other devices on the CPU too.
-        in_place: make such segments because the CPU's kernels read them (`reads_in_place`).
+        fixed_shapes: run what other devices run on the CPU too.
         extra_sizes: widths of further tensors [num_blocks, block_size, size] under the same addresses.
     """
 
@@ -41,15 +39,12 @@ class DraftPool:
         device: torch.device,
         fixed_shapes: bool = False,
         extra_sizes: tuple[int, ...] = (),
-        in_place: bool = False,
     ) -> None:
         self.layers = layers
         self.num_drafted = num_drafted
         self.dtype = dtype
         self.device = device
         self.fixed_shapes = fixed_shapes or device.type != "cpu"
-        self.in_place = in_place or self.fixed_shapes
-        self.windows = tuple(sorted({layer.sliding_window or 0 for layer in layers}))
         self.block_size = 0
         self.num_private = 0
         self.num_slots = self.num_blocks = 0
@@ -114,30 +109,17 @@ class DraftPool:
 
     def causal_segment(self, start: int, rows: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
         """New rows int64 [num_reqs, num_rows], stored behind the context, of which each sees those before it."""
-        if self.in_place:
-            return AttentionSegment(start, *rows.shape, tables, {}, num_context=num_context, positions=rows)
-        return build_segment(start, rows, num_context, None, tables, self.block_size, self.windows, self.dtype)
+        return AttentionSegment(start, *rows.shape, tables, num_context, rows)
 
     def tree_segment(self, rows: Tensor, visible: Tensor, num_context: Tensor, tables: Tensor) -> AttentionSegment:
         """Nodes of a tree that are the last of its nodes so far.
 
         Args:
             rows: int64 [num_reqs, num_nodes], logical positions (context + depth) of all nodes so far, as stored.
-            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed, where
-                attention is in place.
+            visible: bool [num_reqs, num_query, num_nodes], nodes that each of the last num_query sees; or packed.
         """
-        num_reqs, num_query = visible.shape[:2]
-        if self.in_place:
-            words = pack_mask(visible) if visible.dtype == torch.bool else visible
-            return AttentionSegment(
-                0, num_reqs, num_query, tables, {}, num_context=num_context, positions=rows, mask_words=words
-            )
-        num_keys = tables.shape[1] * self.block_size
-        masks = {
-            window: context_mask(rows, num_context, visible, num_keys, window or None, self.dtype)
-            for window in self.windows
-        }
-        return AttentionSegment(0, num_reqs, num_query, tables, masks)
+        words = pack_mask(visible) if visible.dtype == torch.bool else visible
+        return AttentionSegment(0, *visible.shape[:2], tables, num_context, rows, words)
 
 
 class DraftedRows:

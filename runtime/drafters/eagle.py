@@ -13,7 +13,6 @@ from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.base import DraftBatch, DrafterNeeds, DrafterOptions
 from wingbeat.runtime.drafters.draft_pool import DraftedRows, DraftPool, PagedAttend, grown
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
-from wingbeat.runtime.drafters.gathered_kv import Workspace
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules, of_parents
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
@@ -24,7 +23,6 @@ from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
@@ -53,9 +51,8 @@ class EagleDrafter(StagedDrafter):
         layer = LayerAttention(heads, heads, size, size, None)
         num_drafted = (speculation.max_path - 2) * speculation.draft_top_k
         fixed_shapes = fixed_shapes or graph_device is not None
-        in_place = reads_in_place(head.dtype, head.device)
-        pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes, in_place=in_place)
-        growth = Growth(speculation, head.draft_token_ids, packed=pool.in_place)
+        pool = DraftPool([layer], num_drafted, head.dtype, head.device, fixed_shapes)
+        growth = Growth(speculation, head.draft_token_ids, packed=True)
         super().__init__(speculation, pool, growth, graph_device)
         self.needs = DrafterNeeds(head.tap_layers, keeps_context=True, token_bytes=pool.token_bytes)
         self._hidden = torch.zeros(0)
@@ -121,12 +118,7 @@ class EagleDrafter(StagedDrafter):
         """A tree per root, its levels run one by one from the last committed pair."""
         num_context, num_levels = roots.positions[0] - 1, len(roots.positions) - 1
         tables, width = block_tables[roots.slots], self.growth.top_k
-        drafted: DraftedRows | Workspace
-        if self.pool.in_place:
-            tables = self.pool.tables(tables, num_context)
-            drafted = DraftedRows(self.pool, tables, num_context, num_levels, width)
-        else:
-            drafted = Workspace(self.pool.caches[0], tables, num_context, num_levels, width)
+        drafted = DraftedRows(self.pool, self.pool.tables(tables, num_context), num_context, num_levels, width)
         head, hidden = self.head, self._hidden[roots.slots][:, None]
         rotated = (roots.positions[:-1] - 1)[..., None].expand(-1, -1, width)
         cos, sin = head.rotary(rotated)

@@ -135,15 +135,9 @@ class SharedKvDrafter(StagedDrafter):
 
     def _segment(self, lens: Tensor, tables: Tensor, width: int) -> AttentionSegment:
         """`width` queries per sequence that see the keys of positions 0..L - 2; the last one plays the causal row."""
-        last = lens - 2
-        if self.pool.fixed_shapes:
-            # Nobody has one token and no key: a row that pads reads one of block 0.
-            last = last.clamp_min(0)
-            last, tables = last.repeat_interleave(width), tables.repeat_interleave(width, dim=0)
-            return self.pool.causal_segment(0, last[:, None], last, tables)
-        segment = self.pool.causal_segment(0, last[:, None], last, tables)
-        masks = {window: mask.expand(-1, width, -1) for window, mask in segment.masks.items()}
-        return segment._replace(num_query=width, masks=masks)
+        # Nobody has one token and no key: a row that pads reads one of block 0.
+        last, tables = (lens - 2).clamp_min(0).repeat_interleave(width), tables.repeat_interleave(width, dim=0)
+        return self.pool.causal_segment(0, last[:, None], last, tables)
 
 
 def build_shared_kv(

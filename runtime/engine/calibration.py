@@ -154,12 +154,8 @@ def _measure_verifier(
     shapes = [(num_reqs, 1 + extra, short) for num_reqs in batch_sizes for extra in extra_nodes]
     shapes += [(num_reqs, 1, long) for num_reqs in batch_sizes]
 
-    in_place = _in_place(loaded, config)
-
     def forward(num_reqs: int, num_nodes: int, width: int) -> Callable[[], object]:
-        batch = dummy_decode_batch(
-            cache, loaded.windows, num_reqs, num_nodes, width, in_place=in_place, dtype=loaded.dtype
-        )
+        batch = dummy_decode_batch(cache, num_reqs, num_nodes, width)
         return lambda: model(batch)
 
     if graphs is not None:
@@ -171,11 +167,6 @@ def _measure_verifier(
     added = (max(longer - row[0], 0.0) for longer, row in zip(seconds[-len(batch_sizes) :], rows, strict=True))
     slopes = tuple(seconds / ((long - short) * config.block_size) for seconds in added)
     return VerifierTimes(batch_sizes, extra_nodes, tuple(rows), slopes)
-
-
-def _in_place(loaded: LoadedModel, config: EngineConfig) -> bool:
-    """Whether the engine's rounds are those of the CPU's kernels."""
-    return reads_in_place(kv_dtype(config, loaded.dtype), loaded.device) and not config.compile
 
 
 def _long_width(config: EngineConfig) -> int:
@@ -223,7 +214,7 @@ def _key(loaded: LoadedModel, config: EngineConfig, captured: bool) -> str:
         transformers.__version__,
         captured,
         config.compile,
-        fingerprint() if _in_place(loaded, config) else None,
+        fingerprint() if reads_in_place(kv_dtype(config, loaded.dtype), device) else None,
         str(loaded.dtype),
         config.kv_cache_dtype,
         config.deterministic,

@@ -66,6 +66,11 @@ class SchedulerOutput(NamedTuple):
         return [seq.request.request_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks))]
 
     @property
+    def asking(self) -> list[int]:
+        """Decodes whose log-probabilities are asked for."""
+        return [row for row, seq in enumerate(self.decodes) if seq.request.params.logprobs is not None]
+
+    @property
     def is_unadapted(self) -> bool:
         """Whether every sequence runs with the base model alone."""
         return not any(seq.adapter_id for seq in (*self.decodes, *(chunk.seq for chunk in self.chunks)))

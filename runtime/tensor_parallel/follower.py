@@ -9,7 +9,6 @@ from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, unpack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
-from wingbeat.runtime.verifier.layers.attention import pack_segments
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
@@ -53,8 +52,7 @@ class Follower:
             return
         if message.pool != self._pool:
             self._use(message.pool)
-        packed = pack_segments(attention.segments) if message.is_packed else None
-        attention = attention._replace(caches=self._cache.layers, packed=packed)
+        attention = attention._replace(caches=self._cache.layers)
         rows = message.logits_rows if isinstance(message.logits_rows, torch.Tensor) else None
         self._model(ForwardBatch(message.token_ids, message.positions, rows, attention))
 

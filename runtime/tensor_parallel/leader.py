@@ -89,12 +89,11 @@ class Leader(Backend):
         **metadata: AttentionMetadata,
     ) -> RoundMessage:
         attention = metadata.get(METADATA_KEYWORD)
-        is_packed = attention is not None and attention.packed is not None
         if attention is not None:
             self._use(attention.caches)
             attention = attention._replace(caches=[], packed=None)
         moves, self._moves = tuple(self._moves), []
-        return RoundMessage(input_ids, position_ids, logits_to_keep, attention, is_packed, self._pool, moves)
+        return RoundMessage(input_ids, position_ids, logits_to_keep, attention, self._pool, moves)
 
     def _use(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         keys = caches[0][0]

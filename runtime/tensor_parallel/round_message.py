@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
-from wingbeat.runtime.verifier.layers.packing import Tiles
 
 _ALIGNED = 16
 """Bytes that each tensor's place is a multiple of."""
@@ -32,8 +31,6 @@ class RoundMessage(NamedTuple):
     """As transformers' `logits_to_keep`."""
     attention: AttentionMetadata | None
     """Without caches; None where whole sequences are observed."""
-    is_packed: bool
-    """Whether the segments are read by the CPU's kernels."""
     pool: PoolShape | None
     moves: tuple[tuple[Tensor, Tensor], ...]
     """Slots from which, and to which, keys and values have moved since the message before."""
@@ -49,7 +46,7 @@ class _Place(NamedTuple):
 
 _KNOWN = {
     (kind.__module__, kind.__qualname__): kind
-    for kind in (RoundMessage, PoolShape, AttentionMetadata, AttentionSegment, Tiles, slice)
+    for kind in (RoundMessage, PoolShape, AttentionMetadata, AttentionSegment)
 }
 """All that a message is made of beside numbers, tuples and dicts."""
 

@@ -86,8 +86,6 @@ class EngineModel:
 
     def _mask(self, segment: AttentionSegment, window: int) -> Tensor:
         """bool [num_reqs, num_query, capacity]: what each row sees."""
-        if segment.masks:
-            return segment.masks[window][..., : self.runner.kv.block_size] == 0
         num_query, positions = segment.num_query, segment.positions
         if segment.mask_words is None:
             visible = torch.ones(num_query, num_query, dtype=torch.bool, device=positions.device).tril()

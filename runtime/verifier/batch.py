@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from wingbeat.kernels.layer.stacked_adapters import AdapterRows
-from wingbeat.kernels.tree.reference import ancestor_mask, ancestor_words
+from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
-from wingbeat.runtime.kv.pool import KVCache, kv_dtype, slot_mapping
+from wingbeat.runtime.kv.pool import KVCache, slot_mapping
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment, build_segment, pack_segments
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.packing import Group, Packing, pack, pack_rows, packed, rows_of
+from wingbeat.runtime.verifier.layers.packing import Packing, pack, packed, rows_of
 from wingbeat.runtime.verifier.model import ForwardBatch
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, Pieces, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
@@ -39,13 +38,6 @@ class Decodes(NamedTuple):
     slot_mapping: Tensor
     packing: Packing | None = None
     """Where the trees lie side by side without padding."""
-
-    def of(self, group: Group) -> "Decodes":
-        """What of these decodes is in one group of the packing, padded."""
-        trees = [field[group.seqs, : group.num_nodes] if field.dim() == 2 else field[group.seqs] for field in self.tree]
-        tree = TokenTree(*trees)
-        parts = (field[group.seqs, : group.num_nodes] for field in (self.positions, self.slot_mapping))
-        return Decodes(self.slots[group.seqs], self.roots[group.seqs], tree.token_ids, tree, *parts)
 
     def packed(self, padded: Tensor) -> Tensor:
         """[num_reqs, num_nodes] as rows of the flattened batch."""
@@ -85,24 +77,14 @@ class BatchBuilder:
         self.slots = slots
         self.config = config
         self.device = slots.device
-        self.dtype = loaded.dtype
-        self.windows = loaded.windows
         self.adapters = loaded.adapters
         self.vision = loaded.vision
         self.rotates = loaded.vision is not None and loaded.vision.rotates_in_grids
         self.on_host = on_host
         self.states = states
         self._pieces = pieces
-        # A captured or compiled graph holds torch's own attention.
-        self._may_be_in_place = on_host and not config.compile
-        self._kv_dtype = kv_dtype(config, loaded.dtype)
         self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the CPU's kernels attend."""
-        return self._may_be_in_place and reads_in_place(self._kv_dtype, self.device)
 
     def decodes(self, slots: Tensor, tree: TokenTree | None) -> Decodes:
         """What a round's decodes read; the roots of the trees are filled in here.
@@ -122,9 +104,7 @@ class BatchBuilder:
         # Nodes past the last position are never accepted, but a table of positions has no row for them.
         positions = (roots[:, None] + torch.where(real, tree.depths, 0)).clamp_max(self._last_position)
         mapping = torch.where(real, self.slot_mapping(slots, roots[:, None] + steps), 0)
-        packing = None
-        if self.on_host and not self.config.compile:
-            packing = pack_rows(real) if self.in_place else pack(real)
+        packing = pack(real) if self.on_host else None
         return Decodes(slots, roots, tree.token_ids, tree, positions, mapping, packing)
 
     def slot_mapping(self, slots: Tensor | slice, stored: Tensor) -> Tensor:
@@ -140,7 +120,7 @@ class BatchBuilder:
         segments: list[AttentionSegment] = []
         num_rows, wanted, real, chunk_slots, starts = 0, [], None, None, []
         if decodes is not None:
-            segments += self._decode_segments(plan.decodes, decodes)
+            segments.append(self._decode_segment(plan.decodes, decodes))
             num_rows = decodes.num_rows
             parts.append(tuple(map(decodes.packed, (decodes.token_ids, decodes.positions, decodes.slot_mapping))))
         if plan.chunks:
@@ -153,8 +133,7 @@ class BatchBuilder:
         logits_rows = None
         if plan.chunks:
             logits_rows = upload([*range(num_rows), *wanted] or [0], self.device)
-        packed_segments = pack_segments(segments) if self.in_place else None
-        metadata = AttentionMetadata(self.cache.layers, mapping, segments, packed=packed_segments)
+        metadata = AttentionMetadata(self.cache.layers, mapping, segments)
         if self.adapters is not None and not (self.on_host and plan.is_unadapted):
             metadata = metadata._replace(adapters=self._adapter_rows(decodes, chunk_slots))
         if self.states is not None:
@@ -208,8 +187,7 @@ class BatchBuilder:
         shape, size = (len(pieces.slots), PIECE_ROWS), self.config.block_size
         tables, positions = self.slots.block_tables[pieces.slots], pieces.positions.view(shape)
         mapping = slot_mapping(tables, positions, size, pieces.stores.view(shape) > 0)
-        seen = tables[:, :num_blocks]
-        segment = build_segment(begin, positions, pieces.contexts, None, seen, size, self.windows, self.dtype)
+        segment = AttentionSegment.of(begin, positions, pieces.contexts, None, tables[:, :num_blocks])
         return (pieces.token_ids, pieces.positions, mapping.flatten()), segment
 
     def fixed(self, decodes: Decodes, pieces: Pieces | None = None, wanted: Tensor | None = None) -> ForwardBatch:
@@ -219,7 +197,7 @@ class BatchBuilder:
             pieces: of sequences without images.
             wanted: int64 [n]: rows among the pieces' whose logits are needed beside those of the decodes.
         """
-        segments = [self._masked_segment(decodes, self.slots.block_tables[decodes.slots])]
+        segments = [self._tree_segment(decodes, self.slots.block_tables[decodes.slots])]
         positions, num_rows = decodes.positions, decodes.num_rows
         if self.rotates:
             positions = positions + self.slots.position_deltas[decodes.slots][:, None]
@@ -258,68 +236,28 @@ class BatchBuilder:
             parts.append(chunk_slots)
         return torch.cat(parts)
 
-    def _decode_segments(self, seqs: list[Sequence], decodes: Decodes) -> list[AttentionSegment]:
-        num_nodes = decodes.token_ids.shape[1]
-        longest = max(seq.max_len for seq in seqs) - 1 + num_nodes
-        num_blocks = -(-longest // self.config.block_size)
-        tables = self.slots.block_tables[decodes.slots, :num_blocks]
-        if self.in_place:
-            segment = self._masked_segment(decodes, tables)
-            return [segment if decodes.packing is None else segment._replace(row_starts=decodes.packing.starts)]
-        # A compiled graph would be specialised on the place, and a captured one on the address.
-        run = _run(seqs, num_blocks, self.config.block_size) if self.on_host and not self.config.compile else None
-        if run is not None and num_nodes == 1 and self.windows == (0,) and seqs[0].min_len == seqs[0].max_len:
-            # A bare root sees all there is, which ends with itself.
-            return [AttentionSegment(0, 1, 1, tables, {0: None}, slice(run.start, run.start + seqs[0].max_len))]
-        if decodes.packing is None:
-            return [self._masked_segment(decodes, tables)._replace(run=run)]
-        return [
-            self._masked_segment(decodes.of(group), tables[group.seqs])._replace(
-                start=group.start, tiles=group.tiles, run=run
-            )
-            for group in decodes.packing.groups
-        ]
-
-    def _masked_segment(self, decodes: Decodes, tables: Tensor) -> AttentionSegment:
-        """Each node sees its ancestors: as words on CUDA, where chains need none, and as masks elsewhere."""
-        num_nodes = decodes.token_ids.shape[1]
-        chains = decodes.tree is None or self.config.speculation.draft_top_k == 1
-        visible = words = None
-        if not chains:
-            depth = min(self._max_depth, num_nodes - 1)
-            if self.device.type == "cuda" or self.in_place:
-                words = ancestor_words(decodes.tree.parents, depth)
-            else:
-                visible = ancestor_mask(decodes.tree.parents, depth)
-        return build_segment(
-            0,
-            decodes.positions,
-            decodes.roots,
-            visible,
-            tables,
-            self.config.block_size,
-            self.windows,
-            self.dtype,
-            words,
-            self.in_place,
+    def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> AttentionSegment:
+        longest = max(seq.max_len for seq in seqs) - 1 + decodes.token_ids.shape[1]
+        return self._tree_segment(
+            decodes, self.slots.block_tables[decodes.slots, : -(-longest // self.config.block_size)]
         )
+
+    def _tree_segment(self, decodes: Decodes, tables: Tensor) -> AttentionSegment:
+        """Each node sees its ancestors; chains need no words to say so."""
+        num_reqs, num_nodes = decodes.token_ids.shape
+        words = None
+        if decodes.tree is not None and self.config.speculation.draft_top_k > 1:
+            words = ancestor_words(decodes.tree.parents, min(self._max_depth, num_nodes - 1))
+        starts = None if decodes.packing is None else decodes.packing.starts
+        return AttentionSegment(0, num_reqs, num_nodes, tables, decodes.roots, decodes.positions, words, starts)
 
     def _chunk_segment(self, start: int, chunk: Chunk, positions: Tensor) -> AttentionSegment:
         end = chunk.start + chunk.length
         tables = self.slots.block_tables[chunk.seq.slot : chunk.seq.slot + 1, : -(-end // self.config.block_size)]
         context = torch.full((1,), chunk.start, device=self.device)
         visible = self._visible(chunk)
-        return build_segment(
-            start,
-            positions[None],
-            context,
-            None if visible is None else visible.to(self.device),
-            tables,
-            self.config.block_size,
-            self.windows,
-            self.dtype,
-            in_place=self.in_place,
-        )
+        visible = None if visible is None else visible.to(self.device)
+        return AttentionSegment.of(start, positions[None], context, visible, tables)
 
 
 class _FlatChunks(NamedTuple):
@@ -335,11 +273,3 @@ class _FlatChunks(NamedTuple):
     """int64 [num_rows]: of each row's sequence; empty where nobody asks."""
     starts: list[int]
     """By chunk: row of the batch of its first token."""
-
-
-def _run(seqs: list[Sequence], num_blocks: int, block_size: int) -> slice | None:
-    """Slots of a single sequence whose first `num_blocks` blocks follow one another in the pool."""
-    blocks = seqs[0].blocks[:num_blocks]
-    if len(seqs) > 1 or blocks != list(range(blocks[0], blocks[0] + num_blocks)):
-        return None
-    return slice(blocks[0] * block_size, (blocks[0] + num_blocks) * block_size)

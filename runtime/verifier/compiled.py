@@ -1,8 +1,6 @@
-"""The verifier's decode rounds through torch.compile, where the setting asks for it; prompt chunks run as they are.
+"""The verifier's decoder layers through torch.compile, where the setting asks for it: captured graphs keep the kernels.
 
-On the CPU the whole forward pass is compiled, for lengths that change (`CompiledDecode`). On CUDA a captured graph
-keeps compiled kernels, so decoder layers are compiled while graphs are captured, kept where they measure faster
-(`faster_layers`).
+Layers are compiled while graphs are captured, and kept where they measure faster (`faster_layers`).
 """
 
 import logging
@@ -16,13 +14,9 @@ from typing import NamedTuple
 import torch
 from transformers import AttentionInterface
 
-from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import GraphDevice
-from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, wingbeat_attention
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
 logger = logging.getLogger(__name__)
 
@@ -32,51 +26,6 @@ AttentionInterface.register(_OPAQUE_ATTENTION, torch.compiler.disable(wingbeat_a
 
 _MOST_SHAPES = 1024
 """Compilations per class that torch may keep: at least the number of captured buckets."""
-
-
-class CompiledDecode:
-    """`VerifierModel.forward` compiled for rounds without prompt chunks.
-
-    One graph each for {one, several} sequences x {bare roots, token trees}; batch and context lengths are dynamic. A
-    shape no warm-up met runs eagerly: compiling in the middle of a round would hold every request up for seconds.
-
-    Args:
-        backend: of torch.compile.
-    """
-
-    def __init__(
-        self,
-        model: VerifierModel,
-        cache: KVCache,
-        windows: tuple[int, ...],
-        config: EngineConfig,
-        backend: str | Callable = "inductor",
-    ) -> None:
-        self.model, self.cache, self.windows, self.config = model, cache, windows, config
-        self._compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
-
-    def __call__(self, batch: ForwardBatch) -> ModelOutput:
-        """Run one decode round."""
-        with torch.compiler.set_stance("eager_on_recompile"):
-            return self._compiled(batch)
-
-    @torch.inference_mode()
-    def warm_up(self, with_trees: bool) -> None:
-        """Compile every graph; takes from seconds (cached on disk) to minutes.
-
-        Args:
-            with_trees: False leaves the graphs for token trees out, for engines without a drafter.
-        """
-        started = time.perf_counter()
-        nodes = (1, self.config.speculation.num_nodes) if with_trees else (1,)
-        batches = (1, 2, 3) if self.config.max_num_seqs > 2 else range(1, self.config.max_num_seqs + 1)
-        widest = self.config.max_blocks_per_seq
-        for num_nodes in nodes:
-            for num_reqs in batches:
-                for width in sorted({max(widest // 2, 1), max(widest // 4, 1)}):
-                    if width * self.config.block_size >= num_nodes:
-                        self._compiled(dummy_decode_batch(self.cache, self.windows, num_reqs, num_nodes, width, widest))
-        logger.info("compiled the decode rounds in %.1f s", time.perf_counter() - started)
 
 
 class CompiledLayers(AbstractContextManager):

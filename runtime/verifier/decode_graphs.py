@@ -9,7 +9,9 @@ A mixed round, of decodes and of prompt chunks, is one forward pass as well: the
 with so many pieces of chunks; one that no such graph holds is one eager pass, and its choice is a graph all the same.
 """
 
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -30,35 +32,27 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.verifier.choices.choice import Choosing
 from wingbeat.runtime.verifier.chunk_buffers import ChunkBuffers
+from wingbeat.runtime.verifier.eager_rounds import EagerRounds, rooted
+from wingbeat.runtime.verifier.fixed_round import FixedRound
 from wingbeat.runtime.verifier.forward_result import ForwardBuffers, ForwardResult
 from wingbeat.runtime.verifier.model import ModelOutput
-from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, Pieces, in_pieces
+from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, in_pieces
 from wingbeat.runtime.verifier.round_shapes import round_shapes
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
 from wingbeat.runtime.verifier.tree_check import TreeInbox
 
 
-class MixedResult(NamedTuple):
-    """A forward pass over decodes and prompt chunks."""
+class GraphPass(NamedTuple):
+    """A forward pass that `DecodeGraphs.decide` goes on from."""
 
-    decodes: ForwardResult
-    chunks: ModelOutput
-    """Logits of the chunks that sample, then of prompt tokens that are reported; taps of the chunks' tokens. In a
-    captured pass, of all pieces."""
-
-
-class RoundFunctions(NamedTuple):
-    """What a round does. Trees are None for bare roots, and the function's own to write into; `num_nodes` are those to
-    verify per sequence. Rows of the spare slot must change nothing."""
-
-    forward: Callable[[Tensor, TokenTree | None, int], ForwardResult]
-    """(slots, trees, num_nodes) -> what the model says of them; captured."""
-    forward_pieces: Callable[[Tensor, TokenTree | None, int, Pieces, Tensor], MixedResult]
-    """(slots, trees, num_nodes, pieces, rows of the pieces whose logits are needed) -> the same of all; captured."""
-    forward_chunks: Callable[[SchedulerOutput, Tensor, TokenTree | None, int], MixedResult]
-    """(plan, slots, trees, num_nodes) -> the same of any chunks; never captured."""
-    decide: Callable[[ForwardResult, Choosing], AcceptedPaths]
-    """(a forward pass, how tokens are chosen) -> what was decided; captured."""
+    rows: DecodeRows
+    """Whose trees are those of the inbox."""
+    num_nodes: int
+    result: ForwardResult | None
+    """None where a graph has left it in the buffers."""
+    chunks: ModelOutput | None
+    """As `ForwardResult.chunks`, without padding."""
+    forward_s: float
 
 
 class SlotInputs(NamedTuple):
@@ -79,7 +73,8 @@ class DecodeGraphs:
     """The graphs of one model runner.
 
     Args:
-        functions: captured and, where that fails, called as they are.
+        fixed: what is captured and, where that fails, called as it is.
+        eager: runs prompt chunks that no graph holds.
         slots: state by slot; its device is that of all inputs.
         inbox: where captured rounds find their trees, and look at them.
         last_position: that the model has.
@@ -88,14 +83,15 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        functions: RoundFunctions,
+        fixed: FixedRound,
+        eager: EagerRounds,
         slots: SlotState,
         inbox: TreeInbox,
         config: EngineConfig,
         last_position: int,
         graph_device: GraphDevice,
     ) -> None:
-        self.functions = functions
+        self.fixed, self.eager = fixed, eager
         self.slots = slots
         self.inbox = inbox
         self.config = config
@@ -128,45 +124,72 @@ class DecodeGraphs:
         """Capture rounds of trees, unless they are; `layers` as in `capture_roots`."""
         self._capture([n for n in self.shapes if n > 1 and n not in self._forwards], layers)
 
-    def run(self, rows: DecodeRows, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
-        """One round of decodes alone; valid until any graph of the pool is replayed next.
+    def forward(
+        self,
+        plan: SchedulerOutput,
+        rows: DecodeRows,
+        trees: TokenTree | TreeInbox | None,
+        num_nodes: int,
+        masks: "Future[list[int]] | None" = None,
+    ) -> GraphPass:
+        """As `EagerRounds.forward`, of one decode at least; valid until any graph of the pool is replayed next.
 
         Args:
-            rows: whose trees are those of the inbox.
-            num_nodes: 1 for bare roots, else one of `node_buckets`.
-            choosing: how tokens are chosen.
+            trees: the inbox where those count that have come.
+            num_nodes: of each tree: one of `node_buckets`.
         """
-        if not self._holds(rows, num_nodes):
-            self.stats.count_eager_run(_stage(num_nodes))
-            forward = self.functions.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
-            return self.functions.decide(forward, choosing)
-        sizes = self.shapes[num_nodes].forwards
-        self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
-        return self._choose(rows, num_nodes, choosing)
+        started = time.perf_counter()
+        if not isinstance(trees, TreeInbox):
+            trees = rooted(trees, masks)
+            num_nodes = 1 if trees is None else num_nodes
+            rows = rows if trees is None else self.inbox.put(rows.slots, trees)
+        done = self._forward_mixed(plan, rows, num_nodes) if plan.chunks else self._forward(rows, num_nodes)
+        return done._replace(forward_s=time.perf_counter() - started)
 
-    def run_mixed(
-        self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int, choosing: Choosing
-    ) -> tuple[AcceptedPaths, ModelOutput]:
-        """One round of decodes and prompt chunks: as `run`, and the chunks' part of `MixedResult` without padding."""
+    def decide(self, plan: SchedulerOutput, done: GraphPass) -> AcceptedPaths:
+        """As `EagerRounds.decide`; every decode has a row of log-probabilities where one asks."""
+        choosing = Choosing.of([seq.request.params for seq in plan.decodes])
+        if done.result is not None:
+            accepted = self.fixed.decide(done.result, choosing)
+        else:
+            sizes = self.shapes[done.num_nodes].choices
+            bucket = Bucket(bucket_for(len(done.rows.slots), sizes), done.num_nodes)
+            accepted = self._replay(self._choices[done.num_nodes, choosing], done.rows, bucket)
+            # The inputs' memory is every bucket's: what was decided must not point into it.
+            accepted = accepted._replace(slots=done.rows.slots)
+        # `packed` has no room for what chunks tell the host.
+        return accepted._replace(packed=None) if plan.chunks else accepted
+
+    def _forward(self, rows: DecodeRows, num_nodes: int) -> GraphPass:
+        """Decodes alone."""
+        result = None
+        if self._holds(rows, num_nodes):
+            sizes = self.shapes[num_nodes].forwards
+            self._replay(self._forwards[num_nodes], rows, Bucket(bucket_for(len(rows.slots), sizes), num_nodes))
+        else:
+            self.stats.count_eager_run(_stage(num_nodes))
+            result = self.fixed.forward(rows.slots, self._trees(rows, num_nodes), num_nodes)
+        return GraphPass(rows, num_nodes, result, None, 0.0)
+
+    def _forward_mixed(self, plan: SchedulerOutput, rows: DecodeRows, num_nodes: int) -> GraphPass:
+        """With prompt chunks."""
         captured = self._holds(rows, num_nodes)
         if captured and _fits_graphs(plan.chunks):
             chunks = self._replay_mixed(plan.chunks, rows, num_nodes)
             if chunks is not None:
-                return self._choose(rows, num_nodes, choosing), chunks
+                return GraphPass(rows, num_nodes, None, chunks, 0.0)
         self.stats.count_eager_run(Stage.BASE_MIXED)
-        trees = self._trees(rows, num_nodes)
-        decodes, chunks = self.functions.forward_chunks(plan, rows.slots, trees, num_nodes)
-        if not captured:
-            return self.functions.decide(decodes, choosing), chunks
-        self._buffers.put(decodes)
-        return self._choose(rows, num_nodes, choosing), chunks
+        result = self.eager.forward(plan, rows, self._trees(rows, num_nodes), num_nodes)
+        if captured:
+            self._buffers.put(result)
+        return GraphPass(rows, num_nodes, None if captured else result, result.chunks, 0.0)
 
     def _holds(self, rows: DecodeRows, num_nodes: int) -> bool:
         """Whether there are graphs for such decodes."""
         return num_nodes in self._forwards and len(rows.slots) <= self.shapes[num_nodes].forwards[-1]
 
     def _replay_mixed(self, chunks: list[Chunk], rows: DecodeRows, num_nodes: int) -> ModelOutput | None:
-        """A mixed round's forward pass, of which the decodes' part is left for `_choose`; None without such a graph."""
+        """A mixed round's forward pass, of which the decodes' part is left for `decide`; None without such a graph."""
         pieces = in_pieces(chunks, self._last_position)
         bucket = self.shapes[num_nodes].mixed_bucket(num_nodes, len(rows.slots), len(pieces.slots))
         runner = None if bucket is None else self._mixed[num_nodes, bucket.beside]
@@ -177,13 +200,6 @@ class DecodeGraphs:
         self._replay(runner, rows, bucket)
         num_samples, num_tokens = sum(chunk.samples for chunk in chunks), sum(chunk.length for chunk in chunks)
         return self._chunks.take(num_pieces, num_samples, num_tokens)
-
-    def _choose(self, rows: DecodeRows, num_nodes: int, choosing: Choosing) -> AcceptedPaths:
-        """What the latest forward pass leads to."""
-        bucket = Bucket(bucket_for(len(rows.slots), self.shapes[num_nodes].choices), num_nodes)
-        accepted = self._replay(self._choices[num_nodes, choosing], rows, bucket)
-        # The inputs' memory is every bucket's: what was decided must not point into it.
-        return accepted._replace(slots=rows.slots)
 
     def _replay(self, runner: GraphRunner, rows: DecodeRows, bucket: Bucket) -> tuple:
         before, self._loaded[runner] = self._loaded.get(runner), (rows, bucket)
@@ -223,7 +239,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def _compute(self, inputs: SlotInputs | DecodeRows, num_nodes: int) -> ForwardResult:
         self.slots.reset_spare()
-        return self.functions.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
+        return self.fixed.forward(inputs.slots, self._trees(inputs, num_nodes), num_nodes)
 
     def _forward_stage(self, num_nodes: int) -> Callable[[SlotInputs | DecodeRows], ForwardDone]:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
@@ -237,16 +253,16 @@ class DecodeGraphs:
         def stage(inputs: SlotInputs | DecodeRows) -> ForwardDone:
             self.slots.reset_spare()
             trees, pieces = self._trees(inputs, num_nodes), self._chunks.pieces(num_pieces)
-            result, chunks = self.functions.forward_pieces(inputs.slots, trees, num_nodes, *pieces)
+            result = self.fixed.forward(inputs.slots, trees, num_nodes, *pieces)
             self._buffers.put(result)
-            self._chunks.keep(chunks)
+            self._chunks.keep(result.chunks)
             return ForwardDone(result.decodes.roots)
 
         return stage
 
     def _choice_stage(self, num_nodes: int, choosing: Choosing) -> Callable[[SlotInputs], AcceptedPaths]:
         def stage(inputs: SlotInputs) -> AcceptedPaths:
-            return self.functions.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
+            return self.fixed.decide(self._buffers.take(inputs.slots, num_nodes), choosing)
 
         return stage
 

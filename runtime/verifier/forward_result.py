@@ -1,4 +1,4 @@
-"""What a captured forward pass leaves for the choice of its tokens, which is a graph of its own."""
+"""What a forward pass says, and where a captured one leaves it for the choice of its tokens, a graph of its own."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,19 @@ from wingbeat.runtime.verifier.model import ModelOutput
 
 
 class ForwardResult(NamedTuple):
-    """A forward pass over decodes alone."""
+    """A forward pass over decodes and prompt chunks."""
 
-    decodes: Decodes
+    decodes: Decodes | None
+    """None without any."""
     output: ModelOutput
+    """Of the decodes' rows."""
     evidence: Tensor | None
     """As `AcceptedPaths.evidence`."""
+    chunks: ModelOutput | None = None
+    """Logits of the chunks that sample, then of prompt tokens that are reported; taps of the chunks' tokens. In a
+    captured pass, of all pieces. None without chunks."""
+    forward_s: float = 0.0
+    """Host seconds in the model."""
 
 
 class ForwardBuffers:

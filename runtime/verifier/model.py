@@ -153,7 +153,8 @@ class VerifierModel(nn.Module):
         self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
         run = self._run if batch.images is None else self._run_with_images
-        output = run(batch, batch.attention._replace(captured=captured) if captured else batch.attention)
+        attention = batch.attention.with_packed()
+        output = run(batch, attention._replace(captured=captured) if captured else attention)
         self._tell_mixers(None)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None

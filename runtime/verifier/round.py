@@ -147,34 +147,40 @@ class RoundObserver:
         """A request has finished, failed or was aborted."""
 
 
+class FirstTokens(NamedTuple):
+    """What a round decided for its prompt chunks."""
+
+    sampled: Tensor
+    """int64 [num_sampling_chunks]: the token that each chunk with `samples` yields."""
+    taps: Tensor | None = None
+    """[num_chunk_tokens, taps_size], chunks back to back."""
+    logprobs: Tensor | None = None
+    """As `RoundResult.chunk_logprobs`."""
+
+
 def launched_round(
     plan: SchedulerOutput,
     accepted: AcceptedPaths,
-    sampled: Tensor,
-    chunk_taps: Tensor | None,
+    first: FirstTokens,
     forward_s: float,
     asking: list[int] | None = None,
-    chunk_logprobs: Tensor | None = None,
 ) -> RoundInFlight:
     """A round whose work is enqueued; its tokens start on their way to the host.
 
     Args:
-        sampled: int64 [num_sampling_chunks].
-        chunk_taps: [num_chunk_tokens, taps_size].
         forward_s: host seconds in the forward pass.
         asking: decodes that `accepted.logprobs` has a row of; None where it has all.
-        chunk_logprobs: see `RoundResult`.
     """
     told = accepted.told()
     if accepted.packed is None:
-        told |= {"sampled": sampled} | ({} if chunk_logprobs is None else {"chunk_logprobs": chunk_logprobs})
+        told |= {"sampled": first.sampled} | ({} if first.logprobs is None else {"chunk_logprobs": first.logprobs})
     rows = range(len(plan.decodes)) if asking is None else asking
     return RoundInFlight(
         plan=plan,
         epochs=[seq.epoch for seq in plan.decodes] + [chunk.seq.epoch for chunk in plan.chunks],
         decodes=accepted,
-        sampled=sampled,
-        chunk_taps=chunk_taps,
+        sampled=first.sampled,
+        chunk_taps=first.taps,
         times=RoundTimes(forward_s),
         download=Download(list(told.values()), accepted.packed),
         told=tuple(told),

@@ -42,7 +42,7 @@ LIMITS: dict[str, int] = {
     "verification of a chain beside its layers, greedy": 92,
     "verification of a tree beside its layers, greedy": 118,
     "verification of a tree beside its layers, sampled": 145,
-    "verification of a tree beside its layers, altered": 183,
+    "verification of a tree beside its layers, altered": 179,
     "level of a chain": 16,
     "level of a tree": 20,
     "draft of one level, chain": 98,

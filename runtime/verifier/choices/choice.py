@@ -10,10 +10,10 @@ from wingbeat.kernels.sampling.reference import choose_tokens, sampling_workspac
 from wingbeat.kernels.tree.reference import walk_tree
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
+from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, SamplingParams
-from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
+from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
 from wingbeat.runtime.verifier.choices.forced_acceptance import AcceptanceForcer
 from wingbeat.runtime.verifier.choices.logprobs import token_logprobs
@@ -55,35 +55,37 @@ class TokenChooser:
         self._workspace_rows = workspace_rows
         self._workspace = sampling_workspace(workspace_rows, slots.vocab_size, self.device) if workspace_rows else None
 
-    def choose(self, plan: SchedulerOutput, decodes: Decodes | None, logits: Tensor) -> Tensor:
-        """The tokens of a round's decode rows, then of its sampling chunks: int64 [num_rows].
+    def choose(self, seqs: list[Sequence], decodes: Decodes | None, logits: Tensor) -> Tensor:
+        """The tokens of the rows of some sequences' decodes: int64 [num_rows].
 
         Args:
             logits: [num_rows, vocab_size].
         """
-        sampling = [chunk.seq for chunk in plan.chunks if chunk.samples]
-        if decodes is None and not sampling:
-            return torch.zeros(0, dtype=torch.int64, device=self.device)
-        params = [seq.request.params for seq in (*plan.decodes, *sampling)]
-        altered = any(param.alters_logits for param in params)
-        if not altered and not any(param.temperature > 0 for param in params):
+        params = [seq.request.params for seq in seqs]
+        if _is_greedy(params):
             return logits.argmax(dim=-1)
-        slots, positions, nodes, paths = [], [], [], []
-        if decodes is not None:
-            slots.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.positions)))
-            positions.append(decodes.packed(decodes.positions) + 1)
-        if sampling:
-            columns = upload([[seq.slot for seq in sampling], [len(seq.token_ids) for seq in sampling]], self.device)
-            slots.append(columns[0])
-            positions.append(columns[1])
-        rows, at = torch.cat(slots), torch.cat(positions)
+        rows = decodes.packed(decodes.slots[:, None].expand_as(decodes.positions))
+        processors, positions = None, decodes.packed(decodes.positions) + 1
+        if any(param.alters_logits for param in params):
+            nodes, paths = self._nodes_and_paths(decodes)
+            processors = self.processors.of_rows(rows, positions, nodes, paths, self._selected(params))
+        return self._sample(logits, rows, positions, params, processors)
+
+    def choose_first(self, seqs: list[Sequence], logits: Tensor) -> Tensor:
+        """The first token of each of these sequences, whose prompts end: int64 [num_seqs]; `logits` as in `choose`."""
+        params = [seq.request.params for seq in seqs]
+        if _is_greedy(params):
+            return logits.argmax(dim=-1)
+        rows, positions = upload([[seq.slot for seq in seqs], [len(seq.token_ids) for seq in seqs]], self.device)
         processors = None
-        if altered:
-            nodes, paths = self._nodes_and_paths(decodes, len(rows))
-            # On a GPU each selection of them is a kernel of its own, and compiled while requests wait.
-            selected = None if self.device.type == "cuda" else params
-            processors = self.processors.of_rows(rows, at, nodes, paths, selected)
-        return self._sample(logits, rows, at, params, processors)
+        if any(param.alters_logits for param in params):
+            roots = torch.zeros_like(rows)
+            processors = self.processors.of_rows(rows, positions, roots, None, self._selected(params))
+        return self._sample(logits, rows, positions, params, processors)
+
+    def _selected(self, params: list[SamplingParams]) -> list[SamplingParams] | None:
+        # On a GPU each selection of them is a kernel of its own, and compiled while requests wait.
+        return None if self.device.type == "cuda" else params
 
     def choose_fixed(self, decodes: Decodes, logits: Tensor, choosing: Choosing, nodes: Tensor | None) -> Tensor:
         """The tokens of decodes alone, at shapes that the arguments' shapes decide.
@@ -96,7 +98,7 @@ class TokenChooser:
         rows = decodes.slots[:, None].expand_as(decodes.positions).flatten()
         positions, processors = decodes.positions.flatten() + 1, None
         if choosing is Choosing.ALTERED:
-            own, paths = self._nodes_and_paths(decodes, len(rows))
+            own, paths = self._nodes_and_paths(decodes)
             own = own if nodes is None else nodes.flatten()
             processors = self.processors.of_rows(rows, positions, own, paths, None)
         return self._sample(logits, rows, positions, None, processors)
@@ -125,18 +127,13 @@ class TokenChooser:
     def _num_top(self) -> int:
         return min(MAX_LOGPROBS, self.slots.vocab_size)
 
-    def _nodes_and_paths(self, decodes: Decodes | None, num_rows: int) -> tuple[Tensor, Tensor | None]:
-        """By row: its node, and its path below the root; rows of chunks are roots."""
-        nodes = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
-        tree: TokenTree | None = None if decodes is None else decodes.tree
+    def _nodes_and_paths(self, decodes: Decodes) -> tuple[Tensor, Tensor | None]:
+        """By row: its node, and its path below the root."""
+        tree = decodes.tree
         if tree is None:
-            return nodes, None
+            return torch.zeros_like(decodes.slots), None
         index = torch.arange(tree.token_ids.shape[1], device=self.device).expand_as(tree.token_ids)
-        num_decode_rows, drafted = decodes.num_rows, tree_paths(tree, self._max_depth)
-        nodes[:num_decode_rows] = decodes.packed(index)
-        paths = torch.full((num_rows, drafted.shape[-1]), -1, dtype=torch.int64, device=self.device)
-        paths[:num_decode_rows] = decodes.packed(drafted)
-        return nodes, paths
+        return decodes.packed(index), decodes.packed(tree_paths(tree, self._max_depth))
 
     def _sample(self, logits, rows, positions, params: list[SamplingParams] | None, processors) -> Tensor:
         """Tokens of sequences in slots `rows` [num_rows], to stand at `positions` [num_rows]."""
@@ -158,6 +155,11 @@ class TokenChooser:
             processors=processors,
             workspace=self._workspace if len(rows) <= self._workspace_rows else None,
         )
+
+
+def _is_greedy(params: list[SamplingParams]) -> bool:
+    """Whether the best token is taken everywhere, of logits as they are."""
+    return not any(param.temperature > 0 or param.alters_logits for param in params)
 
 
 class PathAcceptance:

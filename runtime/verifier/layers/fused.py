@@ -21,8 +21,8 @@ from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.layers.attention import (
     METADATA_KEYWORD,
     AttentionMetadata,
+    AttentionSegment,
     attend_segments,
-    build_segment,
     pack_segments,
 )
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
@@ -137,7 +137,7 @@ def _fuse_layer(layer: nn.Module, attention: LayerAttention, swap: Swap) -> str 
         swap(layer, attention)
     except ValueError as error:
         return str(error)
-    found = _trial(layer, attention, in_place=layer.self_attn.q_proj.weight.device.type == "cpu")
+    found = _trial(layer, attention, in_stack=True)
     if all(_alike(ours, theirs) for ours, theirs in zip(found, expected, strict=True)):
         return None
     if isinstance(layer, CpuLayer):
@@ -285,11 +285,11 @@ def _fused_class(kind: type[nn.Module], fused: type[nn.Module]) -> type[nn.Modul
     return type(kind.__name__, (fused, kind), {})
 
 
-def _trial(layer: nn.Module, attention: LayerAttention, in_place: bool = False) -> tuple[Tensor, ...]:
+def _trial(layer: nn.Module, attention: LayerAttention, in_stack: bool = False) -> tuple[Tensor, ...]:
     """A layer over the first rows of one sequence: its output, and the keys and values that it stored.
 
     Args:
-        in_place: on CPUs, by our kernels.
+        in_stack: on CPUs, as our kernels run whole layers.
     """
     weight = layer.self_attn.q_proj.weight
     rows = _rows(weight.shape[1], weight)
@@ -298,21 +298,10 @@ def _trial(layer: nn.Module, attention: LayerAttention, in_place: bool = False) 
     cache = tuple(torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
     angles = positions[:, None] / torch.arange(1, attention.key_dim // 2 + 1, device=weight.device)
     turned = tuple(part.repeat(1, 2).to(weight.dtype)[None] for part in (angles.cos(), angles.sin()))
-    window = attention.sliding_window or 0
     tables = torch.ones(1, 1, dtype=torch.int64, device=weight.device)
-    segment = build_segment(
-        0,
-        positions[None],
-        torch.zeros_like(positions[:1]),
-        None,
-        tables,
-        _BLOCK_SIZE,
-        (window,),
-        weight.dtype,
-        in_place=in_place,
-    )
+    segment = AttentionSegment.of(0, positions[None], torch.zeros_like(positions[:1]), None, tables)
     caches = {layer.self_attn.layer_idx: cache}
-    packed = pack_segments([segment]) if in_place else None
+    packed = pack_segments([segment]) if in_stack else None
     metadata = AttentionMetadata(caches, _BLOCK_SIZE + positions, [segment], packed=packed)
     out = layer(rows[None], position_ids=positions[None], position_embeddings=turned, **{METADATA_KEYWORD: metadata})
     return out[0], *(part[1, :_NUM_ROWS].flatten(1) for part in cache)

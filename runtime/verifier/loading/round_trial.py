@@ -9,7 +9,6 @@ import torch
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import VerifierModel
 
@@ -26,10 +25,10 @@ def decode_rounds(loaded: LoadedModel) -> Callable[[], list[Round]]:
     """Makes forward passes of `ROWS` sequences with a token each, for the number of threads torch has at the time."""
     config = EngineConfig(max_num_seqs=max(ROWS), max_model_len=_MAX_MODEL_LEN, num_kv_blocks=32)
     cache, model = KVCache(loaded.layers, config, loaded.dtype, loaded.device), VerifierModel(loaded)
-    in_place, num_blocks = reads_in_place(loaded.dtype, loaded.device), _MAX_MODEL_LEN // cache.block_size
+    num_blocks = _MAX_MODEL_LEN // cache.block_size
 
     def of(num_rows: int) -> Round:
-        batch = dummy_decode_batch(cache, loaded.windows, num_rows, 1, num_blocks, in_place=in_place)
+        batch = dummy_decode_batch(cache, num_rows, 1, num_blocks)
         return lambda: model(batch)
 
     return lambda: [of(num_rows) for num_rows in ROWS]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.slow_trees import path_to_root
-from wingbeat.kernels.attention.reference import context_mask, masked_attention, paged_attention, read_kv
+from wingbeat.kernels.attention.reference import context_mask, paged_attention, read_kv
 from wingbeat.kernels.kv.reference import move_kv, store_kv
 
 pytestmark = pytest.mark.few(4)
@@ -111,17 +111,6 @@ def test_paged_attention(num_reqs, num_query, num_heads, num_kv_heads, key_dim, 
     torch.testing.assert_close(out.double(), torch.stack(expected), atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("first", "num_blocks"), [(3, 1), (2, 5), (1, 9)])
-def test_blocks_that_follow_one_another_are_read_in_place(first, num_blocks):
-    generator = torch.Generator().manual_seed(num_blocks)
-    key_cache, value_cache = torch.randn(2, 12, 4, 2, 8, generator=generator)
-    tables = torch.arange(first, first + num_blocks)[None]
-    gathered = read_kv(key_cache, value_cache, tables, torch.float32)
-    in_place = read_kv(key_cache, value_cache, tables, torch.float32, slice(4 * first, 4 * (first + num_blocks)))
-    assert all(torch.equal(*pair) for pair in zip(in_place, gathered, strict=True))
-    assert in_place[0].data_ptr() == key_cache[first].data_ptr()
-
-
 def test_fp8_blocks_are_widened_as_they_are_read():
     caches = [torch.randn(6, 4, 2, dim, generator=torch.Generator().manual_seed(dim)) for dim in (8, 4)]
     rounded = [cache.to(torch.float8_e4m3fn) for cache in caches]
@@ -129,18 +118,6 @@ def test_fp8_blocks_are_widened_as_they_are_read():
     expected = [cache.to(torch.bfloat16)[tables].flatten(1, 2) for cache in rounded]
     gathered = read_kv(*rounded, tables, torch.bfloat16)
     assert all(torch.equal(*pair) for pair in zip(gathered, expected, strict=True))
-    run = read_kv(*rounded, tables[1:], torch.bfloat16, slice(16, 24))
-    assert all(torch.equal(found, part[1:]) for found, part in zip(run, expected, strict=True))
-
-
-def test_without_a_mask_every_key_of_the_run_is_seen():
-    generator = torch.Generator().manual_seed(3)
-    key_cache, value_cache = torch.randn(2, 12, 4, 2, 8, generator=generator)
-    query, tables = torch.randn(1, 1, 4, 8, generator=generator), torch.arange(2, 5)[None]
-    mask = torch.zeros(1, 1, 12).masked_fill_(torch.arange(12) >= 10, torch.finfo(torch.float32).min)
-    masked = paged_attention(query, key_cache, value_cache, tables, mask, 0.3)
-    cut = masked_attention(query, *read_kv(key_cache, value_cache, tables, torch.float32, slice(8, 18)), None, 0.3)
-    torch.testing.assert_close(cut, masked)
 
 
 def test_moves_read_before_they_write():

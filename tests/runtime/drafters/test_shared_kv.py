@@ -133,7 +133,7 @@ def root(tmp_path_factory):
 def build(folders, speculation, fixed_shapes=False):
     target = TargetDescription.from_checkpoint(folders[0])
     drafter = load_drafter(folders[1], target, speculation)
-    drafter.pool.fixed_shapes = drafter.pool.in_place = fixed_shapes
+    drafter.pool.fixed_shapes = fixed_shapes
     return drafter
 
 

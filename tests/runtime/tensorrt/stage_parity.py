@@ -13,7 +13,7 @@ from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_model import EngineModel
 from wingbeat.runtime.tensorrt.linear_kv import LinearKV
 from wingbeat.runtime.tensorrt.session import EngineSession
-from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.model import ForwardBatch, ModelOutput, VerifierModel
 
@@ -51,9 +51,7 @@ class Both:
             visible = ancestor_mask(tree)
             depths = visible[0].sum(-1) - 1
         positions = contexts[:, None] + depths
-        segment = build_segment(
-            0, positions, contexts, visible, tables, self.capacity, self.loaded.windows, torch.float32
-        )
+        segment = AttentionSegment.of(0, positions, contexts, visible, tables)
         mapping = (tables * self.capacity + contexts[:, None] + torch.arange(num_rows)).flatten()
         metadata = AttentionMetadata(self.paged.layers, mapping, [segment])
         batch = ForwardBatch(token_ids.reshape(1, -1), positions.reshape(1, -1), None, metadata)
@@ -67,7 +65,7 @@ class Both:
     def _prefill_row(self, row: int, prompt: Tensor) -> "Outputs":
         tables, start = torch.tensor([[row]]), torch.zeros(1, dtype=torch.int64)
         positions = torch.arange(len(prompt))[None]
-        segment = build_segment(0, positions, start, None, tables, self.capacity, self.loaded.windows, torch.float32)
+        segment = AttentionSegment.of(0, positions, start, None, tables)
         mapping = row * self.capacity + positions[0]
         metadata = AttentionMetadata(self.paged.layers, mapping, [segment])
         batch = ForwardBatch(prompt[None], positions, None, metadata)

@@ -56,7 +56,7 @@ def test_costs_are_measured_at_the_batch_asked_for_and_touch_no_sequence():
     started = Run(engine, expected.prompts[:3], greedy_params(16))
     for _ in range(6):
         started.step()
-    batch = dummy_decode_batch(engine.cache, expected.loaded.windows, 3, 4, 2)
+    batch = dummy_decode_batch(engine.cache, 3, 4, 2)
     session.ran.clear()
     with torch.inference_mode():
         assert engine.model(batch).logits.shape == (12, engine.loaded.vocab_size)

@@ -5,12 +5,10 @@ import logging
 import pytest
 import torch
 
-from tests.runtime.models import engine_config, prepare_model, random_model
+from tests.runtime.models import prepare_model, random_model
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice
-from wingbeat.runtime.kv.pool import KVCache
-from wingbeat.runtime.verifier.compiled import CompiledDecode, CompiledLayers, _faster, faster_layers, replay_ms
-from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
-from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, AttentionMetadata, build_segment
+from wingbeat.runtime.verifier.compiled import CompiledLayers, _faster, faster_layers, replay_ms
+from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.model import ForwardBatch, VerifierModel
 
 BLOCK_SIZE = 16
@@ -46,12 +44,9 @@ class Steps:
     def batch(self, num_reqs: int, num_nodes: int) -> ForwardBatch:
         device = self.loaded.device
         positions = torch.arange(num_nodes, device=device).expand(num_reqs, -1)
-        visible = torch.ones(num_reqs, num_nodes, num_nodes, dtype=torch.bool, device=device).tril()
         tables = torch.arange(1, num_reqs + 1, device=device)[:, None]
         context = torch.zeros(num_reqs, dtype=torch.int64, device=device)
-        segment = build_segment(
-            0, positions, context, visible, tables, BLOCK_SIZE, self.loaded.windows, self.loaded.dtype
-        )
+        segment = AttentionSegment.of(0, positions, context, None, tables)
         slot_mapping = (tables * BLOCK_SIZE + positions).flatten()
         token_ids = (torch.arange(num_reqs * num_nodes, device=device) * 7 % 90)[None]
         return ForwardBatch(
@@ -136,25 +131,6 @@ def test_the_cpu_never_compiles():
         raise AssertionError("measured")
 
     assert not isinstance(faster_layers(steps.loaded, [steps.step(1, 1)], measure), CompiledLayers)
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_a_decode_round_runs_in_one_compiled_graph_and_is_that_of_the_model():
-    steps, config, backend = Steps(), engine_config(max_num_seqs=3, max_model_len=128), CountingBackend()
-    model, loaded = steps.model, steps.loaded
-    cache = KVCache(loaded.layers, config, loaded.dtype, loaded.device)
-    decode = CompiledDecode(model, cache, loaded.windows, config, backend)
-    decode.warm_up(with_trees=True)
-    num_graphs = backend.num_graphs
-    for num_reqs, num_nodes, width in [(1, 1, 3), (3, 1, 5), (1, 16, 4), (2, 16, 6)]:
-        shape = (cache, loaded.windows, num_reqs, num_nodes, width, config.max_blocks_per_seq)
-        num_runs, expected = backend.num_runs, model(dummy_decode_batch(*shape))
-        found = decode(dummy_decode_batch(*shape))
-        assert backend.num_runs == num_runs + 1, "a shape near those of the warm-up runs compiled"
-        torch.testing.assert_close(found.logits, expected.logits)
-        torch.testing.assert_close(found.taps, expected.taps)
-    assert backend.num_graphs == num_graphs, "nothing is compiled in the middle of a round"
 
 
 @pytest.mark.gpu

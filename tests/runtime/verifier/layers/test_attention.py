@@ -1,15 +1,11 @@
-"""Segments of a flattened batch: what the CPU reads from dense masks equals what the kernel reads from mask words."""
+"""Segments of a flattened batch: every way of attending to them gives what dense masks give."""
 
 import pytest
 import torch
 
-from wingbeat.kernels.tree.reference import ancestor_mask, pack_mask
-from wingbeat.runtime.verifier.layers.attention import (
-    AttentionSegment,
-    attend_in_blocks,
-    attend_segments,
-    build_segment,
-)
+from wingbeat.kernels.attention.reference import context_mask, paged_attention
+from wingbeat.kernels.tree.reference import ancestor_mask
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_in_blocks, attend_segments
 
 BLOCK_SIZE = 4
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
@@ -36,34 +32,37 @@ def mixed_batch(generator: torch.Generator):
     return segments, 24
 
 
-def of_words(start, positions, num_context, visible, block_tables) -> AttentionSegment:
-    """A segment as `build_segment` makes it on CUDA."""
-    words = None if visible is None else pack_mask(visible)
-    return AttentionSegment(
-        start, *positions.shape, block_tables, {}, num_context=num_context, positions=positions, mask_words=words
-    )
+def by_masks(query, caches, batch, window, **options):
+    """By the formula, segment after segment."""
+    outs = []
+    for start, positions, num_context, visible, tables in batch:
+        num_reqs, num_query = positions.shape
+        shown = torch.ones(num_query, num_query, dtype=torch.bool).tril() if visible is None else visible
+        num_keys = tables.shape[1] * BLOCK_SIZE
+        shown = shown.expand(num_reqs, -1, -1)
+        mask = context_mask(positions, num_context, shown, num_keys, window or None, torch.float32)
+        rows = query[start : start + num_reqs * num_query].unflatten(0, (num_reqs, num_query))
+        outs.append(paged_attention(rows, *caches, tables, mask, 0.3, **options).flatten(0, 1))
+    return torch.cat(outs)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"sinks": torch.linspace(-1, 1, NUM_HEADS)}], ids=list)
 @pytest.mark.parametrize("window", [0, 6])
-def test_masks_and_words_say_the_same(window, options):
+def test_segments_attend_as_masks_say(window, options):
     generator = torch.Generator().manual_seed(0)
     batch, num_tokens = mixed_batch(generator)
     caches = torch.randn(2, 41, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, generator=generator)
     query = torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, generator=generator)
-    dense = [build_segment(*segment, BLOCK_SIZE, (0, 6), torch.float32) for segment in batch]
-    by_masks = attend_segments(query, *caches, dense, 0.3, sliding_window=window, **options)
-    by_words = attend_in_blocks(query, *caches, [of_words(*s) for s in batch], 0.3, sliding_window=window, **options)
-    torch.testing.assert_close(by_words, by_masks, atol=1e-6, rtol=1e-5)
+    segments = [AttentionSegment.of(*segment) for segment in batch]
+    expected = by_masks(query, caches, batch, window, **options)
+    for attend in (attend_segments, attend_in_blocks):
+        out = attend(query, *caches, segments, 0.3, sliding_window=window, **options)
+        torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_no_visibility_is_causal():
-    positions, context = torch.arange(7, 12)[None], torch.tensor([7])
-    tables = torch.tensor([[1, 2, 3]])
-    tril = torch.ones(1, 5, 5, dtype=torch.bool).tril()
-    causal = build_segment(0, positions, context, None, tables, BLOCK_SIZE, (0, 3), torch.float32)
-    given = build_segment(0, positions, context, tril, tables, BLOCK_SIZE, (0, 3), torch.float32)
-    assert all(torch.equal(causal.masks[window], given.masks[window]) for window in (0, 3))
+def test_a_single_row_needs_no_words():
+    one = AttentionSegment.of(0, *(torch.tensor([[7]]), torch.tensor([7])), torch.ones(1, 1, 1) > 0, torch.ones(1, 3))
+    assert one.mask_words is None
 
 
 @pytest.mark.gpu
@@ -76,8 +75,7 @@ def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu(window):
     outs = []
     for device in ("cpu", "cuda"):
         moved = [[part.to(device) if isinstance(part, torch.Tensor) else part for part in segment] for segment in batch]
-        segments = [build_segment(*segment, BLOCK_SIZE, (0, 6), torch.float32) for segment in moved]
-        assert all(bool(segment.masks) == (device == "cpu") for segment in segments)
+        segments = [AttentionSegment.of(*segment) for segment in moved]
         out = attend_segments(query.to(device), *caches.to(device), segments, 0.3, sliding_window=window)
         outs.append(out.cpu())
     torch.testing.assert_close(outs[1], outs[0], atol=1e-5, rtol=1e-5)

@@ -12,7 +12,7 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.layers import cpu_layers, speed_up
-from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
+from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, use_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.loading.loader import prepare_model
 from wingbeat.runtime.verifier.model import VerifierModel
@@ -31,10 +31,15 @@ def prepared(name: str, **overrides):
     return prepare_model(model, name)
 
 
-def rounds(loaded, num_reqs=3, num_nodes=4):
-    """The same round by our kernels and by the model's own code."""
+def both_ways(model, loaded, num_reqs=3, num_nodes=4):
+    """What the same round gives by our kernels, and by the model's own code."""
     cache = KVCache(loaded.layers, EngineConfig(max_model_len=16, num_kv_blocks=20), loaded.dtype, loaded.device)
-    return (dummy_decode_batch(cache, loaded.windows, num_reqs, num_nodes, 1, in_place=own) for own in (True, False))
+    for kernels in (True, False):
+        used = use_kernels(kernels)
+        try:
+            yield model(dummy_decode_batch(cache, num_reqs, num_nodes, 1))
+        finally:
+            use_kernels(used)
 
 
 @pytest.fixture
@@ -72,7 +77,7 @@ def test_layers_of_the_llama_kind_are_ours_and_give_the_models_numbers(name, num
     assert all(ours) if name in OURS else not any(ours)
     model = VerifierModel(loaded, tap_layers=(1, 3))
     num_calls.clear()
-    (found, expected) = (model(batch) for batch in rounds(loaded))
+    found, expected = both_ways(model, loaded)
     assert num_calls == ([len(loaded.layers)] if name in OURS else [])
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-5)
@@ -83,7 +88,7 @@ def test_keys_that_are_asked_for_are_those_of_the_models_own_code(num_calls):
     loaded = prepared("llama")
     model = VerifierModel(loaded, kv_layers=(2,))
     num_calls.clear()
-    found, expected = (model(batch) for batch in rounds(loaded))
+    found, expected = both_ways(model, loaded)
     assert num_calls == [4]
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.taps, expected.taps, rtol=1e-4, atol=1e-5)
@@ -94,7 +99,7 @@ def test_a_hook_that_changes_what_a_layer_gets_is_heeded(num_calls):
     loaded = prepared("llama")
     model = VerifierModel(loaded)
     hook = loaded.decoder_layers[2].register_forward_pre_hook(lambda module, args: (args[0] * 0.5, *args[1:]))
-    found, expected = (model(batch) for batch in rounds(loaded))
+    found, expected = both_ways(model, loaded)
     hook.remove()
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
 
@@ -104,8 +109,7 @@ def test_many_rows_run_layer_by_layer(num_calls, monkeypatch):
     loaded = prepared("llama")
     monkeypatch.setattr(cpu_layers, "_MOST_AHEAD", 12 * loaded.hidden_size * 3)
     num_calls.clear()
-    for batch in rounds(loaded):
-        VerifierModel(loaded)(batch)
+    list(both_ways(VerifierModel(loaded), loaded))
     assert num_calls == [3, 1]
 
 

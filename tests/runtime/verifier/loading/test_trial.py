@@ -70,7 +70,7 @@ def test_memory_of_the_token_before_is_found(monkeypatch):
 @pytest.fixture
 def without_kernels(monkeypatch):
     """Attention by torch's operations, whose steps these tests take apart."""
-    for user in ("layers.attention", "batch", "layers.fused", "layers.speed_up"):
+    for user in ("layers.attention", "layers.fused", "layers.speed_up"):
         for name in ("cpu_kernels", "reads_in_place"):
             monkeypatch.setattr(f"wingbeat.runtime.verifier.{user}.{name}", lambda *args: None, raising=False)
 
@@ -78,12 +78,13 @@ def without_kernels(monkeypatch):
 @pytest.mark.usefixtures("without_kernels")
 def test_a_tree_read_as_a_chain_is_found(monkeypatch):
     """An attention function that is right in chunks and plain steps, and lets siblings see each other."""
-    original = attention.build_segment
+    original = attention.attend_in_blocks
 
-    def chains_only(start, positions, num_context, visible, *args, **kwargs):
-        return original(start, positions, num_context, None, *args, **kwargs)
+    def chains_only(query, keys, values, segments, *args, **kwargs):
+        segments = [segment._replace(mask_words=None) for segment in segments]
+        return original(query, keys, values, segments, *args, **kwargs)
 
-    monkeypatch.setattr("wingbeat.runtime.verifier.batch.build_segment", chains_only)
+    monkeypatch.setattr(attention, "attend_in_blocks", chains_only)
     assert "of a token tree differ" in refusal(random_model("llama"))
 
 
@@ -96,10 +97,6 @@ def test_a_window_one_off_is_found(monkeypatch):
 
     model = random_model("mistral")
     monkeypatch.setattr(attention, "attend_segments", narrower)
-    monkeypatch.setattr(
-        "wingbeat.runtime.verifier.layers.loaded_model.LoadedModel.windows",
-        property(lambda self: (0, WINDOW - 1, WINDOW)),
-    )
     assert "differ" in refusal(model)
 
 
