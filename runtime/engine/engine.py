@@ -27,6 +27,7 @@ from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.choices.certain_tokens import with_certain
+from wingbeat.runtime.verifier.features import features_of
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
 from wingbeat.runtime.verifier.runner import ModelRunner
@@ -75,7 +76,8 @@ class Engine:
         asked = (loaded.eos_token_ids, loaded.resident_adapters, loaded.sees_whole_images)
         self.scheduler = Scheduler(config, self.block_manager, *asked)
         on_host = on_host if backend.on_host is None else backend.on_host
-        parts = (loaded, self.model, self.cache, self.slots, config, graph_device, on_host, self.states)
+        features = features_of(loaded, self.slots, self.states)
+        parts = (loaded, self.model, self.cache, self.slots, config, graph_device, on_host, features)
         self.runner = ModelRunner(*parts)
         self.clock = RoundClock()
         fixed = FixedSpeculation(config.speculation.max_path - 1)

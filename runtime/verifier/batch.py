@@ -3,13 +3,14 @@
 Lengths, roots and block tables come from the slot state on the device; what the host knows of them are upper bounds.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import ancestor_words
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.pool import KVCache, slot_mapping
@@ -17,40 +18,14 @@ from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
+from wingbeat.runtime.verifier.decodes import Decodes
+from wingbeat.runtime.verifier.features import Feature, Placed, columns_of
 from wingbeat.runtime.verifier.layers.attention import AttentionMetadata, AttentionSegment
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
-from wingbeat.runtime.verifier.layers.packing import Packing, pack, packed, rows_of
+from wingbeat.runtime.verifier.layers.packing import pack
 from wingbeat.runtime.verifier.model import ForwardBatch
 from wingbeat.runtime.verifier.prompt_chunks import PIECE_ROWS, Pieces, in_pieces, side_by_side
 from wingbeat.runtime.verifier.slots import SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
-
-
-class Decodes(NamedTuple):
-    """Device inputs of a round's decodes: [num_reqs] or [num_reqs, num_nodes]."""
-
-    slots: Tensor
-    roots: Tensor
-    token_ids: Tensor
-    tree: TokenTree | None
-    """None where all are bare roots."""
-    positions: Tensor
-    slot_mapping: Tensor
-    packing: Packing | None = None
-    """Where the trees lie side by side without padding."""
-
-    def packed(self, padded: Tensor) -> Tensor:
-        """[num_reqs, num_nodes] as rows of the flattened batch."""
-        return packed(padded, self.packing)
-
-    def rows_of(self, nodes: Tensor) -> Tensor:
-        """Row of the flattened batch of each node [num_reqs, n]."""
-        return rows_of(nodes, self.token_ids.shape[1], self.packing)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the flattened batch."""
-        return self.token_ids.numel() if self.packing is None else len(self.packing.nodes)
 
 
 class BatchBuilder:
@@ -60,7 +35,7 @@ class BatchBuilder:
         slots: device state by slot, shared with the model runner.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait.
         pieces: prompt chunks are one segment, of pieces of equal height; else each is a segment of its own.
-        states: of layers that keep a state of their own.
+        features: what else this engine's batches have.
     """
 
     def __init__(
@@ -71,17 +46,14 @@ class BatchBuilder:
         config: EngineConfig,
         on_host: bool,
         pieces: bool = False,
-        states: StateKeeper | None = None,
+        features: tuple[Feature, ...] = (),
     ) -> None:
         self.cache = cache
         self.slots = slots
         self.config = config
         self.device = slots.device
-        self.adapters = loaded.adapters
-        self.vision = loaded.vision
-        self.rotates = loaded.vision is not None and loaded.vision.rotates_in_grids
         self.on_host = on_host
-        self.states = states
+        self.features = features
         self._pieces = pieces
         self._last_position = loaded.max_position_embeddings - 1
         self._max_depth = config.speculation.max_path - 1
@@ -133,19 +105,25 @@ class BatchBuilder:
         logits_rows = None
         if plan.chunks:
             logits_rows = upload([*range(num_rows), *wanted] or [0], self.device)
-        metadata = AttentionMetadata(self.cache.layers, mapping, segments)
-        if self.adapters is not None and not (self.on_host and plan.is_unadapted):
-            metadata = metadata._replace(adapters=self._adapter_rows(decodes, chunk_slots))
-        if self.states is not None:
-            tree, packing = (None, None) if decodes is None else (decodes.tree, decodes.packing)
-            metadata = metadata._replace(states=self.states.round(plan, tree, num_rows, packing))
-        if self.rotates:
-            moved = positions + self.slots.position_deltas[self._row_slots(decodes, chunk_slots)]
-            positions = self.vision.rotated(moved, plan.chunks, starts)
-        else:
-            positions = positions[None]
-        images = None if self.vision is None else self.vision.rows(plan.chunks, starts, self.device)
-        return ForwardBatch(token_ids[None], positions, logits_rows, metadata, real, images)
+        placed = Placed(plan, decodes, chunk_slots, starts, self.on_host)
+        return self._with_features(token_ids, positions, mapping, segments, logits_rows, real, placed)
+
+    def _with_features(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        mapping: Tensor,
+        segments: list[AttentionSegment],
+        logits_rows: Tensor | None,
+        chunk_rows: Tensor | None,
+        placed: Placed,
+    ) -> ForwardBatch:
+        positions = positions[None]
+        for feature in self.features:
+            positions = feature.positions(positions, placed)
+        columns = columns_of(self.features, placed)
+        metadata = AttentionMetadata(self.cache.layers, mapping, segments, columns=columns)
+        return ForwardBatch(token_ids[None], positions, logits_rows, metadata, chunk_rows, self.features)
 
     def _chunks_apart(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
         """A segment for each chunk."""
@@ -160,9 +138,12 @@ class BatchBuilder:
             table = slice(chunk.seq.slot, chunk.seq.slot + 1)
             mapping.append(self.slot_mapping(table, positions[None, own])[0])
         mapping = torch.where(stores > 0, torch.cat(mapping), 0)
-        slots = [chunk.seq.slot for chunk in chunks for _ in range(chunk.length)] if self._needs_slots else []
         fields, starts = (token_ids, positions, mapping), [begin + start for start in rows.starts]
-        return _FlatChunks(rows.logits_rows(chunks, begin), fields, None, segments, upload(slots, self.device), starts)
+
+        def slots() -> Tensor:
+            return upload([chunk.seq.slot for chunk in chunks for _ in range(chunk.length)], self.device)
+
+        return _FlatChunks(rows.logits_rows(chunks, begin), fields, None, segments, slots, starts)
 
     def _chunks_in_pieces(self, chunks: list[Chunk], begin: int) -> "_FlatChunks":
         """One segment of all chunks, brought to the device as one copy."""
@@ -171,7 +152,7 @@ class BatchBuilder:
         arrived = upload(np.concatenate(parts), self.device).split([len(part) for part in parts])
         longest = max(chunk.start + chunk.length for chunk in chunks)
         fields, segment = self._piece_rows(Pieces(*arrived[:-1]), begin, -(-longest // self.config.block_size))
-        row_slots = arrived[3].repeat_interleave(PIECE_ROWS) if self._needs_slots else arrived[3]
+        row_slots = partial(arrived[3].repeat_interleave, PIECE_ROWS)
         starts = [begin + start for start in rows.starts]
         return _FlatChunks(rows.logits_rows(chunks, begin), fields, arrived[-1], [segment], row_slots, starts)
 
@@ -198,43 +179,20 @@ class BatchBuilder:
             wanted: int64 [n]: rows among the pieces' whose logits are needed beside those of the decodes.
         """
         segments = [self._tree_segment(decodes, self.slots.block_tables[decodes.slots])]
-        positions, num_rows = decodes.positions, decodes.num_rows
-        if self.rotates:
-            positions = positions + self.slots.position_deltas[decodes.slots][:, None]
-        fields = [part.flatten() for part in (decodes.token_ids, positions, decodes.slot_mapping)]
+        num_rows = decodes.num_rows
+        fields = [part.flatten() for part in (decodes.token_ids, decodes.positions, decodes.slot_mapping)]
         logits_rows = slots = None
         if pieces is not None:
             own, segment = self._piece_rows(pieces, num_rows)
             segments.append(segment)
             fields = [torch.cat(parts) for parts in zip(fields, own, strict=True)]
             logits_rows = torch.cat([torch.arange(num_rows, device=self.device), wanted + num_rows])
-            slots = pieces.slots.repeat_interleave(PIECE_ROWS)
-        adapters = None if self.adapters is None else self._adapter_rows(decodes, slots)
-        token_ids, positions, mapping = fields
-        metadata = AttentionMetadata(self.cache.layers, mapping, segments, adapters=adapters)
-        return ForwardBatch(token_ids[None], positions[None], logits_rows, metadata)
-
-    @property
-    def _needs_slots(self) -> bool:
-        return self.adapters is not None or self.rotates
+            slots = partial(pieces.slots.repeat_interleave, PIECE_ROWS)
+        placed = Placed(None, decodes, slots, [], self.on_host)
+        return self._with_features(*fields, segments, logits_rows, None, placed)
 
     def _visible(self, chunk: Chunk) -> Tensor | None:
-        return None if self.vision is None else self.vision.visible(chunk)
-
-    def _adapter_rows(self, decodes: Decodes | None, chunk_slots: Tensor | None) -> AdapterRows:
-        """Which adapter each row has."""
-        ids = self.slots.adapter_ids[self._row_slots(decodes, chunk_slots)]
-        return AdapterRows.of(ids, self.adapters.max_loras, self.on_host)
-
-    @staticmethod
-    def _row_slots(decodes: Decodes | None, chunk_slots: Tensor | None) -> Tensor:
-        """The slot of each row: those of the decodes, then those of the chunks."""
-        parts = []
-        if decodes is not None:
-            parts.append(decodes.packed(decodes.slots[:, None].expand_as(decodes.token_ids)))
-        if chunk_slots is not None:
-            parts.append(chunk_slots)
-        return torch.cat(parts)
+        return next((seen for feature in self.features if (seen := feature.visible(chunk)) is not None), None)
 
     def _decode_segment(self, seqs: list[Sequence], decodes: Decodes) -> AttentionSegment:
         longest = max(seq.max_len for seq in seqs) - 1 + decodes.token_ids.shape[1]
@@ -269,7 +227,7 @@ class _FlatChunks(NamedTuple):
     """Token ids, positions and slot mapping: int64 [num_rows]."""
     real: Tensor | None
     segments: list[AttentionSegment]
-    slots: Tensor
-    """int64 [num_rows]: of each row's sequence; empty where nobody asks."""
+    slots: Callable[[], Tensor]
+    """Makes int64 [num_rows]: of each row's sequence."""
     starts: list[int]
     """By chunk: row of the batch of its first token."""

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import AcceptedPaths, TokenTree
-from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
+from wingbeat.runtime.verifier.batch import BatchBuilder
 from wingbeat.runtime.verifier.choices.choice import Choosing, PathAcceptance, TokenChooser
+from wingbeat.runtime.verifier.decodes import Decodes
 from wingbeat.runtime.verifier.forward_result import ForwardResult
 from wingbeat.runtime.verifier.model import VerifierModel
 from wingbeat.runtime.verifier.prompt_chunks import Pieces

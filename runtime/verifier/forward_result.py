@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import copy_all
-from wingbeat.runtime.verifier.batch import Decodes
+from wingbeat.runtime.verifier.decodes import Decodes
 from wingbeat.runtime.verifier.model import ModelOutput
 
 

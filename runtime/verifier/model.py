@@ -1,6 +1,6 @@
 """The verifier's forward pass: a flattened batch in, logits of chosen rows and tapped hidden states out."""
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.layers.attention import ATTENTION_NAME, METADATA_KEYWORD, AttentionMetadata
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
-    from wingbeat.runtime.vision.rows import ImageRows
+    from wingbeat.runtime.verifier.features import Feature
 
 
 class ForwardBatch(NamedTuple):
@@ -28,8 +27,8 @@ class ForwardBatch(NamedTuple):
     attention: AttentionMetadata
     chunk_rows: Tensor | None = None
     """int64 [num_chunk_tokens]: rows of prompt chunks, behind the decodes'; None where there is no other."""
-    images: "ImageRows | None" = None
-    """Rows that hold images; None where there are none."""
+    features: "tuple[Feature, ...]" = ()
+    """Whose columns the attention's are."""
 
 
 class ModelOutput(NamedTuple):
@@ -116,9 +115,6 @@ class VerifierModel(nn.Module):
         if bad:
             raise ValueError(f"tap layers {bad} do not exist: {loaded.name} has layers 0..{len(loaded.layers) - 1}")
         self.model = loaded.model
-        self.adapters = loaded.adapters
-        self.mixers = loaded.mixers
-        self.decoder_layers = tuple(loaded.decoder_layers)
         self.taps = LayerTaps(loaded.model, loaded.decoder_layers, tap_layers)
         self.tap_layers = tap_layers
         self.kv_layers = kv_layers
@@ -135,8 +131,6 @@ class VerifierModel(nn.Module):
         None where nothing is tapped.
         """
         self.taps.clear()
-        if self.adapters is not None:
-            self.adapters.rows = None
         self.model.set_attn_implementation("eager")
         try:
             self.model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
@@ -148,46 +142,18 @@ class VerifierModel(nn.Module):
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Run the batch; KV is written into the caches of `batch.attention`, and its states go on."""
         self.taps.clear()
-        if self.adapters is not None:
-            self.adapters.rows = batch.attention.adapters
-        self._tell_mixers(batch.attention.states)
         captured = dict.fromkeys(self.kv_layers)
-        run = self._run if batch.images is None else self._run_with_images
         attention = batch.attention.with_packed()
-        output = run(batch, attention._replace(captured=captured) if captured else attention)
-        self._tell_mixers(None)
+        inputs = {
+            "input_ids": batch.token_ids,
+            "position_ids": batch.positions,
+            "logits_to_keep": 0 if batch.logits_rows is None else batch.logits_rows,
+            METADATA_KEYWORD: attention._replace(captured=captured) if captured else attention,
+        }
+        with ExitStack() as entered:
+            for feature in batch.features:
+                entered.enter_context(feature.entered(attention.columns.get(feature.kind), inputs))
+            output = self.model(use_cache=False, **inputs)
         parts = [tap[0] for tap in self.taps.take()] + [captured[layer] for layer in self.kv_layers]
         taps = torch.cat(parts, dim=-1) if parts else None
         return ModelOutput(output.logits[0], taps)
-
-    def _run(self, batch: ForwardBatch, attention: AttentionMetadata, embeddings: Tensor | None = None) -> ModelOutput:
-        """transformers' own output; embeddings [1, num_tokens, hidden_size] come in the place of the tokens'."""
-        read = {"input_ids": batch.token_ids} if embeddings is None else {"inputs_embeds": embeddings}
-        return self.model(
-            **read,
-            position_ids=batch.positions,
-            use_cache=False,
-            logits_to_keep=0 if batch.logits_rows is None else batch.logits_rows,
-            **{METADATA_KEYWORD: attention},
-        )
-
-    def _run_with_images(self, batch: ForwardBatch, attention: AttentionMetadata) -> ModelOutput:
-        """`_run`, with images in their rows, and what they add to the results of the first layers."""
-        rows = batch.images.rows
-        embeddings = self.model.get_input_embeddings()(batch.token_ids)
-
-        def adding(features: Tensor) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
-            return lambda module, args, hidden: hidden.index_add(1, rows, features[None])
-
-        deep = zip(self.decoder_layers, batch.images.deep, strict=False)
-        hooks = [layer.register_forward_hook(adding(features)) for layer, features in deep]
-        try:
-            return self._run(batch, attention, embeddings.index_copy(1, rows, batch.images.embeddings[None]))
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _tell_mixers(self, states: RoundStates | None) -> None:
-        """Of the pass to come; None lets each run on its own."""
-        for mixer in self.mixers:
-            mixer.states = states

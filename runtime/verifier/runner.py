@@ -25,6 +25,7 @@ from wingbeat.runtime.verifier.compiled import faster_layers, replay_ms
 from wingbeat.runtime.verifier.decode_graphs import DecodeGraphs
 from wingbeat.runtime.verifier.dummy_batch import dummy_decode_batch
 from wingbeat.runtime.verifier.eager_rounds import EagerRounds
+from wingbeat.runtime.verifier.features import Feature
 from wingbeat.runtime.verifier.fixed_round import FixedRound
 from wingbeat.runtime.verifier.layers.cpu_kernels import reads_in_place
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
@@ -33,7 +34,6 @@ from wingbeat.runtime.verifier.pruning import DevicePruner
 from wingbeat.runtime.verifier.round import FirstTokens, RoundInFlight, launched_round
 from wingbeat.runtime.verifier.round_shapes import MOST_ROWS
 from wingbeat.runtime.verifier.slots import DecodeRows, SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
 from wingbeat.runtime.verifier.tree_check import TreeInbox
 
 
@@ -46,7 +46,7 @@ class ModelRunner:
         graph_device: captures decode rounds in place of CUDA.
         on_host: whether the device is the host itself, so that looking at what it computed is no wait; None where it
             is a CPU and nothing is captured. False gives a CPU the fixed shapes of an accelerator.
-        states: of layers that keep a state of their own.
+        features: what else this engine's batches have.
 
     Raises:
         ValueError: `cuda_graphs`, `compile` or `deterministic` is not to be had on this device.
@@ -61,7 +61,7 @@ class ModelRunner:
         config: EngineConfig,
         graph_device: GraphDevice | None = None,
         on_host: bool | None = None,
-        states: StateKeeper | None = None,
+        features: tuple[Feature, ...] = (),
     ) -> None:
         self.loaded = loaded
         self.model = model
@@ -72,7 +72,7 @@ class ModelRunner:
         graph_device = _graph_device(config, self.device, graph_device)
         self.on_host = self.device.type == "cpu" and graph_device is None if on_host is None else on_host
         pieces = graph_device is not None
-        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces, states)
+        self.builder = BatchBuilder(loaded, cache, slots, config, self.on_host, pieces, features)
         in_place = self.on_host and reads_in_place(kv_dtype(config, loaded.dtype), self.device)
         if config.deterministic and not (loaded.deterministic and in_place):
             raise ValueError("deterministic is True: this verifier was not loaded so, or its rounds have fixed shapes")

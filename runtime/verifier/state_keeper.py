@@ -10,8 +10,10 @@ A drafter's replay needs states of long ago. It starts at zero or at a state tha
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +22,11 @@ from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.protocol.messages import TokenTree
 from wingbeat.runtime.protocol.transfer import upload
-from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
+from wingbeat.runtime.scheduling.scheduler import Chunk
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.state.pool import Saves, StatePool
 from wingbeat.runtime.state.round_states import AcceptedStep, DecodePaths, Piece, RoundStates
+from wingbeat.runtime.verifier.features import Feature, Placed
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 from wingbeat.runtime.verifier.layers.packing import Packing, packed, rows_of
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver, RoundResult
@@ -45,12 +48,14 @@ class _Replay(NamedTuple):
         return self.seq.slot >= 0 and self.seq.epoch == self.epoch and not self.seq.draft.complete
 
 
-class StateKeeper(RoundObserver):
+class StateKeeper(RoundObserver, Feature):
     """Owner of the states of one engine. Rounds must be settled one by one.
 
     Args:
         block_manager: its `states` say which are kept; rows of sequences come first in the pool.
     """
+
+    kind = RoundStates
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, block_manager: BlockManager) -> None:
         self.mixers = loaded.mixers
@@ -117,16 +122,11 @@ class StateKeeper(RoundObserver):
         self._replays[seq.slot] = _Replay(seq, seq.epoch, start, row)
         return start
 
-    def round(
-        self, plan: SchedulerOutput, tree: TokenTree | None, num_rows: int, packing: Packing | None
-    ) -> RoundStates:
-        """What a round's mixers are told; called once for each, before it runs.
-
-        Args:
-            tree: of the decodes; None where all are bare roots.
-            num_rows: of the decodes.
-            packing: where the trees' nodes are, if not one after the other.
-        """
+    def column(self, placed: Placed) -> RoundStates:
+        """What a round's mixers are told; called once for each, before it runs."""
+        plan, tree, packing, num_rows = placed.plan, None, None, 0
+        if placed.decodes is not None:
+            tree, packing, num_rows = placed.decodes.tree, placed.decodes.packing, placed.decodes.num_rows
         for slot in [slot for slot, replay in self._replays.items() if not replay.goes_on]:
             self._end_replay(slot)
         for seq in plan.decodes:
@@ -140,6 +140,17 @@ class StateKeeper(RoundObserver):
             start += chunk.length
         self._round = RoundStates(self.pool, decodes, pieces)
         return self._round
+
+    @contextmanager
+    def entered(self, column: RoundStates | None, inputs: dict[str, Any]) -> Iterator[None]:
+        """See `Feature.entered`: outside of a round each mixer runs on its own."""
+        for mixer in self.mixers:
+            mixer.states = column
+        try:
+            yield
+        finally:
+            for mixer in self.mixers:
+                mixer.states = None
 
     def settled(self, flight: RoundInFlight, result: RoundResult) -> None:
         """States go on along the accepted paths."""

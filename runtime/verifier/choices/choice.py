@@ -14,10 +14,11 @@ from wingbeat.runtime.protocol.messages import AcceptedPaths
 from wingbeat.runtime.protocol.transfer import upload
 from wingbeat.runtime.scheduling.request import MAX_LOGPROBS, SamplingParams
 from wingbeat.runtime.scheduling.sequence import Sequence
-from wingbeat.runtime.verifier.batch import BatchBuilder, Decodes
+from wingbeat.runtime.verifier.batch import BatchBuilder
 from wingbeat.runtime.verifier.choices.forced_acceptance import AcceptanceForcer
 from wingbeat.runtime.verifier.choices.logprobs import token_logprobs
 from wingbeat.runtime.verifier.choices.processors import ProcessorTables, tree_paths
+from wingbeat.runtime.verifier.decodes import Decodes
 from wingbeat.runtime.verifier.slots import SlotState
 
 

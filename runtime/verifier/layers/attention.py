@@ -1,6 +1,7 @@
 """transformers' modeling code on our paged KV cache: the attention function registered under the name "wingbeat"."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,12 @@ from wingbeat.kernels.attention.reference import tree_attention
 from wingbeat.kernels.cpu.ops import Segments
 from wingbeat.kernels.cpu.ops import segment as packed_segment
 from wingbeat.kernels.kv.reference import store_kv
-from wingbeat.kernels.layer.stacked_adapters import AdapterRows
 from wingbeat.kernels.tree.reference import pack_mask
-from wingbeat.runtime.state.round_states import RoundStates
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels, reads_in_place
 
 ATTENTION_NAME = "wingbeat"
 METADATA_KEYWORD = "wingbeat_batch"
+NO_COLUMNS: Mapping[type, Any] = {}
 WINDOW_ATTRIBUTE = "wingbeat_window"
 """Of an attention module whose window the probe learned: transformers tells some only by their mask."""
 
@@ -69,16 +69,13 @@ class AttentionMetadata(NamedTuple):
     """By layer that is in it: filled with the rows' keys and values [num_tokens, heads * (key_dim + value_dim)]."""
     packed: Segments | None = None
     """The segments as the CPU's kernels read them (`pack_segments`); None where others attend."""
-    adapters: AdapterRows | None = None
-    """Which adapter each row has; None where none has one."""
-    states: RoundStates | None = None
-    """Of layers that keep a state of their own; None for models without such."""
+    columns: Mapping[type, Any] = NO_COLUMNS
+    """What features know of the rows, by kind."""
 
     def with_packed(self) -> "AttentionMetadata":
-        """With `packed`, where the CPU's kernels read such caches, and know which rows an adapter has."""
+        """With `packed`, where the CPU's kernels read such caches."""
         keys = self.caches[0][0]
-        in_place = reads_in_place(keys.dtype, keys.device) and (self.adapters is None or self.adapters.runs is not None)
-        return self._replace(packed=pack_segments(self.segments)) if in_place else self
+        return self._replace(packed=pack_segments(self.segments)) if reads_in_place(keys.dtype, keys.device) else self
 
 
 def pack_segments(segments: list[AttentionSegment]) -> Segments | None:

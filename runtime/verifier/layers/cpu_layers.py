@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wingbeat.kernels.cpu.ops import CpuKernels, adapters_of, batch_of, layer_of, matrix_of, runs_of
 from wingbeat.kernels.cpu.structs import Heads, Layer
-from wingbeat.kernels.layer.stacked_adapters import StackedAdapters
+from wingbeat.kernels.layer.stacked_adapters import AdapterRows, StackedAdapters
 from wingbeat.runtime.kv.pool import LayerAttention
 from wingbeat.runtime.verifier.layers.attention import METADATA_KEYWORD, AttentionMetadata
 
@@ -144,7 +144,8 @@ class LayerStack:
                 array[layer].captured = captured[layer].data_ptr()
         cos, sin = (part.float().contiguous() for part in position_embeddings)
         block_size = metadata.caches[index][0].shape[1]
-        runs = None if metadata.adapters is None else runs_of(metadata.adapters)
+        adapted = metadata.columns.get(AdapterRows)
+        runs = None if adapted is None else runs_of(adapted)
         batch = batch_of(cos, sin, metadata.slot_mapping, metadata.packed, block_size, runs=runs)
         x, out = hidden.contiguous(), hidden.new_empty(count, 1, *hidden.shape[1:])
         self.kernels.run_layers(array, index, count, batch, x, out)
@@ -182,7 +183,7 @@ class CpuLayer(nn.Module):
         """As the layer's own class, whose code runs where the batch is not ours."""
         metadata: AttentionMetadata | None = kwargs.get(METADATA_KEYWORD)
         stack = None if torch.compiler.is_compiling() else self.__dict__.get("_stack")
-        if stack is None or metadata is None or metadata.packed is None:
+        if stack is None or metadata is None or metadata.packed is None or not _knows_runs(metadata):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
@@ -208,6 +209,12 @@ class CpuLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy has weights of its own.
         return {name: value for name, value in self.__dict__.items() if name != "_stack"}
+
+
+def _knows_runs(metadata: AttentionMetadata) -> bool:
+    """Whether the host knows which rows an adapter has, as our kernels need it."""
+    adapted = metadata.columns.get(AdapterRows)
+    return adapted is None or adapted.runs is not None
 
 
 @cache

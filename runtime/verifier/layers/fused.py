@@ -172,7 +172,7 @@ class FusedLayer(nn.Module):
             return super().forward(
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
-        ops, before, rows = self._ops, hidden_states[0], metadata.adapters
+        ops, before, rows = self._ops, hidden_states[0], metadata.columns.get(AdapterRows)
         cos, sin = (part[0] for part in position_embeddings)
         normed, _ = ops.add_rms_norm(before, None, *_norm_of(self.input_layernorm))
         qkv = self._adapted(functional.linear(normed, *self._qkv), normed, 0, rows)

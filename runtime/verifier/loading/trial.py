@@ -26,6 +26,7 @@ from wingbeat.runtime.scheduling.request import Request, SamplingParams
 from wingbeat.runtime.scheduling.scheduler import Chunk, SchedulerOutput
 from wingbeat.runtime.scheduling.sequence import Sequence
 from wingbeat.runtime.verifier.batch import BatchBuilder
+from wingbeat.runtime.verifier.features import features_of
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel, num_words
 from wingbeat.runtime.verifier.layers.probe import ProbedAttention
 from wingbeat.runtime.verifier.layers.unsupported import UnsupportedModelError
@@ -257,7 +258,8 @@ class Trial:
             saved = SavedStates(1, config.block_size, config.block_size, enabled=False)
             blocks = BlockManager(cache.num_blocks, config.block_size, states=saved)
             self.states = StateKeeper(loaded, config, blocks)
-        self.builder = BatchBuilder(loaded, cache, self.slots, config, loaded.device.type == "cpu", states=self.states)
+        features = features_of(loaded, self.slots, self.states)
+        self.builder = BatchBuilder(loaded, cache, self.slots, config, loaded.device.type == "cpu", features=features)
         self.model = VerifierModel(loaded)
 
     def run(self) -> list[Tensor]:
