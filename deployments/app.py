@@ -17,14 +17,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from wingbeat.cluster.autoscaling import DELAYS, WAKING, TokenLoadPolicy
+from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.image_prompts import image_reader
 from wingbeat.deployments.api.routes import create_app
-from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
@@ -266,7 +266,7 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         serve.ingress()(Router),
         name=ROUTER,
         ray_actor_options={
-            "num_cpus": config.num_cpus_per_router,
+            "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV},
         },
@@ -283,9 +283,11 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
 
 def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:
     scaling = config.autoscaling_config
-    if scaling is None or "policy" in scaling:
+    given = {} if scaling is None else scaling.get("policy") or {}
+    if scaling is None or "policy_function" in given:
         return scaling
-    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs={"target_queue_s": config.target_queue_s})
+    kwargs = {"target_queue_s": TARGET_QUEUE_S} | given.get("policy_kwargs", {})
+    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs=kwargs)
     return {**DELAYS, **WAKING, **scaling, "policy": policy}
 
 

@@ -22,6 +22,9 @@ _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
 
+CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
+"""That Ray sets aside; they bound how many fit on a node, not what each may use of it."""
+
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
 
@@ -75,23 +78,15 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Budget of the KV pool; none goes by gpu_memory_utilization or cpu_memory_utilization.",
+        description="Budget of the KV pool; none goes by gpu_memory_utilization, and on CPUs takes "
+        f"{_ENGINE.cpu_memory_utilization:.0%} of the RAM that is free beside the weights, per replica.",
     )
     gpu_memory_utilization: float = Field(
         _ENGINE.gpu_memory_utilization,
         description="Of the GPU's memory (of the pair's share of it), what weights, activations, graphs, KV and a "
         "drafter on the same GPU may hold together.",
     )
-    cpu_memory_utilization: float = Field(
-        _ENGINE.cpu_memory_utilization,
-        description="On CPUs, the share of the RAM that is free beside the weights which goes to KV, per replica.",
-    )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
-    state_interval: int = Field(
-        _ENGINE.state_interval,
-        ge=1,
-        description="Tokens between two prefixes whose recurrent states are kept for reuse, where a model has such.",
-    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     drafter_back_off_s: float = Field(
         1.0,
@@ -111,15 +106,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         None,
         description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
-    overlap: bool | None = Field(
-        None, description="Run the host one round behind the device; by default on GPUs. False gives the same tokens."
-    )
     cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
-    share_core: bool = Field(
-        True,
-        description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
-        "pair uses, where the machine has one to spare.",
-    )
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
@@ -128,8 +115,6 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     )
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
-    num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
-    num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
 
     recording_dir: Path | None = Field(
         None,
@@ -299,9 +284,9 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
-        """Whether the pair's threads are to be kept on one core."""
+        """Whether the pair's threads, which take turns, are to be kept on one core, where one can be spared."""
         alone = self.threads == 1 and self.tensor_parallel_size == 1
-        return self.share_core and self.resolved_device() == "cpu" and alone and self.has_own_drafter()
+        return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
@@ -327,7 +312,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
 
     def drafter_share(self) -> Share:
         """What Ray sets aside for a drafter."""
-        return Share(self.num_cpus_per_drafter, self.num_gpus_per_drafter, self.drafter_resources)
+        return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""

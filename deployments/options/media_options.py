@@ -26,20 +26,12 @@ class MediaOptions(ModelOptions):
         description=f'Images of one request, such as {{"image": {_DEFAULT.max_images}}}, which is the default; 0 takes '
         "none.",
     )
-    max_image_pixels: int = Field(
-        _DEFAULT.max_pixels, ge=1, description="Of an image; one of more is refused before it is decoded."
-    )
-    max_image_bytes: int = Field(_DEFAULT.max_bytes, ge=1, description="Of an image as it is sent or fetched.")
     max_image_memory_bytes: int = Field(
         _DEFAULT.max_held_bytes,
         ge=1,
         description="Of what is made of images, over all requests of a router that have not ended; further ones with "
         "images get 503.",
     )
-    media_timeout_s: float = Field(
-        _DEFAULT.timeout_s, gt=0, description="To fetch an image, with its redirects, of which there may be "
-        f"{_DEFAULT.max_redirects}."
-    )  # fmt: skip
 
     @field_validator("allowed_media_domains", mode="before")
     @classmethod
@@ -82,8 +74,5 @@ class MediaOptions(ModelOptions):
         return MediaLimits(
             frozenset(self.allowed_media_domains or ()),
             (self.limit_mm_per_prompt or {}).get("image", _DEFAULT.max_images),
-            self.max_image_bytes,
-            self.max_image_pixels,
-            self.media_timeout_s,
             max_held_bytes=self.max_image_memory_bytes,
         )

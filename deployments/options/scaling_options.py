@@ -6,9 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.options.pool_options import MOST_PROCESSES, MOST_SECONDS
+from wingbeat.deployments.options.pool_options import MOST_PROCESSES
 
 
 class ScalingOptions(ModelOptions):
@@ -19,13 +18,6 @@ class ScalingOptions(ModelOptions):
     )
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
-    )
-    target_queue_s: float = Field(
-        TARGET_QUEUE_S,
-        gt=0,
-        le=MOST_SECONDS,
-        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
-        "may wait then.",
     )
     num_router_replicas: int = Field(1, ge=1, le=MOST_PROCESSES, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
