@@ -17,6 +17,7 @@ from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
+from wingbeat.runtime.refusals import Feature
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
@@ -172,46 +173,47 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         """Refuse what no single field can see, naming field, value and what is allowed."""
         if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
             raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
-        for name in ("engine_wait_s", "max_queued_requests"):
-            if self.may_sleep() and not getattr(self, name):
-                raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")
-        if self.device == "cuda" and self.num_gpus_per_verifier == 0 and not self.leaves_gpus_open():
-            raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
-        if self.device == "cpu" and self.num_gpus_per_verifier > 0:
-            raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
-        if self.cuda_graphs and self.resolved_device() == "cpu" and not self.leaves_gpus_open():
-            raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
-        if self.deterministic and self.resolved_device() == "cuda":
-            raise ValueError("deterministic is True: device 'cuda' does not have this mode; use device cpu")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
-        if self.resolved_device() == "cpu" and self.num_gpus_per_drafter > 0:
-            raise ValueError(
-                f"num_gpus_per_drafter is {self.num_gpus_per_drafter}: beside a verifier on the CPU only 0 is allowed"
-            )
-        self.check_ranks(
-            self.num_gpus_per_verifier, bool(self.cuda_graphs), self.serves_adapters(), self.may_span_nodes()
-        )
-        if self.num_gpus_per_verifier > 0 and self.choice().needs_gpu and self.num_gpus_per_drafter == 0:
-            raise ValueError(
-                f"num_gpus_per_drafter is 0: drafter {self.drafter!r} has weights and would run on the CPU beside a "
-                "verifier on a GPU; give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 "
-                "and 1 of two"
-            )
+        self.check_ranks(self.num_gpus_per_verifier)
         if self.has_drafter() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
-            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.most_num_seqs())
-            if self.channel == "remote":
-                raise ValueError("channel is 'remote': shared drafters serve verifiers of their own node")
+            self.drafters.check(self.most_num_seqs())
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        self.check_adapters(self.model_name(), self.tensor_parallel_size)
-        self.check_prefixes(self.enable_prefix_caching)
+        self.check_adapters(self.model_name())
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
+
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        """Features that do not go with everything: whether each is asked for, and how."""
+        device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
+        share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
+        verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
+        weighted, num_shared = 0 < share <= 1 and self.choice().needs_gpu, self.drafters and self.drafters.num
+        where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
+        on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
+        return super().asked() | {
+            Feature.CPU: (device == "cpu" and not is_open, on),
+            Feature.CUDA: (device == "cuda", on),
+            Feature.CUDA_GRAPHS: (bool(self.cuda_graphs), "cuda_graphs is True"),
+            Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
+            Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
+            Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
+            Feature.NO_DRAFTER: (not self.has_drafter(), "drafter is none"),
+            Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
+            Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
+            Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
+            Feature.OTHER_NODE: (node, where),
+            Feature.PART_OF_GPU: (0 < share < 1, verifier),
+            Feature.REMOTE: (self.channel == "remote", "channel is remote"),
+            Feature.SHARED_DRAFTERS: (self.drafters is not None, f"drafters.num is {num_shared}"),
+            Feature.VERIFIER_SHARE: (share > 0, verifier),
+            Feature.WEIGHTED_DRAFTER: (weighted, f"drafter {self.drafter!r} has weights beside a verifier on a GPU"),
+        }
 
     def leaves_gpus_open(self) -> bool:
         """Whether it is for the GPUs there are to decide device and shares (`wingbeat.deployments.gpu_shares`).
@@ -224,10 +226,6 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
 
     def _is_wingbeats_own(self) -> bool:
         return self.engine_factory is None and self.backend == "torch"
-
-    def may_sleep(self) -> bool:
-        """Whether there may be no pair at all while nobody asks for anything."""
-        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.

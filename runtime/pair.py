@@ -16,6 +16,7 @@ from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
+from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
     from wingbeat.runtime.checks.readings import ConventionChoice
@@ -78,7 +79,8 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
         drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))
         if drafter is not None:
             if settings.fp8_drafter:
-                raise ValueError("drafter_weights is fp8 and the drafter is an engine, whose weights are fixed")
+                fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
+                refuse({Feature.FP8_DRAFTER: fp8, Feature.DRAFTER_ENGINE: of_engine})
             return drafter
     # A class of the user's own gets what the files have, on the CPU.
     lender = lender if settings.drafter.has_weights else None
@@ -141,21 +143,13 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     Raises:
         ValueError: one line that says why.
     """
-    limits, by_torch = settings.engine, settings.engine_dir is None and settings.ranks is None
-    if limits.max_loras and not by_torch:
-        kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
-        raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
-    if limits.kv_cache_dtype != "auto" and not by_torch:
-        kind = "the tensorrt backend rounds" if settings.ranks is None else "tensor parallel ranks round"
-        raise ValueError(f"kv_cache_dtype is {limits.kv_cache_dtype}: {kind} no keys and values; use auto")
-    if limits.deterministic and not by_torch:
-        kind = "products of the tensorrt backend" if settings.ranks is None else "sums over tensor parallel ranks"
-        raise ValueError(f"deterministic is True: {kind} have no fixed order")
-    if limits.deterministic and device.type != "cpu":
-        raise ValueError(
-            f"deterministic is True and device is {device.type}: its products depend on the rows beside; CPUs alone "
-            "have this mode"
-        )
+    asked = settings.engine.asked()
+    asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
+    if settings.engine_dir is not None:
+        asked[Feature.TENSORRT] = "backend is tensorrt"
+    if settings.ranks is not None:
+        asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
+    refuse(asked)
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":

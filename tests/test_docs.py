@@ -45,8 +45,10 @@ def test_what_a_document_says_of_a_limit_is_the_limit(document: str, sentence: s
 
 def settings() -> dict[str, tuple[str, ...]]:
     """By settings of one row of docs/operations.md: their defaults there, as many as the settings where that is so."""
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]*) \|", text := (DOCS / "operations.md").read_text(), re.M)
-    assert text.count("| setting | default |") == 1
+    _, found, after = (DOCS / "operations.md").read_text().partition("| setting | default |")
+    assert found not in after
+    assert found
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]*) \|", after.partition("\n\n")[0], re.M)
     return {names.replace("`", ""): tuple(default.replace("`", "").split(", ")) for names, default in rows}
 
 

@@ -17,6 +17,7 @@ from wingbeat.runtime.config import (
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder, folder_problem
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
@@ -191,12 +192,6 @@ class ModelOptions(LoadOptions):
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
-        if self.engine_dir is not None and self.kv_cache_dtype != "auto":
-            raise ValueError(
-                f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV"
-            )
-        if self.engine_dir is not None and self.deterministic:
-            raise ValueError("deterministic is True and backend is tensorrt: its products depend on the rows beside")
         return self
 
     @model_validator(mode="after")
@@ -204,6 +199,21 @@ class ModelOptions(LoadOptions):
         self.choice()
         SpeculationConfig.default("cpu", **self._tree())
         return self
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_go_together(self) -> Self:
+        refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked})
+        return self
+
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        """Features that do not go with everything: whether each is asked for, and how."""
+        return {
+            Feature.COMPILE: (self.compile, "compile is True"),
+            Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
+            Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
+            Feature.TENSORRT: (self.backend == "tensorrt", "backend is tensorrt"),
+            Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
+        }
 
     def choice(self) -> DrafterChoice:
         """The drafter, `auto` resolved."""

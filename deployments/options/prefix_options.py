@@ -6,6 +6,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.runtime.refusals import Feature
 
 
 class PrefixOptions(ModelOptions):
@@ -31,8 +32,5 @@ class PrefixOptions(ModelOptions):
             raise ValueError(f"prefix_dir is {str(self.prefix_dir)!r}: must be a directory, or not there yet")
         return self
 
-    def check_prefixes(self, enable_prefix_caching: bool) -> None:
-        """Raises ValueError where prefixes shall be kept and nothing is cached."""
-        if self.prefix_dir is not None and (not enable_prefix_caching or self.backend == "tensorrt"):
-            why = "enable_prefix_caching is False" if self.backend == "torch" else "backend is tensorrt"
-            raise ValueError(f"{why}: no prefixes are kept then; leave out prefix_dir")
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        return super().asked() | {Feature.PREFIX_DIR: (self.prefix_dir is not None, "prefix_dir is given")}

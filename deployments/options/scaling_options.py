@@ -2,12 +2,13 @@
 
 import difflib
 import json
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
 from wingbeat.deployments.options.pool_options import MOST_PROCESSES
+from wingbeat.runtime.refusals import Feature
 
 
 class ScalingOptions(ModelOptions):
@@ -51,11 +52,16 @@ class ScalingOptions(ModelOptions):
             check_autoscaling(value)
         return value
 
-    @model_validator(mode="after")
-    def _check_scaling(self) -> Self:
-        if self.num_replicas is not None and self.autoscaling_config is not None:
-            raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
-        return self
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        return super().asked() | {
+            Feature.AUTOSCALING: (self.autoscaling_config is not None, "autoscaling_config is given"),
+            Feature.NUM_REPLICAS: (self.num_replicas is not None, f"num_replicas is {self.num_replicas}"),
+            Feature.SLEEP: (self.may_sleep(), "min_replicas is 0"),
+        }
+
+    def may_sleep(self) -> bool:
+        """Whether there may be no pair at all while nobody asks for anything."""
+        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
 
 def object_of_json(text: str) -> Any:
