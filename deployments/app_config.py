@@ -8,13 +8,13 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
-from wingbeat.deployments.options.model_options import none_by_word
 from wingbeat.deployments.options.pool_options import MOST_SECONDS, SharedDrafters
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
-from wingbeat.deployments.options.scaling_options import ScalingOptions, object_of_json
+from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
+from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
 from wingbeat.runtime.refusals import Feature
@@ -131,24 +131,10 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
-    @field_validator(
-        "served_model_name",
-        "max_model_len",
-        "num_kv_blocks",
-        "kv_cache_memory_bytes",
-        "recording_dir",
-        "engine_stuck_after_s",
-        mode="before",
-    )
-    @classmethod
-    def _nothing_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("drafter_resources", mode="before")
     @classmethod
     def _json_on_the_command_line(cls, value: Any) -> Any:
-        value = none_by_word(value)
-        return object_of_json(value) if isinstance(value, str) else value
+        return object_of_json(value, '{"cheap_gpu": 1}')
 
     @field_validator("drafter_resources")
     @classmethod

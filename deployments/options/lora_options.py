@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.deployments.fleet.adapters import name_problem
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import MOST_OF_ENGINE, EngineConfig
 from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
+from wingbeat.runtime.lora.names import name_problem
 from wingbeat.runtime.refusals import Feature
 
 
@@ -36,15 +36,9 @@ class LoraOptions(ModelOptions):
         EngineConfig.max_lora_rank, ge=1, le=MOST_OF_ENGINE["max_lora_rank"], description="Highest rank of an adapter."
     )
 
-    @field_validator("lora_update_dir", mode="before")
-    @classmethod
-    def _no_folder_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("lora_modules", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        value = none_by_word(value)
         if not isinstance(value, str):
             return value
         if value.lstrip().startswith("{"):

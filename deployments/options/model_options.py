@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from wingbeat.deployments.options.words import with_nothing_by_word
 from wingbeat.runtime.config import (
     PROMPT_TOKENS,
     TREE_FIELDS,
@@ -35,13 +36,18 @@ class ModelFolder(Settings):
         "demo pair.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_by_word(cls, values: Any) -> Any:
+        return with_nothing_by_word(cls, values)
+
     @field_validator("model", mode="before")
     @classmethod
     def _as_it_was_written(cls, value: Any) -> Any:
         # As a path, ./org/name is org/name, which may be of the hub.
         if isinstance(value, str) and value.startswith((".", "~")) and not Path(value).is_dir():
             raise ValueError(f"{folder_problem(value)}; {_ALLOWED}")
-        return none_by_word(value)
+        return value
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -180,11 +186,6 @@ class ModelOptions(LoadOptions):
         None, description="Of backend tensorrt: what wingbeat build-engine made of the model and its drafter."
     )
 
-    @field_validator("engine_dir", mode="before")
-    @classmethod
-    def _no_engines_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
         if (self.backend == "tensorrt") != (self.engine_dir is not None):
@@ -250,8 +251,3 @@ def checkpoint_here(model: Path | None) -> Path | None:
         return demo_pair().verifier
     except FileNotFoundError:
         return None
-
-
-def none_by_word(value: Any) -> Any:
-    """The command line has no other way to say null."""
-    return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value

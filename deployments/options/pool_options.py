@@ -1,10 +1,10 @@
 """Settings of drafters that verifiers share, in place of one per verifier."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.config import MOST_OF_ENGINE
 from wingbeat.runtime.settings import Settings
 
@@ -56,14 +56,7 @@ class DrafterPoolOptions(Settings):
 
 
 def _from_command_line(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("", "none", "null"):
-        return None
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f'must be a JSON object such as {{"num": 2}}, got {value!r}') from error
+    return object_of_json(value, '{"num": 2}')
 
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]

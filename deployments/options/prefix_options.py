@@ -1,11 +1,11 @@
 """What an operator can set about saved prefixes."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.refusals import Feature
 
 
@@ -20,11 +20,6 @@ class PrefixOptions(ModelOptions):
     max_pinned_tokens: int | None = Field(
         None, ge=0, description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks."
     )
-
-    @field_validator("prefix_dir", "max_pinned_tokens", mode="before")
-    @classmethod
-    def _no_prefixes_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
 
     @model_validator(mode="after")
     def _check_prefix_dir(self) -> Self:

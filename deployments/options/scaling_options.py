@@ -1,13 +1,13 @@
 """What an operator can set about the number of processes, and how it follows the load."""
 
 import difflib
-import json
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.deployments.options.pool_options import MOST_PROCESSES
+from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.refusals import Feature
 
 
@@ -25,16 +25,10 @@ class ScalingOptions(ModelOptions):
         None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
     )
 
-    @field_validator("num_replicas", mode="before")
-    @classmethod
-    def _no_number_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
     @classmethod
     def _json_by_word(cls, value: Any) -> Any:
-        value = none_by_word(value)
-        return object_of_json(value) if isinstance(value, str) else value
+        return object_of_json(value, '{"min_replicas": 1}')
 
     @field_validator("router_autoscaling_config")
     @classmethod
@@ -62,18 +56,6 @@ class ScalingOptions(ModelOptions):
     def may_sleep(self) -> bool:
         """Whether there may be no pair at all while nobody asks for anything."""
         return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
-
-
-def object_of_json(text: str) -> Any:
-    """An object as the command line has it.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {text!r}') from error
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.deployments.media.limits import MediaLimits
+from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.pool import LayerAttention, block_bytes, memory_budget
 
@@ -185,7 +187,7 @@ def test_keys_come_by_setting_or_environment_and_show_nowhere(monkeypatch: pytes
     monkeypatch.setenv("WINGBEAT_API_KEY", "hidden1,hidden2")
     assert [key.get_secret_value() for key in AppConfig().api_key] == ["hidden1", "hidden2"]
     assert [key.get_secret_value() for key in AppConfig(api_key=["hidden3"]).api_key] == ["hidden3"]
-    assert "hidden" not in repr(AppConfig()) + str(AppConfig().access("0.0.0.0")) + AppConfig().model_dump_json()
+    assert "hidden" not in repr(AppConfig()) + str(access_of(AppConfig(), "0.0.0.0")) + AppConfig().model_dump_json()
     monkeypatch.setenv("WINGBEAT_API_KEY", "")
     assert AppConfig().api_key is None
 
@@ -215,7 +217,7 @@ def test_hosts_and_origins_are_lists_in_the_form_headers_have():
     [("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
 )
 def test_a_server_on_a_loopback_address_takes_local_names_alone(host: str, local: bool):
-    access = AppConfig().access(host)
+    access = access_of(AppConfig(), host)
     assert (access.hosts == {"*"}) != local
     assert access.takes_origin("http://localhost:3000", host) == local
     if local:
@@ -380,8 +382,8 @@ def test_an_error_of_the_command_line_names_the_field_within_a_setting():
 
 def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
     template = "{{ tools }}<tool_call></think>"
-    assert AppConfig().parsers(template).names == ("hermes", "qwen3")
-    assert AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1").parsers(template).names == (
+    assert parsers_of(AppConfig(), template).names == ("hermes", "qwen3")
+    assert parsers_of(AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1"), template).names == (
         None,
         "deepseek_r1",
     )
@@ -397,3 +399,17 @@ def test_no_validator_takes_the_place_of_another_classs():
 @pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser", "otlp_traces_endpoint", "allowed_hosts"])
 def test_none_is_nothing(name):
     assert getattr(AppConfig.model_validate({name: "none"}), name) is None
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null", ""])
+def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_elsewhere(word: str):
+    config = AppConfig.model_validate(dict.fromkeys(("model", "num_replicas", "drafters", "allowed_hosts"), word))
+    assert (config.model, config.num_replicas, config.drafters, config.allowed_hosts) == (None, None, None, None)
+    assert AppConfig(drafter="none").drafter == "none"
+    assert word == "" or [key.get_secret_value() for key in AppConfig(api_key=word).api_key] == [word]
+
+
+def test_no_image_is_larger_than_what_a_router_holds_of_all():
+    assert media_limits_of(AppConfig()) == MediaLimits()
+    small = media_limits_of(AppConfig(max_image_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
+    assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)
