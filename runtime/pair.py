@@ -3,6 +3,7 @@
 What only the verifier needs is imported by `engine_of_pair`: a drafter's process starts seconds sooner without it.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,40 @@ class PairSettings(NamedTuple):
     """On a CPU, the verifier may have bfloat16 in the place of `dtype`: where its rounds are shorter so."""
     ranks: RankGroup | None = None
     """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: Path,
+        drafter: DrafterChoice,
+        engine: EngineConfig,
+        dtype: str,
+        threads: int,
+        allow_bad_drafter: bool,
+        engine_dir: Path | None,
+        fp8_drafter: bool,
+        tries_bfloat16: bool,
+        tests_drafter: bool = True,
+    ) -> "PairSettings":
+        """As a server or an `LLM` has them.
+
+        Args:
+            dtype: its name in torch.
+            threads: on CPUs; 0 tries as many as this process may use.
+        """
+        return cls(
+            model=model,
+            drafter=drafter,
+            engine=engine,
+            dtype=getattr(torch, dtype),
+            allow_bad_drafter=allow_bad_drafter,
+            tests_drafter=tests_drafter,
+            engine_dir=engine_dir,
+            most_threads=None if threads else len(os.sched_getaffinity(0)),
+            fp8_drafter=fp8_drafter,
+            tries_bfloat16=tries_bfloat16,
+        )
 
 
 class PairEngine(NamedTuple):
