@@ -54,5 +54,5 @@ def find_class(path: str, known: dict[str, str], setting: str) -> type:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{setting} is {path!r}: {error}") from error
     if not isinstance(found, type):
-        raise ValueError(f"{setting} is {path!r}: must be a class")
+        raise ValueError(f"{setting} is {path!r}: must be a class derived from a parser's")
     return found

@@ -38,7 +38,7 @@ def test_tools_that_take_no_function_find_the_demo_as_an_application():
         ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
         ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
         ({"api_key": 5}, "api_key: input should be"),
-        ({"tool_call_parser": "json:loads"}, "tool_call_parser is 'json:loads': must be a class"),
+        ({"tool_call_parser": "json:loads"}, "tool_call_parser is 'json:loads': must be a class derived"),
         ({"tool_call_parser": "collections:OrderedDict"}, "must be a class derived from wingbeat.deployments.parsing"),
     ],
     ids=str,
