@@ -64,15 +64,19 @@ class PlainDrafter:
 
 @contextlib.asynccontextmanager
 async def process_engine(
-    config: AppConfig, address: str | None = None, reach: Callable[[ChannelName], ChannelName] | None = None
+    config: AppConfig,
+    address: str | None = None,
+    reach: Callable[[ChannelName], ChannelName] | None = None,
+    shares_core: bool = True,
 ) -> AsyncIterator[EngineClient]:
     """The engine of a configuration, as a replica would start it, on a core of its own where one can be had.
 
     Args:
         address: to listen on for a drafter that comes over the network.
         reach: as for `PlainDrafter`.
+        shares_core: whether the pair is kept on one core, as a replica would keep it.
     """
-    claim = claim_core() if config.shares_core() else None
+    claim = claim_core() if shares_core and config.shares_core() else None
     core = None if claim is None else claim.core
     launch = (lambda terms: PlainDrafter(config, core, terms, reach)) if config.has_drafter() else None
     life = EngineLife(EngineStart(config, "benchmark", core, address=address), launch)

@@ -181,7 +181,7 @@ async def measure_row(client: Any, name: str, prompts: list, args: argparse.Name
 
 async def measure_pairs(delays_ms: list[float], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A pair over shared memory, then one over the proxy, whose way gets longer."""
-    settings = {"max_model_len": 512, "max_num_seqs": 4, "share_core": False, "enable_prefix_caching": False}
+    settings = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False}
     config = AppConfig(**settings)
     tokenizer = Tokenizer.load(config.model_dir())
     prompts = [prompt.token_ids for prompt in held_out_prompts(tokenizer, stdlib_root(), args.prompts)]
@@ -191,11 +191,11 @@ async def measure_pairs(delays_ms: list[float], args: argparse.Namespace) -> lis
         proxies.append(DelayingProxy(name.port))
         return name._replace(port=proxies[-1].port)
 
-    async with process_engine(config) as client:
+    async with process_engine(config, shares_core=False) as client:
         rows.append(await measure_row(client, "shm", prompts, args))
-    async with process_engine(config, HOST) as client:
+    async with process_engine(config, HOST, shares_core=False) as client:
         rows.append(await measure_row(client, "remote", prompts, args))
-    async with process_engine(config, HOST, reach) as client:
+    async with process_engine(config, HOST, reach, shares_core=False) as client:
         for delay in delays_ms:
             proxies[-1].delay_s = delay / 1e3
             rows.append(await measure_row(client, f"remote, {delay:g} ms each way", prompts, args))

@@ -202,13 +202,13 @@ def main() -> None:
         drafter=str(pair.drafter),
         max_model_len=512,
         max_num_seqs=args.max_num_seqs,
-        target_queue_s=args.target_queue_s,
         engine_wait_s=300.0,
         engine_factory=args.engine_factory,
         autoscaling_config={
             "min_replicas": 0,
             "max_replicas": args.max_replicas,
             "downscale_delay_s": args.downscale_delay_s,
+            "policy": {"policy_kwargs": {"target_queue_s": args.target_queue_s}},
         },
     )
     bodies = bodies_of(args, Tokenizer.load(pair.model))

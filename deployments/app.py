@@ -17,14 +17,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from wingbeat.cluster.autoscaling import DELAYS, WAKING, TokenLoadPolicy
+from wingbeat.cluster.autoscaling import DELAYS, TARGET_QUEUE_S, WAKING, TokenLoadPolicy
 from wingbeat.cluster.placement import ANY_NODES, ONE_NODE, pair_bundles
 from wingbeat.deployments.api.access import is_loopback
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.image_prompts import image_reader
 from wingbeat.deployments.api.routes import create_app
-from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.app_config import CPUS_OF_ROUTER, AppConfig
 from wingbeat.deployments.door import DoorKey
 from wingbeat.deployments.fleet.engine_pool import EnginePool
 from wingbeat.deployments.fleet.serve_engines import ServeEngines
@@ -38,6 +38,7 @@ from wingbeat.deployments.metrics.tracing import RequestTracer, exporting_provid
 from wingbeat.deployments.options.problems import SettingsError, first_problem
 from wingbeat.deployments.replica.drafters.drafter_pool import DrafterPool
 from wingbeat.deployments.replica.verifier_replica import Verifier
+from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
 from wingbeat.runtime.tokenizer import Tokenizer
 from wingbeat.runtime.torchless import keep_torch_out
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
@@ -85,7 +86,7 @@ class Router:
         if not ConfigFile.read(folder).has_vision:
             keep_torch_out()
         self._tokenizer = Tokenizer.load(folder)
-        self._parsers = config.parsers(self._tokenizer.chat_template)
+        self._parsers = parsers_of(config, self._tokenizer.chat_template)
         described = self._parsers.describe()
         logger.info("%s.", described[:1].upper() + described[1:])
         source = ServeEngines(engines, config.text_identity())
@@ -142,7 +143,7 @@ class Router:
     def _application(self, adds_request_id: bool) -> FastAPI:
         config = self._config
         images = image_reader(
-            self._pool.info.images, config.model_dir(with_weights=False), config.media_limits(), self._tokenizer
+            self._pool.info.images, config.model_dir(with_weights=False), media_limits_of(config), self._tokenizer
         )
         service = CompletionService(
             self._pool, self._tokenizer, self._parsers, self._monitor.own, images, config.max_answer_bytes
@@ -152,7 +153,7 @@ class Router:
         )
         return create_app(
             service,
-            config.access(self._bound_host),
+            access_of(config, self._bound_host),
             limits,
             adds_request_id=adds_request_id,
             monitor=self._monitor,
@@ -205,7 +206,15 @@ def build(args: AppConfig | Mapping[str, Any]) -> Application:
 
 
 def build_at(config: AppConfig, door: DoorKey | None) -> Application:
-    """The application whose only router listens at a door on the node of Ray's head; None: wherever Serve does."""
+    """The application whose only router listens at a door on the node of Ray's head; None: wherever Serve does.
+
+    Raises:
+        SettingsError: a parser of the user's own is none.
+    """
+    try:
+        parsers_of(config, None)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     pool = _drafter_pool().bind(config) if config.has_drafter() and not config.has_own_drafter() else None
     return _router(config, door is not None).bind(config, _verifier(config).bind(config, pool), door)
 
@@ -266,7 +275,7 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
         serve.ingress()(Router),
         name=ROUTER,
         ray_actor_options={
-            "num_cpus": config.num_cpus_per_router,
+            "num_cpus": CPUS_OF_ROUTER,
             "resources": {HEAD_NODE: HEAD_SHARE} if at_head else {},
             "runtime_env": {"env_vars": SERVE_ENV | SCALING_ENV},
         },
@@ -283,9 +292,11 @@ def _router(config: AppConfig, at_head: bool) -> serve.Deployment:
 
 def _with_load_policy(config: AppConfig) -> dict[str, Any] | None:
     scaling = config.autoscaling_config
-    if scaling is None or "policy" in scaling:
+    given = {} if scaling is None else scaling.get("policy") or {}
+    if scaling is None or "policy_function" in given:
         return scaling
-    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs={"target_queue_s": config.target_queue_s})
+    kwargs = {"target_queue_s": TARGET_QUEUE_S} | given.get("policy_kwargs", {})
+    policy = AutoscalingPolicy(policy_function=TokenLoadPolicy, policy_kwargs=kwargs)
     return {**DELAYS, **WAKING, **scaling, "policy": policy}
 
 

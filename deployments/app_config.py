@@ -8,19 +8,23 @@ from pydantic import Field, field_validator, model_validator
 from wingbeat.cluster.placement import ROUNDING, ChannelKind, Share, check_gpu_amount, choose_channel
 from wingbeat.deployments.options.lora_options import LoraOptions
 from wingbeat.deployments.options.media_options import MediaOptions
-from wingbeat.deployments.options.model_options import none_by_word
 from wingbeat.deployments.options.pool_options import MOST_SECONDS, SharedDrafters
 from wingbeat.deployments.options.prefix_options import PrefixOptions
 from wingbeat.deployments.options.rank_options import RankOptions
-from wingbeat.deployments.options.scaling_options import ScalingOptions, object_of_json
+from wingbeat.deployments.options.scaling_options import ScalingOptions
 from wingbeat.deployments.options.surface_options import SurfaceOptions
 from wingbeat.deployments.options.wait_options import WaitOptions
+from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.config import NUM_SEQS, PROMPT_TOKENS, EngineConfig
 from wingbeat.runtime.hub import HubName
+from wingbeat.runtime.refusals import Feature
 
 _ENGINE = EngineConfig()
 DEFAULT_POSITIONS = _ENGINE.max_model_len
 """Of a model whose config.json does not say how many it has; what it turns out to have may be fewer."""
+
+CPUS_OF_DRAFTER, CPUS_OF_ROUTER = 0.3, 0.1
+"""That Ray sets aside; they bound how many fit on a node, not what each may use of it."""
 
 _MOST_CALLS, _MOST_OF_ANY = 2**31 - 1, 2**63 - 1
 
@@ -75,23 +79,15 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Budget of the KV pool; none goes by gpu_memory_utilization or cpu_memory_utilization.",
+        description="Budget of the KV pool; none goes by gpu_memory_utilization, and on CPUs takes "
+        f"{_ENGINE.cpu_memory_utilization:.0%} of the RAM that is free beside the weights, per replica.",
     )
     gpu_memory_utilization: float = Field(
         _ENGINE.gpu_memory_utilization,
         description="Of the GPU's memory (of the pair's share of it), what weights, activations, graphs, KV and a "
         "drafter on the same GPU may hold together.",
     )
-    cpu_memory_utilization: float = Field(
-        _ENGINE.cpu_memory_utilization,
-        description="On CPUs, the share of the RAM that is free beside the weights which goes to KV, per replica.",
-    )
     enable_prefix_caching: bool = Field(_ENGINE.enable_prefix_caching, description="Reuse KV of equal prefixes.")
-    state_interval: int = Field(
-        _ENGINE.state_interval,
-        ge=1,
-        description="Tokens between two prefixes whose recurrent states are kept for reuse, where a model has such.",
-    )
     drafter_timeout_s: float = Field(_ENGINE.drafter_timeout_s, gt=0, description="Silence that counts as stuck.")
     drafter_back_off_s: float = Field(
         1.0,
@@ -111,15 +107,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         None,
         description="Ray resources of the nodes that drafters may run on, beside CPUs and GPUs, such as cheap_gpu.",
     )
-    overlap: bool | None = Field(
-        None, description="Run the host one round behind the device; by default on GPUs. False gives the same tokens."
-    )
     cuda_graphs: bool | None = Field(None, description="Replay rounds as CUDA graphs; by default on GPUs.")
-    share_core: bool = Field(
-        True,
-        description="On CPUs with threads=1, keep verifier and drafter, which take turns, on one core that no other "
-        "pair uses, where the machine has one to spare.",
-    )
     num_gpus_per_verifier: float = Field(
         0.0,
         ge=0,
@@ -128,8 +116,6 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
     )
     num_gpus_per_drafter: float = Field(0.0, ge=0, description="A GPU, or a share of one, per drafter.")
     num_cpus_per_verifier: float = Field(0.5, ge=0, description="CPUs Ray sets aside per verifier.")
-    num_cpus_per_drafter: float = Field(0.3, ge=0, description="CPUs Ray sets aside per drafter.")
-    num_cpus_per_router: float = Field(0.1, ge=0, description="CPUs Ray sets aside per router.")
 
     recording_dir: Path | None = Field(
         None,
@@ -145,24 +131,10 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         None, description="`module:function` from this config to a drafter's worker other than Wingbeat's own."
     )
 
-    @field_validator(
-        "served_model_name",
-        "max_model_len",
-        "num_kv_blocks",
-        "kv_cache_memory_bytes",
-        "recording_dir",
-        "engine_stuck_after_s",
-        mode="before",
-    )
-    @classmethod
-    def _nothing_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("drafter_resources", mode="before")
     @classmethod
     def _json_on_the_command_line(cls, value: Any) -> Any:
-        value = none_by_word(value)
-        return object_of_json(value) if isinstance(value, str) else value
+        return object_of_json(value, '{"cheap_gpu": 1}')
 
     @field_validator("drafter_resources")
     @classmethod
@@ -187,46 +159,47 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         """Refuse what no single field can see, naming field, value and what is allowed."""
         if self.recording_dir is not None and self.recording_dir.exists() and not self.recording_dir.is_dir():
             raise ValueError(f"recording_dir is {str(self.recording_dir)!r}: must be a directory, or not there yet")
-        for name in ("engine_wait_s", "max_queued_requests"):
-            if self.may_sleep() and not getattr(self, name):
-                raise ValueError(f"{name} is 0: with min_replicas 0 requests wait for the engine that they wake")
-        if self.device == "cuda" and self.num_gpus_per_verifier == 0 and not self.leaves_gpus_open():
-            raise ValueError("num_gpus_per_verifier is 0: device 'cuda' needs a GPU or a share of one, such as 0.5")
-        if self.device == "cpu" and self.num_gpus_per_verifier > 0:
-            raise ValueError(f"num_gpus_per_verifier is {self.num_gpus_per_verifier}: device 'cpu' allows only 0")
-        if self.cuda_graphs and self.resolved_device() == "cpu" and not self.leaves_gpus_open():
-            raise ValueError("cuda_graphs is True: device 'cpu' has none; leave it out")
-        if self.deterministic and self.resolved_device() == "cuda":
-            raise ValueError("deterministic is True: device 'cuda' does not have this mode; use device cpu")
         for name in ("num_gpus_per_verifier", "num_gpus_per_drafter"):
             check_gpu_amount(name, getattr(self, name))
-        if self.resolved_device() == "cpu" and self.num_gpus_per_drafter > 0:
-            raise ValueError(
-                f"num_gpus_per_drafter is {self.num_gpus_per_drafter}: beside a verifier on the CPU only 0 is allowed"
-            )
-        self.check_ranks(
-            self.num_gpus_per_verifier, bool(self.cuda_graphs), self.serves_adapters(), self.may_span_nodes()
-        )
-        if self.num_gpus_per_verifier > 0 and self.choice().needs_gpu and self.num_gpus_per_drafter == 0:
-            raise ValueError(
-                f"num_gpus_per_drafter is 0: drafter {self.drafter!r} has weights and would run on the CPU beside a "
-                "verifier on a GPU; give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 "
-                "and 1 of two"
-            )
+        self.check_ranks(self.num_gpus_per_verifier)
         if self.has_drafter() and not self.leaves_gpus_open():
             self.channel_kind()
         if self.drafters is not None:
-            self.drafters.check(self.drafter if self.has_drafter() else None, self.backend, self.most_num_seqs())
-            if self.channel == "remote":
-                raise ValueError("channel is 'remote': shared drafters serve verifiers of their own node")
+            self.drafters.check(self.most_num_seqs())
         for name in ("engine_factory", "drafter_factory"):
             path = getattr(self, name)
             if path is not None and path.count(":") != 1:
                 raise ValueError(f"{name} is {path!r}: must read module:function")
-        self.check_adapters(self.model_name(), self.tensor_parallel_size)
-        self.check_prefixes(self.enable_prefix_caching)
+        self.check_adapters(self.model_name())
         self._limits(self.max_model_len or DEFAULT_POSITIONS)
         return self
+
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        """Features that do not go with everything: whether each is asked for, and how."""
+        device, is_open, node = self.resolved_device(), self.leaves_gpus_open(), self.may_span_nodes()
+        share, of_drafter = self.num_gpus_per_verifier, self.num_gpus_per_drafter
+        verifier, drafter = f"num_gpus_per_verifier is {share:g}", f"num_gpus_per_drafter is {of_drafter:g}"
+        weighted, num_shared = 0 < share <= 1 and self.choice().needs_gpu, self.drafters and self.drafters.num
+        where = "drafter_resources are given" if self.channel == "auto" else "channel is remote"
+        on = f"device is {device}" if self.device == device else f"the verifier's device is {device}"
+        return super().asked() | {
+            Feature.CPU: (device == "cpu" and not is_open, on),
+            Feature.CUDA: (device == "cuda", on),
+            Feature.CUDA_GRAPHS: (bool(self.cuda_graphs), "cuda_graphs is True"),
+            Feature.CUDA_WITHOUT_SHARE: (share == 0 and not is_open, verifier),
+            Feature.DRAFTER_SHARE: (of_drafter > 0, drafter),
+            Feature.DRAFTER_WITHOUT_SHARE: (of_drafter == 0, drafter),
+            Feature.NO_DRAFTER: (not self.has_drafter(), "drafter is none"),
+            Feature.NO_PREFIX_CACHE: (not self.enable_prefix_caching, "enable_prefix_caching is False"),
+            Feature.NO_QUEUE: (self.max_queued_requests == 0, "max_queued_requests is 0"),
+            Feature.NO_WAIT: (self.engine_wait_s == 0, "engine_wait_s is 0"),
+            Feature.OTHER_NODE: (node, where),
+            Feature.PART_OF_GPU: (0 < share < 1, verifier),
+            Feature.REMOTE: (self.channel == "remote", "channel is remote"),
+            Feature.SHARED_DRAFTERS: (self.drafters is not None, f"drafters.num is {num_shared}"),
+            Feature.VERIFIER_SHARE: (share > 0, verifier),
+            Feature.WEIGHTED_DRAFTER: (weighted, f"drafter {self.drafter!r} has weights beside a verifier on a GPU"),
+        }
 
     def leaves_gpus_open(self) -> bool:
         """Whether it is for the GPUs there are to decide device and shares (`wingbeat.deployments.gpu_shares`).
@@ -239,10 +212,6 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
 
     def _is_wingbeats_own(self) -> bool:
         return self.engine_factory is None and self.backend == "torch"
-
-    def may_sleep(self) -> bool:
-        """Whether there may be no pair at all while nobody asks for anything."""
-        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
     def engine_config(self) -> EngineConfig:
         """Limits of one engine, as the runtime takes them.
@@ -299,9 +268,9 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
         return self.patience_s(slow, self.drafter_timeout_s)
 
     def shares_core(self) -> bool:
-        """Whether the pair's threads are to be kept on one core."""
+        """Whether the pair's threads, which take turns, are to be kept on one core, where one can be spared."""
         alone = self.threads == 1 and self.tensor_parallel_size == 1
-        return self.share_core and self.resolved_device() == "cpu" and alone and self.has_own_drafter()
+        return self.resolved_device() == "cpu" and alone and self.has_own_drafter()
 
     def drafter_device(self) -> str:
         """`cpu` or `cuda`; kinds that only look tokens up run on the CPU whatever share they have."""
@@ -327,7 +296,7 @@ class AppConfig(ScalingOptions, RankOptions, LoraOptions, PrefixOptions, MediaOp
 
     def drafter_share(self) -> Share:
         """What Ray sets aside for a drafter."""
-        return Share(self.num_cpus_per_drafter, self.num_gpus_per_drafter, self.drafter_resources)
+        return Share(CPUS_OF_DRAFTER, self.num_gpus_per_drafter, self.drafter_resources)
 
     def has_drafter(self) -> bool:
         """False where every request decodes plainly and no drafter process exists."""

@@ -85,8 +85,7 @@ class StartUp:
             elif data.get("pid") == "raylet" and (killed := _OUT_OF_MEMORY.search(line)) is not None:
                 self.problem(
                     f"Error: Ray has killed {killed['num']} processes because the node's memory was nearly used up: "
-                    "lower kv_cache_memory_bytes, cpu_memory_utilization or num_replicas, or start Ray with a higher "
-                    "RAY_memory_usage_threshold"
+                    "lower kv_cache_memory_bytes or num_replicas, or start Ray with a higher RAY_memory_usage_threshold"
                 )
 
     def ready(self, url: str, facts: Sequence[tuple[str, str]], command: str, end: str = "") -> None:

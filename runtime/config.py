@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wingbeat.runtime.refusals import Feature, refuse
+
 NUM_BINS = 16
 """Bins of drafters' confidence by which acceptance is counted."""
 
@@ -258,21 +260,11 @@ class EngineConfig:
             raise ValueError(
                 f"max_loras is {self.max_loras} and max_lora_rank is {self.max_lora_rank}: use at least 0 and 1"
             )
-        if self.max_loras and self.compile:
-            raise ValueError(f"compile is True and max_loras is {self.max_loras}: compiled rounds serve no adapters")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise ValueError(f"kv_cache_dtype is {self.kv_cache_dtype!r}: use one of {', '.join(KV_CACHE_DTYPES)}")
         if self.kernels not in KERNEL_CHOICES:
             raise ValueError(f"kernels is {self.kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
-        if self.kv_cache_dtype == "fp8" and self.compile:
-            raise ValueError("kv_cache_dtype is fp8 and compile is True: compiled rounds read no fp8; leave one out")
-        if self.deterministic and self.compile:
-            raise ValueError("deterministic is True and compile is True: compiled products depend on the rows beside")
-        if self.deterministic and self.kv_cache_dtype != "auto":
-            raise ValueError(
-                f"deterministic is True and kv_cache_dtype is {self.kv_cache_dtype}: torch's operations attend to such "
-                "KV; use auto"
-            )
+        refuse(self.asked())
         if self.max_pinned_tokens is not None and self.max_pinned_tokens < 0:
             raise ValueError(f"max_pinned_tokens is {self.max_pinned_tokens}: use at least 0")
         for name in ("gpu_share", "gpu_memory_utilization", "cpu_memory_utilization"):
@@ -289,6 +281,18 @@ class EngineConfig:
                 f"forced_acceptance is {self.forced_acceptance}: its text is not the model's, so it is for benchmarks "
                 f"only; set {BENCHMARK_VARIABLE}=1"
             )
+
+    def asked(self) -> dict[Feature, str]:
+        """Features that do not go with everything, as they are asked for here."""
+        asked = {
+            Feature.ADAPTERS: (self.max_loras > 0, f"max_loras is {self.max_loras}"),
+            Feature.COMPILE: (self.compile, "compile is True"),
+            Feature.CUDA_GRAPHS: (bool(self.cuda_graphs), "cuda_graphs is True"),
+            Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
+            Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
+            Feature.OVERLAP: (bool(self.overlap), "overlap is True"),
+        }
+        return {feature: said for feature, (is_asked, said) in asked.items() if is_asked}
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -1,6 +1,5 @@
 """Verifier and drafter in one process, for scripts, tests and the command line: no server, no Ray."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -110,16 +109,14 @@ class LLM:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         folder = checkpoint_folder(model)
         stored = stored_dtype(folder)
-        torch_dtype = getattr(torch, resolve_dtype(dtype, device, stored))
-        choice = parse_drafter(drafter, folder)
-        settings = PairSettings(
-            folder,
-            choice,
-            engine_config,
-            torch_dtype,
-            allow_bad_drafter,
+        settings = PairSettings.of(
+            model=folder,
+            drafter=parse_drafter(drafter, folder),
+            engine=engine_config,
+            dtype=resolve_dtype(dtype, device, stored),
+            threads=threads,
+            allow_bad_drafter=allow_bad_drafter,
             engine_dir=engine_dir,
-            most_threads=None if threads else len(os.sched_getaffinity(0)),
             fp8_drafter=fp8_drafter,
             tries_bfloat16=dtype == "auto" and device == "cpu" and stored == "bfloat16",
         )
@@ -127,7 +124,7 @@ class LLM:
 
         def ask_needs(convention: HeadConvention | None, loaded: LoadedModel) -> DrafterNeeds:
             nonlocal built
-            weights = lendable(loaded, torch_dtype) if loaded.device.type == "cuda" and engine_dir is None else {}
+            weights = lendable(loaded, settings.dtype) if loaded.device.type == "cuda" and engine_dir is None else {}
             lent = {name: weight for name, weight in weights.items() if isinstance(weight, torch.Tensor)}
             built = drafter_of_pair(settings, device, lent.get)
             if convention is not None:

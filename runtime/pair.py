@@ -3,6 +3,7 @@
 What only the verifier needs is imported by `engine_of_pair`: a drafter's process starts seconds sooner without it.
 """
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from wingbeat.runtime.drafters.choice import DrafterChoice
 from wingbeat.runtime.drafters.registry import load_drafter
 from wingbeat.runtime.heads.contract import HeadConvention
 from wingbeat.runtime.heads.target import Lender, TargetDescription
+from wingbeat.runtime.refusals import Feature, refuse
 
 if TYPE_CHECKING:
     from wingbeat.runtime.checks.readings import ConventionChoice
@@ -49,6 +51,40 @@ class PairSettings(NamedTuple):
     ranks: RankGroup | None = None
     """The processes that the verifier is spread over, the engine's as rank 0; None where it is the only one."""
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: Path,
+        drafter: DrafterChoice,
+        engine: EngineConfig,
+        dtype: str,
+        threads: int,
+        allow_bad_drafter: bool,
+        engine_dir: Path | None,
+        fp8_drafter: bool,
+        tries_bfloat16: bool,
+        tests_drafter: bool = True,
+    ) -> "PairSettings":
+        """As a server or an `LLM` has them.
+
+        Args:
+            dtype: its name in torch.
+            threads: on CPUs; 0 tries as many as this process may use.
+        """
+        return cls(
+            model=model,
+            drafter=drafter,
+            engine=engine,
+            dtype=getattr(torch, dtype),
+            allow_bad_drafter=allow_bad_drafter,
+            tests_drafter=tests_drafter,
+            engine_dir=engine_dir,
+            most_threads=None if threads else len(os.sched_getaffinity(0)),
+            fp8_drafter=fp8_drafter,
+            tries_bfloat16=tries_bfloat16,
+        )
+
 
 class PairEngine(NamedTuple):
     """The verifier's half."""
@@ -78,7 +114,8 @@ def drafter_of_pair(settings: PairSettings, device: str | torch.device, lender: 
         drafter = open_drafter(settings.engine_dir, source, settings.model, speculation, torch.device(device))
         if drafter is not None:
             if settings.fp8_drafter:
-                raise ValueError("drafter_weights is fp8 and the drafter is an engine, whose weights are fixed")
+                fp8, of_engine = "drafter_weights is fp8", "the drafter is an engine"
+                refuse({Feature.FP8_DRAFTER: fp8, Feature.DRAFTER_ENGINE: of_engine})
             return drafter
     # A class of the user's own gets what the files have, on the CPU.
     lender = lender if settings.drafter.has_weights else None
@@ -141,21 +178,13 @@ def _refuse_what_cannot_run(settings: PairSettings, device: torch.device) -> Non
     Raises:
         ValueError: one line that says why.
     """
-    limits, by_torch = settings.engine, settings.engine_dir is None and settings.ranks is None
-    if limits.max_loras and not by_torch:
-        kind = "the tensorrt backend serves" if settings.ranks is None else "tensor parallel ranks serve"
-        raise ValueError(f"max_loras is {limits.max_loras}: {kind} no LoRA adapters")
-    if limits.kv_cache_dtype != "auto" and not by_torch:
-        kind = "the tensorrt backend rounds" if settings.ranks is None else "tensor parallel ranks round"
-        raise ValueError(f"kv_cache_dtype is {limits.kv_cache_dtype}: {kind} no keys and values; use auto")
-    if limits.deterministic and not by_torch:
-        kind = "products of the tensorrt backend" if settings.ranks is None else "sums over tensor parallel ranks"
-        raise ValueError(f"deterministic is True: {kind} have no fixed order")
-    if limits.deterministic and device.type != "cpu":
-        raise ValueError(
-            f"deterministic is True and device is {device.type}: its products depend on the rows beside; CPUs alone "
-            "have this mode"
-        )
+    asked = settings.engine.asked()
+    asked[Feature.CPU if device.type == "cpu" else Feature.CUDA] = f"device is {device.type}"
+    if settings.engine_dir is not None:
+        asked[Feature.TENSORRT] = "backend is tensorrt"
+    if settings.ranks is not None:
+        asked[Feature.RANKS] = f"tensor_parallel_size is {settings.ranks.size}"
+    refuse(asked)
 
 
 def _verifier_of_pair(settings: PairSettings, device: torch.device) -> "tuple[LoadedModel, EngineConfig, Backend]":

@@ -52,8 +52,8 @@ class Link:
         """The parent's side of a new link."""
         memory = os.memfd_create("wingbeat-link")
         os.ftruncate(memory, 2 * (_WORDS_BYTES + ring_bytes) + PULSE_BYTES)
-        bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
-        return cls(memory, *bells, is_parent=True)
+        own_bell, peer_bell = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        return cls(memory, own_bell=own_bell, peer_bell=peer_bell, is_parent=True)
 
     @property
     def child_fds(self) -> tuple[int, int, int]:

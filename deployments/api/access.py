@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pydantic import SecretStr
 
 from wingbeat.deployments.api.errors import ApiError, shown
+from wingbeat.deployments.host_names import ANY, HOST, host_name
 
-ANY = "*"
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-_HOST = r"\[[0-9a-f:.]+\]|[^\s/:@\[\]]+"
-_HOST_HEADER = re.compile(rf"({_HOST})(?::\d*)?")
-_ORIGIN = re.compile(rf"(https?)://(({_HOST})(?::\d+)?)")
+_HOST_HEADER = re.compile(rf"({HOST})(?::\d*)?")
+_ORIGIN = re.compile(rf"(https?)://(({HOST})(?::\d+)?)")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -128,30 +127,3 @@ def is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def host_name(text: str) -> str:
-    """A host as it stands in `Host` without a port: lower case, IPv6 in brackets.
-
-    Raises:
-        ValueError: it is no host name or address, or has a port.
-    """
-    name = text.strip().lower()
-    if name == ANY or re.fullmatch(_HOST, name):
-        return name
-    try:
-        return f"[{ipaddress.IPv6Address(name)}]"
-    except ValueError:
-        raise ValueError(f"{text!r}: must be a host name or an address without a port, or '*'") from None
-
-
-def origin_name(text: str) -> str:
-    """An origin as browsers write it: scheme, host and port in lower case, or `null`.
-
-    Raises:
-        ValueError: it is none.
-    """
-    name = text.strip().lower().removesuffix("/")
-    if name in (ANY, "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", name):
-        return name
-    raise ValueError(f"{text!r}: must be an origin such as https://example.org or http://localhost:3000, or '*'")

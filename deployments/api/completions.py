@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wingbeat.deployments.api import image_prompts
-from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES, AnswerSizes
+from wingbeat.deployments.api.answers.answer_size import AnswerSizes
 from wingbeat.deployments.api.answers.generation import Choice, ChoiceDelta, Details, Generation, Prompt
 from wingbeat.deployments.api.answers.merging import first_choices_first, merged
 from wingbeat.deployments.api.answers.round_trace import REMEMBERING, take_rounds
@@ -26,6 +26,7 @@ from wingbeat.deployments.api.errors import ApiError, invalid
 from wingbeat.deployments.api.prompts import Prompts
 from wingbeat.deployments.fleet.engine_pool import EnginePool, Reservation
 from wingbeat.deployments.fleet.interface import EngineUnavailable
+from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.client_figures import RouterFigures
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.deployments.request_context import session_id

@@ -9,8 +9,6 @@ from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.runtime.lora.resident import AdapterName
 
-MOST_NAME_CHARS = 256
-
 
 class AdapterRefused(ValueError):
     """An adapter cannot be loaded; says why."""
@@ -67,10 +65,3 @@ class FleetAdapters:
         await self._engines.tell(NameChanges(adapters=self.catalog.changes()))
         if before is not None and before.digest not in held:
             await self._engines.operate_where_possible("unload_adapter", before.digest)
-
-
-def name_problem(name: str) -> str | None:
-    """Why an adapter cannot have a name; None where it can."""
-    if not 0 < len(name) <= MOST_NAME_CHARS or not name.isprintable() or name != name.strip():
-        return f"must have 1 to {MOST_NAME_CHARS} printable characters, no space at its ends"
-    return None

@@ -48,7 +48,8 @@ class FleetPrefixes:
             try:
                 for refusal in await self._engines.operate("save_prefix", prefix, works=True):
                     if refusal is not None:
-                        raise PrefixRefused(*refusal)
+                        code, reason = refusal
+                        raise PrefixRefused(code=code, reason=reason)
             except BaseException:
                 await self._engines.operate_where_possible("drop_prefix", prefix.name, version)
                 raise

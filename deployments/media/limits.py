@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from wingbeat.deployments.limits import MAX_HELD_IMAGE_BYTES, MAX_IMAGES
+
 
 class MediaError(ValueError):
     """An image cannot be used; says what is wrong with it, for the one who sent it."""
@@ -13,7 +15,7 @@ class MediaLimits:
 
     allowed_domains: frozenset[str] = frozenset()
     """Hosts that images are fetched from; none fetches nothing."""
-    max_images: int = 4
+    max_images: int = MAX_IMAGES
     max_bytes: int = 16 * 2**20
     """Of an image as it is sent or fetched."""
     max_pixels: int = 25_000_000
@@ -21,5 +23,5 @@ class MediaLimits:
     timeout_s: float = 5.0
     """To fetch an image, redirects included."""
     max_redirects: int = 3
-    max_held_bytes: int = 2**31
+    max_held_bytes: int = MAX_HELD_IMAGE_BYTES
     """Of what is made of images, over all requests of a router that have not ended."""

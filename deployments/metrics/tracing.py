@@ -7,24 +7,12 @@ import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.deployments.options.span_packages import EXPORTER
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from wingbeat.deployments.metrics.client_figures import ClientWatch
-
-EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-SDK = "opentelemetry.sdk.trace"
-
-
-def check_packages() -> None:
-    """Raises ValueError, one line that says what to install, where spans cannot be written."""
-    for module in (SDK, EXPORTER):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(
-                f"otlp_traces_endpoint needs a package that is not here ({error}): pip install 'wingbeat[otel]'"
-            ) from None
 
 
 def exporting_provider(endpoint: str, model_name: str) -> "TracerProvider":

@@ -1,11 +1,11 @@
-"""Options of other servers that have another name here, or none: what to write in their place."""
+"""Options of other servers that have another name here, or none, and settings of old: what to write instead."""
 
 from collections.abc import Callable
 
 NOT_NEEDED = "leave it out: "
 _HINTS = {
     "api_server_count": "use {num_router_replicas}",
-    "async_scheduling": "use {overlap}",
+    "async_scheduling": NOT_NEEDED + "on GPUs the host always runs one round behind the device",
     "chat_template": "put the template into the model's folder as chat_template.jinja",
     "chat_template_content_format": NOT_NEEDED + "templates of models that take images get parts, others texts",
     "compilation_config": "use {compile} and {cuda_graphs}",
@@ -71,6 +71,20 @@ _HINTS = {
 }
 """Options of vLLM and SGLang, with underscores; what stands in braces is a setting of ours."""
 
+DROPPED = {
+    "cpu_memory_utilization": "use {kv_cache_memory_bytes}; without it KV takes a quarter of the free RAM",
+    "max_image_bytes": NOT_NEEDED + "an image has 16 MiB at most; {max_image_memory_bytes} bounds all of them",
+    "max_image_pixels": NOT_NEEDED + "an image has 25,000,000 pixels at most; {max_image_memory_bytes} bounds all",
+    "media_timeout_s": NOT_NEEDED + "an image is fetched within 5 s, redirects included",
+    "num_cpus_per_drafter": NOT_NEEDED + "it is 0.3; {drafter_resources} says which nodes drafters may run on",
+    "num_cpus_per_router": NOT_NEEDED + "it is 0.1",
+    "overlap": NOT_NEEDED + "on GPUs the host always runs one round behind the device, with the same tokens",
+    "share_core": NOT_NEEDED + "with {threads} 1 on CPUs, verifier and drafter share a core where one can be spared",
+    "state_interval": NOT_NEEDED + "recurrent states are kept every 256 tokens",
+    "target_queue_s": "it is 2 s; for another, {autoscaling_config} takes policy.policy_kwargs.target_queue_s",
+}
+"""Settings that Wingbeat once had; in braces, those that are left."""
+
 
 class _Written(dict[str, str]):
     def __init__(self, write: Callable[[str], str]) -> None:
@@ -81,11 +95,11 @@ class _Written(dict[str, str]):
 
 
 def hint(option: str, write: Callable[[str], str] = str) -> str | None:
-    """What to use in the place of another server's option, `--max-cpu-loras` or `max_cpu_loras`; None for no such one.
+    """What to use in the place of an option that is not here, `--max-cpu-loras` or `max_cpu_loras`; None if unknown.
 
     Args:
         write: from a setting's name to how it is written where the option was.
     """
     name = option.partition("=")[0].removeprefix("--no-").removeprefix("--").replace("-", "_")
-    found = _HINTS.get(name)
+    found = _HINTS.get(name, DROPPED.get(name))
     return None if found is None else found.format_map(_Written(write))

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from wingbeat.deployments.fleet.adapters import name_problem
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions
 from wingbeat.runtime.config import MOST_OF_ENGINE, EngineConfig
 from wingbeat.runtime.lora.adapter_config import AdapterError, read_config
+from wingbeat.runtime.lora.names import name_problem
+from wingbeat.runtime.refusals import Feature
 
 
 class LoraOptions(ModelOptions):
@@ -35,15 +36,9 @@ class LoraOptions(ModelOptions):
         EngineConfig.max_lora_rank, ge=1, le=MOST_OF_ENGINE["max_lora_rank"], description="Highest rank of an adapter."
     )
 
-    @field_validator("lora_update_dir", mode="before")
-    @classmethod
-    def _no_folder_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("lora_modules", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        value = none_by_word(value)
         if not isinstance(value, str):
             return value
         if value.lstrip().startswith("{"):
@@ -71,19 +66,16 @@ class LoraOptions(ModelOptions):
                 raise ValueError(f"lora_modules: adapter {name!r}: {error}") from None
         if self.lora_update_dir is not None and not self.lora_update_dir.is_dir():
             raise ValueError(f"lora_update_dir is {str(self.lora_update_dir)!r}: must be a directory")
-        setting = "lora_modules" if self.lora_modules else "lora_update_dir"
-        for name in ("backend", "compile"):
-            if self.serves_adapters() and getattr(self, name) not in ("torch", False):
-                raise ValueError(f"{name} is {getattr(self, name)}: it serves no LoRA adapters; leave out {setting}")
         return self
 
-    def check_adapters(self, model_name: str, num_ranks: int) -> None:
-        """Raises ValueError for a name that the base model has, and for a verifier of several ranks."""
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        said = "lora_modules is given" if self.lora_modules else "lora_update_dir is given"
+        return super().asked() | {Feature.ADAPTERS: (self.serves_adapters(), said)}
+
+    def check_adapters(self, model_name: str) -> None:
+        """Raises ValueError for a name that the base model has."""
         if model_name in (self.lora_modules or {}):
             raise ValueError(f"lora_modules: the name {model_name!r} is that of the base model")
-        if self.serves_adapters() and num_ranks > 1:
-            setting = "lora_modules" if self.lora_modules else "lora_update_dir"
-            raise ValueError(f"tensor_parallel_size is {num_ranks}: ranks serve no LoRA adapters; leave out {setting}")
 
     def serves_adapters(self) -> bool:
         """Whether linear layers have room for adapters."""

@@ -1,15 +1,14 @@
 """What an operator can set about the images of requests."""
 
-import json
 import re
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from wingbeat.deployments.media.limits import MediaLimits
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.limits import MAX_HELD_IMAGE_BYTES, MAX_IMAGES
+from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.words import object_of_json
 
-_DEFAULT = MediaLimits()
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|[0-9a-f:]+")
 
 
@@ -23,28 +22,18 @@ class MediaOptions(ModelOptions):
     )
     limit_mm_per_prompt: dict[str, int] | None = Field(
         None,
-        description=f'Images of one request, such as {{"image": {_DEFAULT.max_images}}}, which is the default; 0 takes '
-        "none.",
+        description=f'Images of one request, such as {{"image": {MAX_IMAGES}}}, which is the default; 0 takes none.',
     )
-    max_image_pixels: int = Field(
-        _DEFAULT.max_pixels, ge=1, description="Of an image; one of more is refused before it is decoded."
-    )
-    max_image_bytes: int = Field(_DEFAULT.max_bytes, ge=1, description="Of an image as it is sent or fetched.")
     max_image_memory_bytes: int = Field(
-        _DEFAULT.max_held_bytes,
+        MAX_HELD_IMAGE_BYTES,
         ge=1,
         description="Of what is made of images, over all requests of a router that have not ended; further ones with "
         "images get 503.",
     )
-    media_timeout_s: float = Field(
-        _DEFAULT.timeout_s, gt=0, description="To fetch an image, with its redirects, of which there may be "
-        f"{_DEFAULT.max_redirects}."
-    )  # fmt: skip
 
     @field_validator("allowed_media_domains", mode="before")
     @classmethod
     def _domains_by_commas(cls, value: Any) -> Any:
-        value = none_by_word(value)
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("allowed_media_domains")
@@ -59,13 +48,7 @@ class MediaOptions(ModelOptions):
     @field_validator("limit_mm_per_prompt", mode="before")
     @classmethod
     def _limits_from_text(cls, value: Any) -> Any:
-        value = none_by_word(value)
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError(f'must be a JSON object such as {{"image": 4}}, got {value!r}') from None
+        return object_of_json(value, '{"image": 4}')
 
     @field_validator("limit_mm_per_prompt")
     @classmethod
@@ -77,13 +60,6 @@ class MediaOptions(ModelOptions):
                 raise ValueError(f"{kind!r} is {count}: use at least 0")
         return limits
 
-    def media_limits(self) -> MediaLimits:
-        """The same for those who read images."""
-        return MediaLimits(
-            frozenset(self.allowed_media_domains or ()),
-            (self.limit_mm_per_prompt or {}).get("image", _DEFAULT.max_images),
-            self.max_image_bytes,
-            self.max_image_pixels,
-            self.media_timeout_s,
-            max_held_bytes=self.max_image_memory_bytes,
-        )
+    def images_per_request(self) -> int:
+        """Most of one request."""
+        return (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)

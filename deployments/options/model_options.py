@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from wingbeat.deployments.options.words import with_nothing_by_word
 from wingbeat.runtime.config import (
     PROMPT_TOKENS,
     TREE_FIELDS,
@@ -17,6 +18,7 @@ from wingbeat.runtime.config import (
 from wingbeat.runtime.demo import demo_pair
 from wingbeat.runtime.drafters.choice import DrafterChoice, parse_drafter
 from wingbeat.runtime.hub import HubName, checkpoint_folder, folder_problem
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.settings import Settings
 from wingbeat.runtime.tensor_files import num_positions, stored_dtype
 
@@ -34,13 +36,18 @@ class ModelFolder(Settings):
         "demo pair.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_by_word(cls, values: Any) -> Any:
+        return with_nothing_by_word(cls, values)
+
     @field_validator("model", mode="before")
     @classmethod
     def _as_it_was_written(cls, value: Any) -> Any:
         # As a path, ./org/name is org/name, which may be of the hub.
         if isinstance(value, str) and value.startswith((".", "~")) and not Path(value).is_dir():
             raise ValueError(f"{folder_problem(value)}; {_ALLOWED}")
-        return none_by_word(value)
+        return value
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
@@ -179,11 +186,6 @@ class ModelOptions(LoadOptions):
         None, description="Of backend tensorrt: what wingbeat build-engine made of the model and its drafter."
     )
 
-    @field_validator("engine_dir", mode="before")
-    @classmethod
-    def _no_engines_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
         if (self.backend == "tensorrt") != (self.engine_dir is not None):
@@ -191,12 +193,6 @@ class ModelOptions(LoadOptions):
         if self.engine_dir is not None and not (self.engine_dir / "base_config.json").is_file():
             what = "no base_config.json there" if self.engine_dir.is_dir() else "there is no such folder"
             raise ValueError(f"engine_dir is {str(self.engine_dir)!r}: {what}")
-        if self.engine_dir is not None and self.kv_cache_dtype != "auto":
-            raise ValueError(
-                f"kv_cache_dtype is {self.kv_cache_dtype} and backend is tensorrt: its engines round no KV"
-            )
-        if self.engine_dir is not None and self.deterministic:
-            raise ValueError("deterministic is True and backend is tensorrt: its products depend on the rows beside")
         return self
 
     @model_validator(mode="after")
@@ -204,6 +200,21 @@ class ModelOptions(LoadOptions):
         self.choice()
         SpeculationConfig.default("cpu", **self._tree())
         return self
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_go_together(self) -> Self:
+        refuse({feature: said for feature, (is_asked, said) in self.asked().items() if is_asked})
+        return self
+
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        """Features that do not go with everything: whether each is asked for, and how."""
+        return {
+            Feature.COMPILE: (self.compile, "compile is True"),
+            Feature.DETERMINISTIC: (self.deterministic, "deterministic is True"),
+            Feature.FP8_KV: (self.kv_cache_dtype == "fp8", "kv_cache_dtype is fp8"),
+            Feature.TENSORRT: (self.backend == "tensorrt", "backend is tensorrt"),
+            Feature.THREADS_TRIED: (self.threads == 0, "threads is 0"),
+        }
 
     def choice(self) -> DrafterChoice:
         """The drafter, `auto` resolved."""
@@ -240,8 +251,3 @@ def checkpoint_here(model: Path | None) -> Path | None:
         return demo_pair().verifier
     except FileNotFoundError:
         return None
-
-
-def none_by_word(value: Any) -> Any:
-    """The command line has no other way to say null."""
-    return None if isinstance(value, str) and value.lower() in ("", "none", "null") else value

@@ -1,10 +1,10 @@
 """Settings of drafters that verifiers share, in place of one per verifier."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from wingbeat.deployments.options.words import object_of_json
 from wingbeat.runtime.config import MOST_OF_ENGINE
 from wingbeat.runtime.settings import Settings
 
@@ -38,20 +38,8 @@ class DrafterPoolOptions(Settings):
         description="What a starting verifier waits for a drafter before it serves without one.",
     )
 
-    def check(self, drafter: str | None, backend: str, max_num_seqs: int) -> None:
-        """Refuse what other settings leave no use for.
-
-        Args:
-            drafter: None where everything is decoded plainly.
-            max_num_seqs: sequences of one verifier.
-
-        Raises:
-            ValueError: names the setting.
-        """
-        if drafter is None:
-            raise ValueError(f"drafters.num is {self.num}: drafter 'none' leaves nothing to share; leave drafters out")
-        if backend != "torch":
-            raise ValueError(f"drafters.num is {self.num}: backend '{backend}' has one drafter per verifier alone")
+    def check(self, max_num_seqs: int) -> None:
+        """Raises ValueError where a drafter has no room for one verifier, of so many sequences."""
         if self.max_num_seqs is not None and self.max_num_seqs < max_num_seqs:
             raise ValueError(
                 f"drafters.max_num_seqs is {self.max_num_seqs}: at least max_num_seqs, {max_num_seqs}, or no verifier "
@@ -68,14 +56,7 @@ class DrafterPoolOptions(Settings):
 
 
 def _from_command_line(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("", "none", "null"):
-        return None
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise ValueError(f'must be a JSON object such as {{"num": 2}}, got {value!r}') from error
+    return object_of_json(value, '{"num": 2}')
 
 
 SharedDrafters = Annotated[DrafterPoolOptions | None, BeforeValidator(_from_command_line)]

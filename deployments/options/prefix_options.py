@@ -1,11 +1,12 @@
 """What an operator can set about saved prefixes."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
+from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.runtime.refusals import Feature
 
 
 class PrefixOptions(ModelOptions):
@@ -20,19 +21,11 @@ class PrefixOptions(ModelOptions):
         None, ge=0, description="Tokens of saved prefixes an engine holds; none takes a quarter of its KV blocks."
     )
 
-    @field_validator("prefix_dir", "max_pinned_tokens", mode="before")
-    @classmethod
-    def _no_prefixes_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @model_validator(mode="after")
     def _check_prefix_dir(self) -> Self:
         if self.prefix_dir is not None and self.prefix_dir.exists() and not self.prefix_dir.is_dir():
             raise ValueError(f"prefix_dir is {str(self.prefix_dir)!r}: must be a directory, or not there yet")
         return self
 
-    def check_prefixes(self, enable_prefix_caching: bool) -> None:
-        """Raises ValueError where prefixes shall be kept and nothing is cached."""
-        if self.prefix_dir is not None and (not enable_prefix_caching or self.backend == "tensorrt"):
-            why = "enable_prefix_caching is False" if self.backend == "torch" else "backend is tensorrt"
-            raise ValueError(f"{why}: no prefixes are kept then; leave out prefix_dir")
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        return super().asked() | {Feature.PREFIX_DIR: (self.prefix_dir is not None, "prefix_dir is given")}

@@ -1,14 +1,14 @@
 """What an operator can set about the number of processes, and how it follows the load."""
 
 import difflib
-import json
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from wingbeat.cluster.autoscaling import TARGET_QUEUE_S
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.options.pool_options import MOST_PROCESSES, MOST_SECONDS
+from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.pool_options import MOST_PROCESSES
+from wingbeat.deployments.options.words import object_of_json
+from wingbeat.runtime.refusals import Feature
 
 
 class ScalingOptions(ModelOptions):
@@ -20,28 +20,15 @@ class ScalingOptions(ModelOptions):
     autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the pairs, in place of num_replicas."
     )
-    target_queue_s: float = Field(
-        TARGET_QUEUE_S,
-        gt=0,
-        le=MOST_SECONDS,
-        description="With autoscaling_config: the work there is shall be done within so long, which is what a request "
-        "may wait then.",
-    )
     num_router_replicas: int = Field(1, ge=1, le=MOST_PROCESSES, description="HTTP router replicas.")
     router_autoscaling_config: dict[str, Any] | None = Field(
         None, description="Ray Serve's autoscaling config for the routers, in place of num_router_replicas."
     )
 
-    @field_validator("num_replicas", mode="before")
-    @classmethod
-    def _no_number_by_word(cls, value: Any) -> Any:
-        return none_by_word(value)
-
     @field_validator("autoscaling_config", "router_autoscaling_config", mode="before")
     @classmethod
     def _json_by_word(cls, value: Any) -> Any:
-        value = none_by_word(value)
-        return object_of_json(value) if isinstance(value, str) else value
+        return object_of_json(value, '{"min_replicas": 1}')
 
     @field_validator("router_autoscaling_config")
     @classmethod
@@ -59,23 +46,16 @@ class ScalingOptions(ModelOptions):
             check_autoscaling(value)
         return value
 
-    @model_validator(mode="after")
-    def _check_scaling(self) -> Self:
-        if self.num_replicas is not None and self.autoscaling_config is not None:
-            raise ValueError(f"num_replicas is {self.num_replicas}: leave it out where autoscaling_config is given")
-        return self
+    def asked(self) -> dict[Feature, tuple[bool, str]]:
+        return super().asked() | {
+            Feature.AUTOSCALING: (self.autoscaling_config is not None, "autoscaling_config is given"),
+            Feature.NUM_REPLICAS: (self.num_replicas is not None, f"num_replicas is {self.num_replicas}"),
+            Feature.SLEEP: (self.may_sleep(), "min_replicas is 0"),
+        }
 
-
-def object_of_json(text: str) -> Any:
-    """An object as the command line has it.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f'must be a JSON object such as {{"min_replicas": 1}}, got {text!r}') from error
+    def may_sleep(self) -> bool:
+        """Whether there may be no pair at all while nobody asks for anything."""
+        return self.autoscaling_config is not None and self.autoscaling_config.get("min_replicas", 1) == 0
 
 
 def check_autoscaling(fields: dict[str, Any]) -> None:

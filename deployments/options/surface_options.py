@@ -5,12 +5,11 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from wingbeat.deployments.api.access import Access, host_name, origin_name
-from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES
-from wingbeat.deployments.api.bodies.json_body import MAX_BODY_BYTES
-from wingbeat.deployments.metrics.tracing import check_packages
-from wingbeat.deployments.options.model_options import ModelOptions, none_by_word
-from wingbeat.deployments.parsing.registry import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.host_names import host_name, origin_name
+from wingbeat.deployments.limits import MAX_ANSWER_BYTES, MAX_BODY_BYTES
+from wingbeat.deployments.options.model_options import ModelOptions
+from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, check_parser
+from wingbeat.deployments.options.span_packages import check_packages
 
 API_KEY_VARIABLE = "WINGBEAT_API_KEY"
 OPERATOR_KEY_VARIABLE = "WINGBEAT_OPERATOR_KEY"
@@ -73,19 +72,6 @@ class SurfaceOptions(ModelOptions):
     def _split_by_commas(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
-    @field_validator(
-        "otlp_traces_endpoint",
-        "allowed_hosts",
-        "allowed_origins",
-        "tool_call_parser",
-        "reasoning_parser",
-        mode="before",
-    )
-    @classmethod
-    def _unset_by_word(cls, value: Any) -> Any:
-        # The last of these validators is the first to run.
-        return none_by_word(value)
-
     @field_validator("api_key", "operator_key")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...] | None) -> tuple[SecretStr, ...] | None:
@@ -109,23 +95,6 @@ class SurfaceOptions(ModelOptions):
     def _packages_and_parsers_exist(self) -> Self:
         if self.otlp_traces_endpoint is not None:
             check_packages()
-        self.parsers(None)
+        check_parser(self.tool_call_parser, TOOL_CALL_PARSERS, "tool_call_parser")
+        check_parser(self.reasoning_parser, REASONING_PARSERS, "reasoning_parser")
         return self
-
-    def access(self, bound_host: str | None) -> Access:
-        """Who may use the HTTP surface of a server bound to `bound_host`."""
-        return Access.of_server(
-            bound_host,
-            api_keys=self.api_key,
-            operator_keys=self.operator_key,
-            allowed_origins=self.allowed_origins,
-            allowed_hosts=self.allowed_hosts,
-        )
-
-    def parsers(self, chat_template: str | None) -> Parsers:
-        """What reads the answers of a model with this chat template.
-
-        Raises:
-            ValueError: there is no parser of a name; says which there are.
-        """
-        return Parsers.of_template(self.tool_call_parser, self.reasoning_parser, chat_template)

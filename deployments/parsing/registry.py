@@ -1,43 +1,15 @@
 """Parsers by name, or of a user by import path; which ones a server has."""
 
-import importlib
 from collections.abc import Callable, Sequence
 
+from wingbeat.deployments.options.parser_names import BY_TEMPLATE, REASONING_PARSERS, TOOL_CALL_PARSERS, find_class
 from wingbeat.deployments.parsing.call_format import Format, Function, in_order
 from wingbeat.deployments.parsing.harmony import HarmonyParser
 from wingbeat.deployments.parsing.message import Parser, PlainText, ReasoningThenCalls
 from wingbeat.deployments.parsing.recognition import recognise
 
 PACKAGE = __name__.rpartition(".")[0]
-TOOL_CALL_PARSERS = {
-    "hermes": "hermes:HermesParser",
-    "qwen": "hermes:HermesParser",
-    "llama3_json": "llama_json:LlamaJsonParser",
-    "mistral": "mistral:MistralParser",
-    "harmony": "harmony:HarmonyParser",
-    "openai": "harmony:HarmonyParser",
-    "pythonic": "pythonic:PythonicParser",
-    "llama4_pythonic": "pythonic:PythonicParser",
-    "olmo3": "pythonic:PythonicParser",
-    "deepseek_v3": "deepseek:DeepSeekV3Parser",
-    "deepseek_v31": "deepseek:DeepSeekV31Parser",
-    "qwen3_coder": "tagged_text:Qwen3CoderParser",
-    "qwen3_xml": "tagged_text:Qwen3CoderParser",
-    "glm45": "tagged_text:Glm45Parser",
-    "glm47": "tagged_text:Glm45Parser",
-    "kimi_k2": "marked_json:KimiK2Parser",
-}
-REASONING_PARSERS = {
-    "qwen3": "thinking:ThinkingParser",
-    "glm45": "thinking:ThinkingParser",
-    "deepseek_r1": "thinking:OpenThinkingParser",
-    "mistral": "thinking:MistralThinkingParser",
-    "harmony": "harmony:HarmonyParser",
-    "openai_gptoss": "harmony:HarmonyParser",
-}
 NewParser = Callable[..., Parser]
-BY_TEMPLATE = "auto"
-"""In the place of a parser's name: what the chat template says."""
 
 
 class Parsers:
@@ -156,13 +128,7 @@ def load_reasoning_parser(name: str) -> NewParser:
 
 def _load(name: str, known: dict[str, str], setting: str) -> NewParser:
     path = f"{PACKAGE}.{known[name]}" if name in known else name
-    module, colon, attribute = path.partition(":")
-    if not colon:
-        raise ValueError(f"{setting} is {name!r}: must be one of {', '.join(known)}, or module:Class of yours")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting} is {name!r}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Parser)):
+    found = find_class(path, known, setting)
+    if not issubclass(found, Parser):
         raise ValueError(f"{setting} is {name!r}: must be a class derived from {Parser.__module__}.{Parser.__name__}")
     return found

@@ -232,8 +232,12 @@ class ModelDrafter(StagedDrafter):
         drafted = DraftedRows(self.pool, tables, lens.contiguous(), num_levels, self.growth.top_k)
 
         def expand(level: Level) -> Tensor:
-            flat = (part.flatten() for part in (level.token_ids, drafted.positions(level)))
-            part = _PassRows(*flat, drafted.slot_mapping(level), drafted.segment(level))
+            part = _PassRows(
+                token_ids=level.token_ids.flatten(),
+                positions=drafted.positions(level).flatten(),
+                slot_mapping=drafted.slot_mapping(level),
+                segment=drafted.segment(level),
+            )
             return self._forward([part], None).unflatten(0, level.token_ids.shape)
 
         return self.growth.grow(roots, logits, expand, rules)

@@ -94,13 +94,25 @@ class EagleDrafter(StagedDrafter):
         positions = rows.positions[:, None] + steps
         counted = steps < rows.num_tokens[:, None]
         mapping = slot_mapping(tables, positions, self.pool.block_size, counted)
-        pairs = (rows.token_ids.flatten(), rows.taps.flatten(0, 1), positions.flatten(), mapping.flatten())
+        real, lens = None, rows.num_tokens
         if self.pool.fixed_shapes:
-            last_rows = torch.arange(num_reqs, device=self.device) * width + (rows.num_tokens - 1).clamp_min(0)
+            last_rows = torch.arange(num_reqs, device=self.device) * width + (lens - 1).clamp_min(0)
         else:
-            real = counted.flatten().nonzero()[:, 0]
-            pairs, last_rows = tuple(part[real] for part in pairs), rows.num_tokens.cumsum(0) - 1
-        self._run_commit(_Pairs(*pairs, rows.slots, last_rows), tables)
+            real, last_rows = counted.flatten().nonzero()[:, 0], lens.cumsum(0) - 1
+
+        def side_by_side(part: Tensor) -> Tensor:
+            flat = part.flatten(0, 1)
+            return flat if real is None else flat[real]
+
+        pairs = _Pairs(
+            token_ids=side_by_side(rows.token_ids),
+            taps=side_by_side(rows.taps),
+            positions=side_by_side(positions),
+            slot_mapping=side_by_side(mapping),
+            slots=rows.slots,
+            last_rows=last_rows,
+        )
+        self._run_commit(pairs, tables)
 
     def _run_commit(self, pairs: "_Pairs", tables: Tensor) -> None:
         """One pass over known pairs; with a single layer, a row's key and value depend on its own inputs only.

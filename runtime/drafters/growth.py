@@ -116,8 +116,14 @@ class Growth:
         # A round that ended a sequence, which its host does not know yet, may have taken it past its history.
         last = (lens - 1).clamp(0, batch.token_ids.shape[1] - 1)
         positions = lens + self._steps[: self.depth(batch), None]
-        by_slot = batch.token_ids[slots, last], positions, batch.temperatures[slots], batch.seeds[slots]
-        return Roots(slots, *by_slot, batch.allowed_tokens)
+        return Roots(
+            slots=slots,
+            token_ids=batch.token_ids[slots, last],
+            positions=positions,
+            temperatures=batch.temperatures[slots],
+            seeds=batch.seeds[slots],
+            allowed_tokens=batch.allowed_tokens,
+        )
 
     def roots_of(self, tables: SlotTables, slots: Tensor, depth: int) -> Roots:
         """Of sequences in slots int64 [num_reqs], whose tables lie on the device; trees of so many levels."""

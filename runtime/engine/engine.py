@@ -6,34 +6,26 @@ from collections.abc import Callable
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.drafters.base import DrafterNeeds
-from wingbeat.runtime.engine.adaptive import MeasuredSpeculation
-from wingbeat.runtime.engine.drafter_client import DrafterClient, DrafterState
-from wingbeat.runtime.engine.drafter_context import RecordedContexts
+from wingbeat.runtime.engine.assembly import assemble
+from wingbeat.runtime.engine.drafter_client import DrafterState
 from wingbeat.runtime.engine.engine_stats import EngineStats, cache_config
 from wingbeat.runtime.engine.request_clock import RequestClock
-from wingbeat.runtime.engine.round_clock import RoundClock
 from wingbeat.runtime.engine.round_counts import RoundCounter
 from wingbeat.runtime.engine.round_failed import PROBE, PROBE_ROUNDS, RoundFailed
 from wingbeat.runtime.engine.shown_rounds import ShownRounds
-from wingbeat.runtime.engine.speculation import FixedSpeculation
 from wingbeat.runtime.grammar.compiler import Grammars, RequestGrammar
 from wingbeat.runtime.grammar.maskers import masker_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.protocol.ends import VerifierEnd
 from wingbeat.runtime.protocol.messages import ChannelSpec
 from wingbeat.runtime.scheduling.request import Request, RequestOutput
-from wingbeat.runtime.scheduling.scheduler import Scheduler, SchedulerOutput
+from wingbeat.runtime.scheduling.scheduler import SchedulerOutput
 from wingbeat.runtime.scheduling.speculation_metrics import SpeculationMetrics
 from wingbeat.runtime.verifier.backend import TORCH, Backend
 from wingbeat.runtime.verifier.backend_lost import BackendLost
 from wingbeat.runtime.verifier.choices.certain_tokens import with_certain
-from wingbeat.runtime.verifier.features import features_of
 from wingbeat.runtime.verifier.loading.loader import LoadedModel
 from wingbeat.runtime.verifier.round import RoundInFlight, RoundObserver
-from wingbeat.runtime.verifier.runner import ModelRunner
-from wingbeat.runtime.verifier.slots import SlotState
-from wingbeat.runtime.verifier.state_keeper import StateKeeper
-from wingbeat.runtime.verifier.state_limits import manage_blocks, with_states
 
 logger = logging.getLogger(__name__)
 
@@ -64,35 +56,29 @@ class Engine:
         grammars: Grammars | None = None,
         backend: Backend = TORCH,
     ) -> None:
-        loaded.check_length(config.max_model_len)
-        self.config = config = with_states(loaded, config)
-        self.loaded = loaded
-        self.needs = needs
-        self.grammars = grammars
-        self.model, self.cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
-        self.block_manager = manage_blocks(loaded, config, self.cache.num_blocks)
-        self.states = StateKeeper(loaded, config, self.block_manager) if loaded.mixers else None
-        self.slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
-        asked = (loaded.eos_token_ids, loaded.resident_adapters, loaded.sees_whole_images)
-        self.scheduler = Scheduler(config, self.block_manager, *asked)
-        on_host = on_host if backend.on_host is None else backend.on_host
-        features = features_of(loaded, self.slots, self.states)
-        parts = (loaded, self.model, self.cache, self.slots, config, graph_device, on_host, features)
-        self.runner = ModelRunner(*parts)
-        self.clock = RoundClock()
-        fixed = FixedSpeculation(config.speculation.max_path - 1)
-        self.policy = MeasuredSpeculation(self.runner, config) if config.speculation.adaptive else fixed
-        self.contexts = RecordedContexts(self.block_manager, self.model.taps_size, loaded.dtype)
-        parts = (self.slots, self.policy, self.clock, self.runner.inbox, self.states, self.contexts)
-        self.drafting = DrafterClient(config, self.block_manager, *parts)
+        parts = assemble(loaded, config, needs, backend, graph_device=graph_device, on_host=on_host)
+        self.config = config = parts.config
+        self.loaded, self.needs, self.grammars = loaded, needs, grammars
+        self.model, self.cache, self.slots, self.runner = parts.model, parts.cache, parts.slots, parts.runner
+        self.block_manager, self.states, self.scheduler = parts.block_manager, parts.states, parts.scheduler
+        self.clock, self.policy, self.contexts = parts.clock, parts.policy, parts.contexts
+        self.drafting = parts.drafting
         self.detach_drafter = self.drafting.detach
         self.counter = RoundCounter(self.drafting, forced=config.forced_acceptance is not None)
         self.requests = RequestClock()
         self.is_waiting = self.requests.is_waiting
         self.overlap = loaded.device.type != "cpu" if config.overlap is None else config.overlap
         self.shown = ShownRounds(self.drafting)
-        own = (self.clock, self.counter, self.requests, self.drafting, self.policy, self.shown, self.contexts)
-        self._own_observers = own if self.states is None else (*own, self.states)
+        of_every_model = (
+            self.clock,
+            self.counter,
+            self.requests,
+            self.drafting,
+            self.policy,
+            self.shown,
+            self.contexts,
+        )
+        self._own_observers = of_every_model if self.states is None else (*of_every_model, self.states)
         self._observers: tuple[RoundObserver, ...] = self._own_observers
         self._in_flight: deque[RoundInFlight] = deque()
         self._outputs: list[RequestOutput] = []

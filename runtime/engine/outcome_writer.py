@@ -89,8 +89,16 @@ class OutcomeWriter:
         write_numbers(outcome.chunk_positions, self._chunk_positions)
         write_numbers(outcome.chunk_lens, self._chunk_lens)
         write_numbers(outcome.proposal_slots, proposal_slots)
-        counts = self._num_decodes, len(self._chunk_slots), len(proposal_slots)
-        RoundHeader(0, *counts, max_levels, max_len, has_rule, has_masks).write(outcome.header)
+        header = RoundHeader(
+            num_decodes=self._num_decodes,
+            num_chunks=len(self._chunk_slots),
+            num_proposals=len(proposal_slots),
+            max_levels=max_levels,
+            max_len=max_len,
+            has_rule=has_rule,
+            has_masks=has_masks,
+        )
+        header.write(outcome.header)
 
 
 def write_numbers(target: Tensor, values: list[int]) -> None:

@@ -63,8 +63,16 @@ def answer(peer: socket.socket, info: TokenizerInfo, table: TokenTable, cpu_s: i
         compiled = compile_spec(GrammarCompiler(info, max_threads=MOST_THREADS, cache_enabled=False), spec)
         if compiled.memory_size_bytes > MOST_COMPILED_BYTES:
             raise ValueError(f"{spec.field} takes more than {MOST_COMPILED_BYTES // 2**20} MiB once it is compiled")
-        shared = BoundedCalls(), ParsingOfAll(), DearGrammars()
-        problem = problem_of(RequestGrammar(compiled, table, info.vocab_size, spec, *shared))
+        grammar = RequestGrammar(
+            compiled=compiled,
+            table=table,
+            vocab_size=info.vocab_size,
+            spec=spec,
+            calls=BoundedCalls(),
+            parsing_of_all=ParsingOfAll(),
+            dear=DearGrammars(),
+        )
+        problem = problem_of(grammar)
     except ValueError as error:
         problem = str(error)
     peer.sendall(json.dumps(problem).encode())

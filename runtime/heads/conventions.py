@@ -43,7 +43,10 @@ def candidates(
         norm_output: values worth trying, the likeliest first; as the two behind it.
     """
     taps = _tap_candidates(num_layers, None if ids is None else tuple(ids), ids_name_outputs)
-    return tuple(HeadConvention(*fields) for fields in product(taps, norm_output, norm_before_residual, rope_theta))
+    return tuple(
+        HeadConvention(tap_layers=layers, norm_output=norms, norm_before_residual=before, rope_theta=theta)
+        for layers, norms, before, theta in product(taps, norm_output, norm_before_residual, rope_theta)
+    )
 
 
 def stated(raw: Mapping[str, Any]) -> HeadConvention | None:

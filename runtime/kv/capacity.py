@@ -73,5 +73,5 @@ def _too_small(config: EngineConfig, budget: int, num_blocks: int, longest: int,
         return f"kv_cache_memory_bytes is {budget}: {one} needs {num_bytes}; {remedy}"
     return (
         f"{max(budget, 0)} bytes are left for KV beside the weights: {one} needs {num_bytes}; raise "
-        "gpu_memory_utilization (on a CPU, cpu_memory_utilization), give kv_cache_memory_bytes, or lower max_model_len"
+        "gpu_memory_utilization (on a GPU), give kv_cache_memory_bytes, or lower max_model_len"
     )

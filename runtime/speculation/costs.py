@@ -177,8 +177,14 @@ class RoundCosts:
         verify_s = np.array([at(column) for column in zip(*tables.verify_s, strict=True)])
         nodes = np.array(tables.extra_nodes, dtype=np.float64) * max(num_reqs, 1)
         slope = (verify_s[-1] - verify_s[-2]) / (nodes[-1] - nodes[-2]) if len(nodes) > 1 else 0.0
-        levels_s = (at(tables.draft_base_s), at(tables.draft_level_s))
-        return _BatchCosts(nodes, verify_s, max(slope, 0.0), at(tables.context_s), *levels_s)
+        return _BatchCosts(
+            nodes=nodes,
+            verify_s=verify_s,
+            beyond_s=max(slope, 0.0),
+            context_s=at(tables.context_s),
+            draft_base_s=at(tables.draft_base_s),
+            draft_level_s=at(tables.draft_level_s),
+        )
 
 
 class _BatchCosts(NamedTuple):

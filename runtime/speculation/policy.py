@@ -241,8 +241,13 @@ class SpeculationPolicy:
 
     def stats(self, expected_accepted: float, num_accepted: int) -> PolicyStats:
         """Decisions so far."""
-        accepted = round(expected_accepted, 1), num_accepted
-        return PolicyStats(dict(self._decisions), self._now.levels, round(self._speedup, 3), *accepted)
+        return PolicyStats(
+            decisions=dict(self._decisions),
+            levels=self._now.levels,
+            expected_speedup=round(self._speedup, 3),
+            expected_accepted=round(expected_accepted, 1),
+            num_accepted=num_accepted,
+        )
 
 
 class GrowthRule:

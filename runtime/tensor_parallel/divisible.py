@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.verifier.checkpoints.checkpoint_config import ConfigFile
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ def check_divisible(file: ConfigFile, config: "PretrainedConfig", size: int) -> 
     """
     text, setting = config.get_text_config(), f"tensor_parallel_size is {size}"
     if file.quantization is not None:
-        raise ValueError(f"{setting}: {file.name} is quantised, and packed weights are not divided; leave it out")
+        refuse({Feature.RANKS: setting, Feature.QUANTISED: f"{file.name} is quantised"})
     if not getattr(text, "base_model_tp_plan", None):
-        raise ValueError(f"{setting}: transformers has no tensor parallel plan for {file.name}; leave it out")
+        refuse({Feature.RANKS: setting, Feature.NO_PLAN: f"transformers has no tensor parallel plan for {file.name}"})
     check_sizes({name: getattr(text, name, None) for name in _DIVIDED}, file.name, size)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wingbeat.runtime.config import EngineConfig, RankGroup
 from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.tensor_parallel.ranks import Ranks
 from wingbeat.runtime.tensor_parallel.round_message import PoolShape, RoundMessage, pack
 from wingbeat.runtime.tensor_parallel.shards import load_shard
@@ -50,10 +51,8 @@ class Leader(Backend):
             ValueError: the drafter asks for keys and values, of which each rank has some heads.
         """
         if kv_layers:
-            raise ValueError(
-                f"the drafter reads keys and values of layers {list(kv_layers)}, which tensor_parallel_size "
-                f"{self.ranks.size} divides: use another drafter"
-            )
+            reads = f"the drafter reads keys and values of layers {list(kv_layers)}"
+            refuse({Feature.KV_READER: reads, Feature.RANKS: f"tensor_parallel_size is {self.ranks.size}"})
         cache = FollowedCache(self, loaded, config)
         return VerifierModel(loaded, tap_layers), cache
 
@@ -130,13 +129,7 @@ def lead(group: RankGroup, path: Path, dtype: torch.dtype, device: torch.device,
         ValueError: the limits ask for what ranks do not have, or as `load_shard`; one line that says what to change.
         BackendLost: another rank failed.
     """
-    for name in ("cuda_graphs", "compile"):
-        if getattr(limits, name):
-            raise ValueError(f"{name} is True: with tensor_parallel_size {group.size} rounds run eagerly")
-    if limits.max_loras:
-        raise ValueError(
-            f"max_loras is {limits.max_loras}: with tensor_parallel_size {group.size} there are no adapters"
-        )
+    refuse(limits.asked() | {Feature.RANKS: f"tensor_parallel_size is {group.size}"})
     ranks = Ranks(group, 0, device)
     loaded = load_shard(path, dtype, ranks)
     logger.info(

@@ -9,6 +9,7 @@ from torch import nn
 
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.graphs.graph_device import CudaGraphDevice, GraphDevice
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.tensorrt.base_runner import BaseRunner
 from wingbeat.runtime.tensorrt.engine_config import BaseEngineConfig
 from wingbeat.runtime.tensorrt.engine_directory import BASE, EngineDirectory
@@ -129,10 +130,7 @@ def engine_limits(config: EngineConfig, engine: BaseEngineConfig) -> EngineConfi
     ):
         if value > most:
             raise ValueError(f"{name} is {value}: the engine was built with {field} {most}; lower it or build anew")
-    if config.compile:
-        raise ValueError("compile is True: the backend tensorrt runs engines, torch.compile has nothing to do")
-    if config.cuda_graphs:
-        raise ValueError("cuda_graphs is True: the backend tensorrt captures its own stages")
+    refuse(config.asked() | {Feature.TENSORRT: "backend is tensorrt"})
     return replace(
         config,
         max_num_batched_tokens=min(config.max_num_batched_tokens, limits.max_input_len),

@@ -46,11 +46,17 @@ def export_base(loaded: LoadedModel, tap_layers: tuple[int, ...], limits: Limits
         ExportError: torch or onnx refuse it.
     """
     taps_size = len(tap_layers) * loaded.hidden_size
-    sizes = (loaded.vocab_size, taps_size, limits.capacity, loaded.dtype)
     with as_graph(loaded, ops):
         module = BaseGraph(loaded, tap_layers, ops)
         try:
-            shapes = base_shapes(loaded.layers, loaded.windows, *sizes)
+            shapes = base_shapes(
+                loaded.layers,
+                loaded.windows,
+                vocab_size=loaded.vocab_size,
+                taps_size=taps_size,
+                capacity=limits.capacity,
+                dtype=loaded.dtype,
+            )
             _export(module.eval(), module.arguments, shapes, limits, ops.opset, file)
         finally:
             module.release()

@@ -5,6 +5,7 @@ from dataclasses import replace
 from wingbeat.runtime.config import EngineConfig
 from wingbeat.runtime.kv.blocks import BlockManager
 from wingbeat.runtime.kv.saved_states import SavedStates
+from wingbeat.runtime.refusals import Feature, refuse
 from wingbeat.runtime.state.pool import row_bytes
 from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
 
@@ -22,16 +23,7 @@ def with_states(loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
     """
     if not loaded.mixers:
         return config
-    for name in ("compile", "cuda_graphs", "overlap"):
-        if getattr(config, name):
-            raise ValueError(
-                f"{name} is True: {loaded.name} has layers with recurrent state, whose rounds run eagerly, one by one; "
-                "leave it out"
-            )
-    if config.max_loras:
-        raise ValueError(
-            f"max_loras is {config.max_loras}: {loaded.name} has layers with recurrent state, which serve no adapters"
-        )
+    refuse(config.asked() | {Feature.STATES: f"{loaded.name} has layers with recurrent state"})
     interval = -(-config.state_interval // config.block_size) * config.block_size
     return replace(config, cuda_graphs=False, overlap=False, state_interval=interval)
 

@@ -63,8 +63,8 @@ SCENARIOS = {
     ),
     "drafter on another node": Scenario(
         (*OF_DRAFTERS, "cut channel", "kill engine", "remove drafter's node"),
-        {"drafter_resources": {"drafters": 1}, "num_cpus_per_drafter": 0},
-        nodes={"drafters": Node(0, {"drafters": 1})},
+        {"drafter_resources": {"drafters": 1}, "num_cpus_per_verifier": 2},
+        nodes={"drafters": Node(1, {"drafters": 1})},
     ),
     "verifiers on two nodes": Scenario(
         ("remove verifier's node",),

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.deployments.scripted_tokens import Script, scripted_logprobs
 from wingbeat.deployments.api.access import Access
-from wingbeat.deployments.api.answers.answer_size import MAX_ANSWER_BYTES
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.guard import HttpLimits
 from wingbeat.deployments.api.routes import create_app
@@ -21,6 +20,7 @@ from wingbeat.deployments.fleet.catalog import Catalog, NameChanges
 from wingbeat.deployments.fleet.every_engine import EveryEngine
 from wingbeat.deployments.fleet.interface import EngineOverloaded, ModelInfo
 from wingbeat.deployments.fleet.prefixes import FleetPrefixes
+from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 from wingbeat.deployments.metrics.monitor import Monitor
 from wingbeat.deployments.parsing.registry import Parsers
 from wingbeat.runtime.lora.resident import AdapterName

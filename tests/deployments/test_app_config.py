@@ -12,6 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 from wingbeat.deployments.app_config import AppConfig
 from wingbeat.deployments.cli.local import LocalConfig
 from wingbeat.deployments.cli.options import UserError, build_config
+from wingbeat.deployments.media.limits import MediaLimits
+from wingbeat.deployments.surface import access_of, media_limits_of, parsers_of
 from wingbeat.runtime.config import EngineConfig, SpeculationConfig
 from wingbeat.runtime.kv.pool import LayerAttention, block_bytes, memory_budget
 
@@ -100,34 +102,40 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"max_num_seqs": "0"}, "max_num_seqs is 0: use at least 1"),
         ({"verify_tree_size": 1}, "verify_tree_size is 1"),
         ({"cuda_graphs": True, "device": "cpu"}, "cuda_graphs is True"),
-        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2: leave it out"),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas is 2 and autoscaling_config is given: both say"),
         ({"device": "cuda", "num_gpus_per_verifier": 0}, "num_gpus_per_verifier is 0"),
-        ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1.0"),
-        ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3: beside a verifier on the CPU only 0"),
+        ({"device": "cpu", "num_gpus_per_verifier": 1}, "num_gpus_per_verifier is 1 and device is cpu"),
+        ({"num_gpus_per_drafter": 0.3}, "num_gpus_per_drafter is 0.3 and the verifier's device is cpu"),
         ({"num_gpus_per_verifier": 1.5}, "num_gpus_per_verifier is 1.5: must be 0, a fraction up to 1, or a whole"),
         ({"num_gpus_per_verifier": 2}, "num_gpus_per_verifier is 2: .* use 1 and tensor_parallel_size 2"),
         (
             {"num_gpus_per_verifier": 0.5, "tensor_parallel_size": 2},
-            "num_gpus_per_verifier is 0.5: tensor_parallel_size is 2, and each rank needs a whole GPU",
+            "num_gpus_per_verifier is 0.5 and tensor_parallel_size is 2: each rank needs a whole GPU",
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
-        ({"tensor_parallel_size": 2, "compile": True}, "compile is True: tensor_parallel_size is 2"),
-        ({"tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8: tensor_parallel_size is 2"),
+        ({"tensor_parallel_size": 2, "compile": True}, "compile is True and tensor_parallel_size is 2"),
+        ({"tensor_parallel_size": 2, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8 and tensor_parallel_size is 2"),
         ({"compile": True, "kv_cache_dtype": "fp8"}, "kv_cache_dtype is fp8 and compile is True"),
         (
             {"tensor_parallel_size": 2, "deterministic": True},
-            "deterministic is True: tensor_parallel_size is 2, and sums",
+            "deterministic is True and tensor_parallel_size is 2: sums",
         ),
         ({"compile": True, "deterministic": True}, "deterministic is True and compile is True"),
         ({"kv_cache_dtype": "fp8", "deterministic": True}, "deterministic is True and kv_cache_dtype is fp8"),
-        ({"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "deterministic": True}, "device 'cuda' does not have"),
+        (
+            {"num_gpus_per_verifier": 1, "num_gpus_per_drafter": 1, "deterministic": True},
+            "the verifier's device is cuda: its products",
+        ),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype\n.*'auto' or 'fp8'"),
         (
             {"tensor_parallel_size": 2, "lora_update_dir": "/"},
             "tensor_parallel_size is 2: ranks serve no LoRA adapters",
         ),
-        ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0: tensor_parallel_size is 2"),
-        ({"tensor_parallel_size": 2, "channel": "remote"}, "tensor_parallel_size is 2: they and their drafter"),
+        ({"tensor_parallel_size": 2, "threads": 0}, "threads is 0 and tensor_parallel_size is 2"),
+        (
+            {"tensor_parallel_size": 2, "channel": "remote"},
+            "channel is remote and tensor_parallel_size is 2: ranks and their drafter",
+        ),
         (
             {"channel": "cuda_ipc", "device": "cpu"},
             "channel is 'cuda_ipc': both sides need a GPU, the verifier is on cpu",
@@ -138,10 +146,10 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafter_resources": {"GPU": 1}}, "'GPU' is 1.0: give amounts above 0 of resources other than CPU and GPU"),
         ({"drafter_resources": {"cheap": 0}}, "'cheap' is 0.0: give amounts above 0"),
         ({"autoscaling_config": "min_replicas=1"}, "must be a JSON object"),
-        ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0: with min_replicas 0"),
+        ({"autoscaling_config": {"min_replicas": 0}, "engine_wait_s": 0}, "engine_wait_s is 0 and min_replicas is 0"),
         (
             {"autoscaling_config": {"min_replicas": 0}, "max_queued_requests": 0},
-            "max_queued_requests is 0: with min_rep",
+            "max_queued_requests is 0 and min_replicas is 0",
         ),
         ({"router_autoscaling_config": {"initial_replicas": 0}}, "initial_replicas is 0: at least 1"),
         ({"router_autoscaling_config": {"min_replicas": 0}}, "min_replicas is 0: at least 1"),
@@ -156,7 +164,10 @@ def test_strings_of_the_command_line_become_typed_values():
         ({"drafters": "num=2"}, 'must be a JSON object such as {"num": 2}'),
         ({"drafters": {"num": 0}}, "drafters.num"),
         ({"drafters": {"num": 1, "max_seqs": 4}}, "drafters.max_seqs"),
-        ({"drafters": {"num": 1}, "drafter": "none"}, "drafters.num is 1: drafter 'none' leaves nothing to share"),
+        (
+            {"drafters": {"num": 1}, "drafter": "none"},
+            "drafters.num is 1 and drafter is none: it leaves nothing to share",
+        ),
         ({"drafters": {"num": 1, "max_num_seqs": 8}}, "drafters.max_num_seqs is 8: at least max_num_seqs, 16"),
         ({"engine_wait_s": "inf"}, "finite number"),
         ({"drafters": {"num": 1, "start_timeout_s": float("inf")}}, "drafters.start_timeout_s"),
@@ -176,7 +187,7 @@ def test_keys_come_by_setting_or_environment_and_show_nowhere(monkeypatch: pytes
     monkeypatch.setenv("WINGBEAT_API_KEY", "hidden1,hidden2")
     assert [key.get_secret_value() for key in AppConfig().api_key] == ["hidden1", "hidden2"]
     assert [key.get_secret_value() for key in AppConfig(api_key=["hidden3"]).api_key] == ["hidden3"]
-    assert "hidden" not in repr(AppConfig()) + str(AppConfig().access("0.0.0.0")) + AppConfig().model_dump_json()
+    assert "hidden" not in repr(AppConfig()) + str(access_of(AppConfig(), "0.0.0.0")) + AppConfig().model_dump_json()
     monkeypatch.setenv("WINGBEAT_API_KEY", "")
     assert AppConfig().api_key is None
 
@@ -206,7 +217,7 @@ def test_hosts_and_origins_are_lists_in_the_form_headers_have():
     [("127.0.0.1", True), ("127.0.0.2", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
 )
 def test_a_server_on_a_loopback_address_takes_local_names_alone(host: str, local: bool):
-    access = AppConfig().access(host)
+    access = access_of(AppConfig(), host)
     assert (access.hosts == {"*"}) != local
     assert access.takes_origin("http://localhost:3000", host) == local
     if local:
@@ -371,8 +382,8 @@ def test_an_error_of_the_command_line_names_the_field_within_a_setting():
 
 def test_parsers_follow_from_the_chat_template_unless_they_are_named_or_none():
     template = "{{ tools }}<tool_call></think>"
-    assert AppConfig().parsers(template).names == ("hermes", "qwen3")
-    assert AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1").parsers(template).names == (
+    assert parsers_of(AppConfig(), template).names == ("hermes", "qwen3")
+    assert parsers_of(AppConfig(tool_call_parser="none", reasoning_parser="deepseek_r1"), template).names == (
         None,
         "deepseek_r1",
     )
@@ -388,3 +399,17 @@ def test_no_validator_takes_the_place_of_another_classs():
 @pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser", "otlp_traces_endpoint", "allowed_hosts"])
 def test_none_is_nothing(name):
     assert getattr(AppConfig.model_validate({name: "none"}), name) is None
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null", ""])
+def test_a_word_for_nothing_is_nothing_where_a_setting_may_be_none_and_text_elsewhere(word: str):
+    config = AppConfig.model_validate(dict.fromkeys(("model", "num_replicas", "drafters", "allowed_hosts"), word))
+    assert (config.model, config.num_replicas, config.drafters, config.allowed_hosts) == (None, None, None, None)
+    assert AppConfig(drafter="none").drafter == "none"
+    assert word == "" or [key.get_secret_value() for key in AppConfig(api_key=word).api_key] == [word]
+
+
+def test_no_image_is_larger_than_what_a_router_holds_of_all():
+    assert media_limits_of(AppConfig()) == MediaLimits()
+    small = media_limits_of(AppConfig(max_image_memory_bytes=1000, limit_mm_per_prompt={"image": 2}))
+    assert (small.max_bytes, small.max_held_bytes, small.max_images) == (1000, 1000, 2)

@@ -135,5 +135,5 @@ def test_the_application_of_python_and_of_serves_files_takes_them_too(monkeypatc
 
 def test_a_head_is_never_on_the_cpu_beside_a_verifier_on_a_gpu(tmp_path: Path):
     for more in ({}, {"num_gpus_per_drafter": 0}, {"device": "cuda"}):
-        with pytest.raises(ValueError, match=r"num_gpus_per_drafter is 0: drafter 'auto' has weights .* 0.7 .* 0.3"):
+        with pytest.raises(ValueError, match=r"num_gpus_per_drafter is 0 and drafter 'auto' has weights .* 0.7 .* 0.3"):
             AppConfig(num_gpus_per_verifier=1, **more)

@@ -9,7 +9,7 @@ import yaml
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
-from wingbeat.deployments.app_config import AppConfig
+from wingbeat.deployments.app_config import CPUS_OF_DRAFTER, CPUS_OF_ROUTER, AppConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_workers_are_added_as_engines_are_and_each_holds_a_pair(example, tmp_pat
     scaling = config.autoscaling_config
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (workers["minReplicas"], workers["maxReplicas"])
     limits = example.container["resources"]["limits"]
-    cpus = config.num_cpus_per_verifier + config.num_cpus_per_drafter + config.num_cpus_per_router
+    cpus = config.num_cpus_per_verifier + CPUS_OF_DRAFTER + CPUS_OF_ROUTER
     assert cpus <= int(limits["cpu"])
     assert config.num_gpus_per_verifier + config.num_gpus_per_drafter <= int(limits.get("nvidia.com/gpu", 0))
 

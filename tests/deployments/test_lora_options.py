@@ -36,8 +36,14 @@ def test_without_adapters_there_is_no_room_for_any(folder, tmp_path):
         ({"lora_modules": "wingbeat-demo={folder}"}, "is that of the base model"),
         ({"lora_modules": "a=/nowhere"}, "there is no folder /nowhere"),
         ({"lora_modules": "{{"}, "is not JSON"),
-        ({"lora_modules": "a={folder}", "compile": True}, "compile is True: it serves no LoRA adapters"),
-        ({"lora_modules": "a={folder}", "tensor_parallel_size": 2}, "tensor_parallel_size is 2: ranks serve no LoRA"),
+        (
+            {"lora_modules": "a={folder}", "compile": True},
+            "lora_modules is given and compile is True: compiled rounds serve no adapters",
+        ),
+        (
+            {"lora_modules": "a={folder}", "tensor_parallel_size": 2},
+            "lora_modules is given and tensor_parallel_size is 2: ranks serve no LoRA",
+        ),
         ({"lora_update_dir": "/nowhere"}, "lora_update_dir is '/nowhere': must be a directory"),
         ({"max_loras": 0}, "max_loras"),
         ({"max_lora_rank": 0}, "max_lora_rank"),
@@ -52,5 +58,7 @@ def test_what_cannot_be_served_is_refused_by_its_setting(folder, fields, problem
 
 def test_engines_in_the_place_of_weights_serve_no_adapters(folder, tmp_path):
     (tmp_path / "base_config.json").write_text("{}")
-    with pytest.raises(ValidationError, match="backend is tensorrt: it serves no LoRA adapters"):
+    with pytest.raises(
+        ValidationError, match="is given and backend is tensorrt: its engines have no room for adapters"
+    ):
         AppConfig(backend="tensorrt", engine_dir=tmp_path, lora_modules=f"a={folder}")

@@ -82,8 +82,8 @@ def refusal(name: str) -> str | None:
 
 def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.MonkeyPatch):
     """What is no quota of a disk or of a moment ends in an error that names it, not in a machine without memory."""
-    quotas = {"recording_max_bytes", "max_queued_requests", "max_image_pixels", "max_ongoing_requests"}
-    ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_image_bytes", "max_image_memory_bytes"}
+    quotas = {"recording_max_bytes", "max_queued_requests", "max_ongoing_requests"}
+    ram = {"kv_cache_memory_bytes", "max_answer_bytes", "max_body_bytes", "max_image_memory_bytes"}
     monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.free_memory", lambda: 2**33)
     monkeypatch.setattr("wingbeat.deployments.cli.buffer_sizes.total_memory", lambda: 2**34)
     unbounded = set()
@@ -97,7 +97,7 @@ def test_a_number_of_any_setting_is_bounded_or_a_quota(monkeypatch: pytest.Monke
         else:
             assert name in said or name.startswith("num_gpus"), said
             ram -= {name} if "this machine has 17179869184 bytes of memory" in said else set()
-    assert unbounded - quotas == {"num_cpus_per_drafter", "num_cpus_per_router", "num_cpus_per_verifier"}
+    assert unbounded - quotas == {"num_cpus_per_verifier"}
     assert not ram
 
 

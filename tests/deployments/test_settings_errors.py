@@ -38,6 +38,8 @@ def test_tools_that_take_no_function_find_the_demo_as_an_application():
         ({"speculative_config": {}}, "there is no setting speculative_config: name the drafter: DRAFTER after MODEL"),
         ({"drafters": {"num": 0}}, "drafters.num 0: input should be greater than or equal to 1"),
         ({"api_key": 5}, "api_key: input should be"),
+        ({"tool_call_parser": "json:loads"}, "tool_call_parser is 'json:loads': must be a class derived"),
+        ({"tool_call_parser": "collections:OrderedDict"}, "must be a class derived from wingbeat.deployments.parsing"),
     ],
     ids=str,
 )
@@ -81,11 +83,21 @@ def test_options_of_other_servers_get_a_hint(option: str, says: str, capsys: pyt
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", foreign_names.DROPPED)
+def test_a_setting_of_old_is_refused_with_what_happens_now(name: str):
+    with pytest.raises(SettingsError) as refused:
+        wingbeat.build({name: 1})
+    said = foreign_names.hint(name)
+    assert said is not None
+    assert str(refused.value) == f"there is no setting {name}: {said}"
+
+
 def test_hints_are_of_names_that_are_not_ours_and_lead_to_names_that_are():
     fields = set(AppConfig.model_fields)
-    assert not fields & set(foreign_names._HINTS)
+    names = {*foreign_names._HINTS, *foreign_names.DROPPED}
+    assert not fields & names
     named = []
-    for name in foreign_names._HINTS:
+    for name in names:
         foreign_names.hint(name, lambda setting: named.append(setting) or setting)
     assert set(named) <= fields
     assert foreign_names.hint("--max-model-len") is None

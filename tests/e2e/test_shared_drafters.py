@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.filterwarnings("ign
 
 def test_an_application_whose_drafters_no_node_can_hold_serves_without_them(demo_app, start_app):
     options = {"num": 1, "start_timeout_s": 1.0}
-    with start_app("e2e-unplaced", drafters=options, num_cpus_per_drafter=1000) as app:
+    with start_app("e2e-unplaced", drafters=options, drafter_resources={"nowhere": 1}) as app:
         assert app.engine()["drafter_state"] == "none"
         assert not app.engine()["drafter_lacks_room"]
         prompt = "def read_config(path):\n    "

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wingbeat.deployments.api.errors import ApiError
 from wingbeat.deployments.fleet.interface import EngineOverloaded
+from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 
 if TYPE_CHECKING:
     from wingbeat.deployments.api.bodies.requests import GenerationBody
 
-MAX_ANSWER_BYTES = 32 * 2**20
-"""Where an operator sets no other limit."""
 ANSWERS_AT_ONCE = 4
 """Longest answers that a router has room for."""
 

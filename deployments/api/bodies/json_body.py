@@ -8,8 +8,6 @@ import pydantic_core
 
 from wingbeat.deployments.api.errors import ApiError, shown
 
-MAX_BODY_BYTES = 4 * 2**20
-"""Where an operator sets no other limit."""
 MAX_DEPTH = 64
 MAX_STRINGS = 2**17
 """Keys and values. This and the next two bound how long the parser, which cannot be interrupted, holds the process."""

@@ -9,7 +9,8 @@ from wingbeat.deployments.api.bodies.ignored_fields import none_ignored
 from wingbeat.deployments.api.bodies.request_body import RequestBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.errors import invalid, unknown_adapter
-from wingbeat.deployments.fleet.adapters import MOST_NAME_CHARS, AdapterExists, AdapterRefused, name_problem
+from wingbeat.deployments.fleet.adapters import AdapterExists, AdapterRefused
+from wingbeat.runtime.lora.names import MOST_NAME_CHARS, name_problem
 
 LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -95,8 +95,13 @@ class SpanWriter(RequestWatcher):
         """Begins the span; choices add theirs to it."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path.startswith(TRACED):
-            told = scope["method"], shown(path), Headers(scope=scope), context.request_id, context.arrived_at
-            context.span = self._tracer.begin(*told)
+            context.span = self._tracer.begin(
+                method=scope["method"],
+                path=shown(path),
+                headers=Headers(scope=scope),
+                request_id=context.request_id,
+                arrived_at=context.arrived_at,
+            )
 
     def ended(self, scope: Scope, context: RequestContext) -> None:
         """Ends it."""

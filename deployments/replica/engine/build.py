@@ -3,7 +3,6 @@
 The drafter's process imports this file too, so what only the verifier needs is imported by `build_setup`.
 """
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -146,15 +145,15 @@ def needs_of_shared_drafter(config: AppConfig, convention: HeadConvention | None
 
 def pair_settings(config: AppConfig) -> PairSettings:
     """What a configuration says of a verifier and its drafter."""
-    return PairSettings(
-        config.model_dir(),
-        config.choice(),
-        config.engine_config(),
-        getattr(torch, config.resolved_dtype()),
-        config.allow_bad_drafter,
-        tests_drafter=config.drafter_factory is None,
+    return PairSettings.of(
+        model=config.model_dir(),
+        drafter=config.choice(),
+        engine=config.engine_config(),
+        dtype=config.resolved_dtype(),
+        threads=config.threads,
+        allow_bad_drafter=config.allow_bad_drafter,
         engine_dir=config.engine_dir,
-        most_threads=None if config.threads else len(os.sched_getaffinity(0)),
         fp8_drafter=config.drafter_weights == "fp8",
         tries_bfloat16=config.tries_bfloat16(),
+        tests_drafter=config.drafter_factory is None,
     )

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from wingbeat.kernels.cpu.ops import KINDS
+from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.verifier.layers.cpu_kernels import cpu_kernels
 from wingbeat.runtime.verifier.layers.cpu_layers import CpuLayer
 from wingbeat.runtime.verifier.layers.fused import FusedNorm
@@ -28,7 +29,8 @@ def check_rows_can_be_alike(model: PreTrainedModel) -> None:
     """
     parameter = next(model.parameters())
     if parameter.device.type != "cpu":
-        raise UnsupportedModelError(f"{_ASKED}, and on {parameter.device.type} products depend on the rows beside")
+        said = {Feature.DETERMINISTIC: _ASKED, Feature.CUDA: f"device is {parameter.device.type}"}
+        raise UnsupportedModelError(problem(said))
     if parameter.dtype not in KINDS:
         raise UnsupportedModelError(f"{_ASKED}, and its dtype is {parameter.dtype}")
     if cpu_kernels() is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from wingbeat.runtime.refusals import Feature, problem
 from wingbeat.runtime.state.pool import LayerState
 from wingbeat.runtime.tensor_files import weight_files
 from wingbeat.runtime.verifier.backend_lost import BackendLost
@@ -109,7 +110,8 @@ def _switch(
     """Let a model attend by our function, its mixers read our states, and all run faster (`speed_up`, `fuse`), and its
     logits leave float32 (`widen_logits`)."""
     if states and not whole:
-        raise UnsupportedModelError("its layers keep recurrent states, which ranks do not divide")
+        said = {Feature.STATES: "its layers keep recurrent states", Feature.RANKS: "tensor_parallel_size is above 1"}
+        raise UnsupportedModelError(problem(said))
     config = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION_NAME)
     speed_up(model, deterministic)

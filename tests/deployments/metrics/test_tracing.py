@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from tests.deployments.http_world import FakePool
 from tests.deployments.metrics.engine_figures import Client, Engines, engine_stats
 from wingbeat.deployments.app_config import AppConfig
-from wingbeat.deployments.metrics.tracing import EXPORTER, RequestTracer
+from wingbeat.deployments.metrics.tracing import RequestTracer
+from wingbeat.deployments.options.span_packages import EXPORTER
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine-7"}

@@ -4,9 +4,10 @@ import pytest
 
 from tests.deployments.http_world import byte_tokenizer
 from tests.deployments.tool_world import TEMPLATE
+from wingbeat.deployments.options.parser_names import REASONING_PARSERS, TOOL_CALL_PARSERS
 from wingbeat.deployments.parsing.deepseek import CALL, SECTION, SEPARATOR
 from wingbeat.deployments.parsing.recognition import recognise
-from wingbeat.deployments.parsing.registry import REASONING_PARSERS, TOOL_CALL_PARSERS, Parsers
+from wingbeat.deployments.parsing.registry import Parsers
 
 WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 OLD_CALL = "{% for c in m.tool_calls %}"

@@ -170,8 +170,8 @@ def test_a_verifier_that_was_not_loaded_so_is_refused():
 @pytest.mark.parametrize(
     ("others", "device", "message"),
     [
-        ({"engine_dir": Path("/engine")}, "cpu", "deterministic is True: products of the tensorrt backend"),
-        ({"ranks": RankGroup(Path("/store"), 2)}, "cpu", "deterministic is True: sums over tensor parallel ranks"),
+        ({"engine_dir": Path("/engine")}, "cpu", "deterministic is True and backend is tensorrt: its products"),
+        ({"ranks": RankGroup(Path("/store"), 2)}, "cpu", "deterministic is True and tensor_parallel_size is 2: sums"),
         ({}, "cuda", "deterministic is True and device is cuda: its products depend on the rows beside"),
     ],
     ids=["tensorrt", "ranks", "cuda"],

@@ -157,8 +157,8 @@ def test_speculation_changes_no_token_of_a_hybrid(name):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8: the tensorrt backend rounds no keys"),
-        ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8: tensor parallel ranks round no keys"),
+        ({"engine_dir": Path("/engine")}, "kv_cache_dtype is fp8 and backend is tensorrt"),
+        ({"ranks": RankGroup(Path("/store"), 2)}, "kv_cache_dtype is fp8 and tensor_parallel_size is 2"),
     ],
     ids=["tensorrt", "ranks"],
 )

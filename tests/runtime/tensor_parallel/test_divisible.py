@@ -25,7 +25,7 @@ def llama(**fields):
         (llama(vocab_size=97), 2, "must divide vocab_size of X, which is 97"),
         (llama(), 4, "tensor_parallel_size is 4: it must divide num_key_value_heads of X, which is 2"),
         (llama(intermediate_size=97), 2, "must divide intermediate_size of X, which is 97"),
-        (llama(quantization_config={"quant_method": "fp8"}), 2, "tensor_parallel_size is 2: X is quantised"),
+        (llama(quantization_config={"quant_method": "fp8"}), 2, "tensor_parallel_size is 2 and X is quantised"),
         (GPT2Config(vocab_size=96), 2, "transformers has no tensor parallel plan for X"),
     ],
     ids=["vocabulary", "kv-heads", "mlp", "quantised", "no-plan"],

@@ -7,13 +7,14 @@ import pytest
 
 from tests.deployments.http_world import TOKENIZER, Connection, FakePool, app_for, call, chat, chunks, complete
 from wingbeat.deployments.api.answers import json_pieces
-from wingbeat.deployments.api.answers.answer_size import ANSWERS_AT_ONCE, MAX_ANSWER_BYTES, AnswerSizes
+from wingbeat.deployments.api.answers.answer_size import ANSWERS_AT_ONCE, AnswerSizes
 from wingbeat.deployments.api.answers.json_pieces import LongList, LongPart, SharedPart, fragments
 from wingbeat.deployments.api.bodies.chat_requests import ChatBody
 from wingbeat.deployments.api.bodies.requests import CompletionBody
 from wingbeat.deployments.api.completions import CompletionService
 from wingbeat.deployments.api.routes import create_app
 from wingbeat.deployments.fleet.interface import EngineOverloaded
+from wingbeat.deployments.limits import MAX_ANSWER_BYTES
 
 IDS = TOKENIZER.encode("what is said of a prompt")
 

@@ -63,5 +63,5 @@ def test_state_that_mixers_of_another_kind_keep_is_refused(monkeypatch):
 
 
 def test_ranks_divide_no_model_with_states():
-    with pytest.raises(UnsupportedModelError, match="recurrent states, which ranks do not divide"):
+    with pytest.raises(UnsupportedModelError, match=r"recurrent states .*: ranks do not divide states"):
         prepare_model(random_hybrid("lfm2"), "x", whole=False)

@@ -1,0 +1,35 @@
+"""Hosts and origins as headers have them."""
+
+import ipaddress
+import re
+
+ANY = "*"
+HOST = r"\[[0-9a-f:.]+\]|[^\s/:@\[\]]+"
+"""Pattern of a host in lower case, without its port."""
+
+
+def host_name(text: str) -> str:
+    """A host as it stands in `Host` without a port: lower case, IPv6 in brackets.
+
+    Raises:
+        ValueError: it is no host name or address, or has a port.
+    """
+    name = text.strip().lower()
+    if name == ANY or re.fullmatch(HOST, name):
+        return name
+    try:
+        return f"[{ipaddress.IPv6Address(name)}]"
+    except ValueError:
+        raise ValueError(f"{text!r}: must be a host name or an address without a port, or '*'") from None
+
+
+def origin_name(text: str) -> str:
+    """An origin as browsers write it: scheme, host and port in lower case, or `null`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name = text.strip().lower().removesuffix("/")
+    if name in (ANY, "null") or re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", name):
+        return name
+    raise ValueError(f"{text!r}: must be an origin such as https://example.org or http://localhost:3000, or '*'")

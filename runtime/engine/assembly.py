@@ -1,0 +1,107 @@
+"""What an engine is made of: every part by its name, each given the others that it works with."""
+
+from typing import NamedTuple
+
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.drafters.base import DrafterNeeds
+from wingbeat.runtime.engine.adaptive import MeasuredSpeculation
+from wingbeat.runtime.engine.drafter_client import DrafterClient
+from wingbeat.runtime.engine.drafter_context import RecordedContexts
+from wingbeat.runtime.engine.round_clock import RoundClock
+from wingbeat.runtime.engine.speculation import FixedSpeculation
+from wingbeat.runtime.graphs.graph_device import GraphDevice
+from wingbeat.runtime.kv.blocks import BlockManager
+from wingbeat.runtime.kv.pool import KVCache
+from wingbeat.runtime.scheduling.scheduler import Scheduler
+from wingbeat.runtime.verifier.backend import Backend
+from wingbeat.runtime.verifier.features import features_of
+from wingbeat.runtime.verifier.layers.loaded_model import LoadedModel
+from wingbeat.runtime.verifier.model import VerifierModel
+from wingbeat.runtime.verifier.runner import ModelRunner
+from wingbeat.runtime.verifier.slots import SlotState
+from wingbeat.runtime.verifier.state_keeper import StateKeeper
+from wingbeat.runtime.verifier.state_limits import manage_blocks, with_states
+
+
+class EngineParts(NamedTuple):
+    """The parts of one engine."""
+
+    config: EngineConfig
+    """Limits, as the model lets them be."""
+    model: VerifierModel
+    cache: KVCache
+    block_manager: BlockManager
+    states: StateKeeper | None
+    """None for a model without recurrent states."""
+    slots: SlotState
+    scheduler: Scheduler
+    runner: ModelRunner
+    clock: RoundClock
+    policy: MeasuredSpeculation | FixedSpeculation
+    contexts: RecordedContexts
+    drafting: DrafterClient
+
+
+def assemble(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    needs: DrafterNeeds,
+    backend: Backend,
+    graph_device: GraphDevice | None = None,
+    on_host: bool | None = None,
+) -> EngineParts:
+    """The parts of an engine; arguments as of `Engine`.
+
+    Raises:
+        ValueError: the configuration asks for what the model or its device does not have; names field and value.
+    """
+    loaded.check_length(config.max_model_len)
+    config = with_states(loaded, config)
+    model, cache = backend.parts(loaded, config, needs.tap_layers, needs.kv_layers)
+    block_manager = manage_blocks(loaded, config, cache.num_blocks)
+    states = StateKeeper(loaded, config, block_manager) if loaded.mixers else None
+    slots = SlotState(config, loaded.vocab_size, loaded.device, loaded.eos_token_ids)
+    scheduler = Scheduler(
+        config,
+        block_manager,
+        eos_token_ids=loaded.eos_token_ids,
+        adapters=loaded.resident_adapters,
+        whole_images=loaded.sees_whole_images,
+    )
+    runner = ModelRunner(
+        loaded=loaded,
+        model=model,
+        cache=cache,
+        slots=slots,
+        config=config,
+        graph_device=graph_device,
+        on_host=on_host if backend.on_host is None else backend.on_host,
+        features=features_of(loaded, slots, states),
+    )
+    fixed = FixedSpeculation(config.speculation.max_path - 1)
+    policy = MeasuredSpeculation(runner, config) if config.speculation.adaptive else fixed
+    clock, contexts = RoundClock(), RecordedContexts(block_manager, model.taps_size, loaded.dtype)
+    drafting = DrafterClient(
+        config=config,
+        block_manager=block_manager,
+        slots=slots,
+        speculation=policy,
+        clock=clock,
+        inbox=runner.inbox,
+        states=states,
+        contexts=contexts,
+    )
+    return EngineParts(
+        config=config,
+        model=model,
+        cache=cache,
+        block_manager=block_manager,
+        states=states,
+        slots=slots,
+        scheduler=scheduler,
+        runner=runner,
+        clock=clock,
+        policy=policy,
+        contexts=contexts,
+        drafting=drafting,
+    )

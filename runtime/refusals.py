@@ -1,0 +1,144 @@
+"""Pairs of features that do not go together: one table, for the start, for what only checkpoints tell, and for docs."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Feature(StrEnum):
+    """What can be asked for, or what a model or a machine has; the value is its name in the documents."""
+
+    ADAPTERS = "LoRA adapters"
+    AUTOSCALING = "`autoscaling_config`"
+    CPU = "a verifier on the CPU"
+    CUDA = "a verifier on a GPU"
+    CUDA_GRAPHS = "`cuda_graphs`"
+    CUDA_WITHOUT_SHARE = "`num_gpus_per_verifier` 0"
+    COMPILE = "`compile`"
+    DETERMINISTIC = "`deterministic`"
+    DRAFTER_ENGINE = "a drafter that is a TensorRT engine"
+    DRAFTER_SHARE = "`num_gpus_per_drafter`"
+    DRAFTER_WITHOUT_SHARE = "`num_gpus_per_drafter` 0"
+    FP8_DRAFTER = "`drafter_weights` `fp8`"
+    FP8_KV = "`kv_cache_dtype` `fp8`"
+    KV_READER = "a drafter that reads the verifier's KV"
+    NO_DRAFTER = "`drafter` `none`"
+    NO_PLAN = "a model without a tensor parallel plan in transformers"
+    NO_PREFIX_CACHE = "`enable_prefix_caching` false"
+    NO_QUEUE = "`max_queued_requests` 0"
+    NO_WAIT = "`engine_wait_s` 0"
+    NUM_REPLICAS = "`num_replicas`"
+    OTHER_NODE = "drafters on other nodes"
+    OVERLAP = "a host one round behind the device"
+    PART_OF_GPU = "a share of a GPU"
+    PREFIX_DIR = "`prefix_dir`"
+    QUANTISED = "a quantised model"
+    RANKS = "`tensor_parallel_size` above 1"
+    REMOTE = "`channel` `remote`"
+    SHARED_DRAFTERS = "`drafters`"
+    SLEEP = "`min_replicas` 0"
+    STATES = "a model with recurrent state"
+    TENSORRT = "`backend` `tensorrt`"
+    THREADS_TRIED = "`threads` 0"
+    VERIFIER_SHARE = "`num_gpus_per_verifier`"
+    WEIGHTED_DRAFTER = "a drafter with weights, beside a verifier on a GPU"
+
+
+class Known(StrEnum):
+    """When both of a pair are known."""
+
+    AT_START = "at the start"
+    LOADED = "when the model loads"
+
+
+class Refusal(NamedTuple):
+    """A pair that is refused."""
+
+    one: Feature
+    other: Feature
+    why: str
+    remedy: str = "leave one out"
+    known: Known = Known.AT_START
+
+    def sentence(self, said: Mapping[Feature, str]) -> str:
+        """One line for whoever asked for both.
+
+        Args:
+            said: how each of the two was asked for, such as "compile is True".
+        """
+        return f"{said[self.one]} and {said[self.other]}: {self.why}; {self.remedy}"
+
+
+_F = Feature
+_NO_EAGER = "rounds over ranks run eagerly"
+_STATES_EAGER = "rounds of recurrent states run eagerly, one by one"
+_ROWS = "its products depend on the rows beside"
+
+REFUSED_TOGETHER = (
+    Refusal(_F.CUDA_WITHOUT_SHARE, _F.CUDA, "it needs a GPU, or a share of one", "give one, such as 0.5"),
+    Refusal(_F.VERIFIER_SHARE, _F.CPU, "no GPU is used there", "use 0"),
+    Refusal(_F.DRAFTER_SHARE, _F.CPU, "beside it a drafter runs on the CPU", "use 0"),
+    Refusal(_F.CUDA_GRAPHS, _F.CPU, "it has none", "leave it out"),
+    Refusal(_F.DETERMINISTIC, _F.CUDA, _ROWS, "use device cpu"),
+    Refusal(_F.DETERMINISTIC, _F.TENSORRT, _ROWS),
+    Refusal(_F.DETERMINISTIC, _F.RANKS, "sums over ranks have no fixed order"),
+    Refusal(_F.DETERMINISTIC, _F.COMPILE, "compiled products depend on the rows beside"),
+    Refusal(_F.DETERMINISTIC, _F.FP8_KV, "torch's operations attend to such KV", "use auto"),
+    Refusal(_F.FP8_KV, _F.COMPILE, "compiled rounds read no fp8"),
+    Refusal(_F.FP8_KV, _F.TENSORRT, "its engines round no KV", "use auto"),
+    Refusal(_F.FP8_KV, _F.RANKS, "ranks round no KV", "use auto"),
+    Refusal(_F.TENSORRT, _F.RANKS, "its engines are not divided", "use torch"),
+    Refusal(_F.COMPILE, _F.TENSORRT, "it runs engines, torch.compile has nothing to do"),
+    Refusal(_F.CUDA_GRAPHS, _F.TENSORRT, "it captures its own stages"),
+    Refusal(_F.COMPILE, _F.RANKS, _NO_EAGER),
+    Refusal(_F.CUDA_GRAPHS, _F.RANKS, _NO_EAGER),
+    Refusal(_F.ADAPTERS, _F.TENSORRT, "its engines have no room for adapters"),
+    Refusal(_F.ADAPTERS, _F.RANKS, "ranks serve no LoRA adapters"),
+    Refusal(_F.ADAPTERS, _F.COMPILE, "compiled rounds serve no adapters"),
+    Refusal(_F.PART_OF_GPU, _F.RANKS, "each rank needs a whole GPU", "use 1"),
+    Refusal(_F.THREADS_TRIED, _F.RANKS, "they would all try them at once", "give a number"),
+    Refusal(
+        _F.OTHER_NODE,
+        _F.RANKS,
+        "ranks and their drafter are on one node",
+        "leave out drafter_resources, and channel remote",
+    ),
+    Refusal(
+        _F.DRAFTER_WITHOUT_SHARE,
+        _F.WEIGHTED_DRAFTER,
+        "it would run on the CPU",
+        "give it a share too, such as 0.7 for the verifier and 0.3 of the same GPU, or 1 and 1 of two",
+    ),
+    Refusal(_F.SHARED_DRAFTERS, _F.NO_DRAFTER, "it leaves nothing to share", "leave drafters out"),
+    Refusal(_F.SHARED_DRAFTERS, _F.TENSORRT, "each of its verifiers has a drafter of its own", "leave drafters out"),
+    Refusal(_F.SHARED_DRAFTERS, _F.REMOTE, "shared drafters serve verifiers of their own node"),
+    Refusal(_F.PREFIX_DIR, _F.NO_PREFIX_CACHE, "no prefixes are kept then", "leave out prefix_dir"),
+    Refusal(_F.PREFIX_DIR, _F.TENSORRT, "no prefixes are kept then", "leave out prefix_dir"),
+    Refusal(_F.NUM_REPLICAS, _F.AUTOSCALING, "both say how many pairs there are", "leave num_replicas out"),
+    Refusal(_F.NO_WAIT, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
+    Refusal(_F.NO_QUEUE, _F.SLEEP, "requests wait for the engine that they wake", "raise one"),
+    Refusal(_F.COMPILE, _F.STATES, _STATES_EAGER, known=Known.LOADED),
+    Refusal(_F.CUDA_GRAPHS, _F.STATES, _STATES_EAGER, known=Known.LOADED),
+    Refusal(_F.OVERLAP, _F.STATES, _STATES_EAGER, known=Known.LOADED),
+    Refusal(_F.ADAPTERS, _F.STATES, "such layers serve no adapters", known=Known.LOADED),
+    Refusal(_F.STATES, _F.RANKS, "ranks do not divide states", known=Known.LOADED),
+    Refusal(_F.RANKS, _F.QUANTISED, "packed weights are not divided", known=Known.LOADED),
+    Refusal(_F.RANKS, _F.NO_PLAN, "nothing says how to divide it", known=Known.LOADED),
+    Refusal(_F.KV_READER, _F.RANKS, "each rank has some of the heads", "use another drafter", Known.LOADED),
+    Refusal(_F.FP8_DRAFTER, _F.DRAFTER_ENGINE, "an engine's weights are fixed", known=Known.LOADED),
+)
+
+
+def problem(said: Mapping[Feature, str]) -> str | None:
+    """What is wrong with what is asked for together, in one line; None where all of it goes together.
+
+    Args:
+        said: by each feature that is asked for or there, how that was said.
+    """
+    return next((one.sentence(said) for one in REFUSED_TOGETHER if one.one in said and one.other in said), None)
+
+
+def refuse(said: Mapping[Feature, str]) -> None:
+    """Raises ValueError, with one line, where two do not go together; as for `problem`."""
+    if (wrong := problem(said)) is not None:
+        raise ValueError(wrong)

@@ -1,0 +1,46 @@
+"""The table of what does not go together: each pair once, refused in one line, and the documents have the table."""
+
+from pathlib import Path
+
+import pytest
+
+from wingbeat.deployments.app_config import AppConfig
+from wingbeat.runtime.config import EngineConfig
+from wingbeat.runtime.refusals import REFUSED_TOGETHER, Feature, Known, Refusal, problem, refuse
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def row(refusal: Refusal) -> str:
+    """As docs/operations.md has it."""
+    return f"| {refusal.one} | {refusal.other} | {refusal.why}; {refusal.remedy} | {refusal.known} |"
+
+
+def test_each_pair_stands_once_and_each_feature_in_some_pair() -> None:
+    pairs = [frozenset((one.one, one.other)) for one in REFUSED_TOGETHER]
+    assert len(set(pairs)) == len(pairs)
+    assert all(len(pair) == 2 for pair in pairs)
+    assert set().union(*pairs) == set(Feature)
+
+
+@pytest.mark.parametrize("refusal", REFUSED_TOGETHER, ids=lambda one: f"{one.one.name}-{one.other.name}")
+def test_both_of_a_pair_are_refused_and_each_alone_is_not(refusal: Refusal) -> None:
+    said = {refusal.one: "a is 1", refusal.other: "b is 2"}
+    with pytest.raises(ValueError, match=r"^a is 1 and b is 2: ") as refused:
+        refuse(said)
+    assert str(refused.value) == f"a is 1 and b is 2: {refusal.why}; {refusal.remedy}"
+    assert [problem({feature: text}) for feature, text in said.items()] == [None, None]
+
+
+def test_what_is_known_at_the_start_is_asked_of_the_settings() -> None:
+    """A feature that no setting is asked for would be refused by nobody."""
+    at_start = {part for one in REFUSED_TOGETHER if one.known is Known.AT_START for part in (one.one, one.other)}
+    assert at_start == AppConfig().asked().keys() & at_start
+    assert not EngineConfig().asked()
+
+
+def test_the_documents_have_the_table() -> None:
+    lines = OPERATIONS.read_text(encoding="utf-8").splitlines()
+    start = lines.index("| this | with this | why, and what to do | known |") + 2
+    shown = lines[start : start + len(REFUSED_TOGETHER) + 1]
+    assert shown == [*map(row, REFUSED_TOGETHER), ""]
