@@ -37,6 +37,16 @@ Lent = Tensor | Callable[[], Tensor | None] | None
 """A tensor of the target, or how to get it where it is needed."""
 
 
+class Vocabularies(Protocol):
+    """What is asked of a head's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def draft_vocab_size(self) -> int: ...
+
+
 class Target(Protocol):
     """What is asked of a verifier's description."""
 
@@ -199,11 +209,11 @@ def _fit(
     with torch.device("meta"), fields_refused():
         head = _new_head(config)
     tensors = {name: tensor for name, tensor in found.items() if name not in checkpoint.layout.ignored}
-    token_ids = _draft_token_ids(tensors, config)
+    token_ids = draft_token_ids(tensors, config)
     lent = {"embed_tokens.weight": target_embedding}
     if config.draft_vocab_size == config.vocab_size:
         lent["lm_head.weight"] = target_lm_head
-    borrowed = _borrow(tensors, lent)
+    borrowed = borrow(tensors, lent)
     return head, _canonical(tensors, head, checkpoint.layout), token_ids, borrowed
 
 
@@ -242,7 +252,7 @@ def _log(
     )
 
 
-def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> Tensor:
+def draft_token_ids(tensors: dict[str, Tensor], config: Vocabularies) -> Tensor:
     """Take d2t and t2d out of the tensors -> int64 [draft_vocab_size], the target id of each draft id."""
     size = config.draft_vocab_size
     offsets, mask = tensors.pop("d2t", None), tensors.pop("t2d", None)
@@ -250,7 +260,7 @@ def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> T
         if size != config.vocab_size:
             raise CheckpointError(f"missing tensor d2t: draft_vocab_size={size} of vocab_size={config.vocab_size}")
         offsets = torch.zeros(size, dtype=torch.int64)
-    _check_shape("d2t", offsets, (size,))
+    check_shape("d2t", offsets, (size,))
     token_ids = offsets.long() + torch.arange(size)
     if bool(((token_ids < 0) | (token_ids >= config.vocab_size)).any()):
         raise CheckpointError(f"d2t leads outside the target's vocabulary of {config.vocab_size}")
@@ -258,13 +268,13 @@ def _draft_token_ids(tensors: dict[str, Tensor], config: DecoderHeadConfig) -> T
         raise CheckpointError("d2t leads two draft ids to the same target id")
     # Over the whole vocabulary some tools leave the mask unset: it says nothing there.
     if mask is not None and size != config.vocab_size:
-        _check_shape("t2d", mask, (config.vocab_size,))
+        check_shape("t2d", mask, (config.vocab_size,))
         if not torch.equal(mask.bool().nonzero().flatten(), token_ids.sort().values):
             raise CheckpointError("t2d marks other target ids than d2t leads to")
     return token_ids
 
 
-def _borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
+def borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
     """Fill in what the file leaves to the target; the names of what was taken."""
     borrowed = []
     for name, source in lent.items():
@@ -288,7 +298,7 @@ def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) ->
         for name, part in file_tensors(layout, head.config, canonical, expected).items():
             if name not in tensors:
                 raise CheckpointError(f"missing tensor {name}")
-            _check_shape(name, tensors[name], tuple(part.shape))
+            check_shape(name, tensors[name], tuple(part.shape))
             unused.discard(name)
             parts.append(tensors[name])
         state[canonical] = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -297,6 +307,7 @@ def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) ->
     return state
 
 
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raises CheckpointError where a tensor of a file has another shape."""
     if tuple(tensor.shape) != expected:
         raise CheckpointError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {expected}")
