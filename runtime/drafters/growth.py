@@ -105,7 +105,8 @@ class Growth:
 
     def depth(self, batch: DraftBatch) -> int:
         """Levels to grow at most."""
-        return self.max_depth if batch.max_levels is None else min(self.max_depth, max(batch.max_levels, self.depths[0]))
+        levels = self.max_depth if batch.max_levels is None else batch.max_levels
+        return min(max(levels, self.depths[0]), self.max_depth)
 
     def prepare(self, batch_sizes: Iterable[int]) -> None:
         """Make what growths of these sizes write into, so that none of them has to when it is captured."""

@@ -18,16 +18,20 @@ from wingbeat.runtime.drafters.base import DraftBatch, Drafter, DrafterNeeds, Dr
 from wingbeat.runtime.drafters.draft_pool import DraftPool
 from wingbeat.runtime.drafters.draft_stages import DecidedRows
 from wingbeat.runtime.drafters.growth import Growth, Level, Roots, Rules
+from wingbeat.runtime.drafters.paged_layers import PagedLayer
+from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
 from wingbeat.runtime.drafters.staged_drafter import StagedDrafter, graph_device_of
 from wingbeat.runtime.graphs.graph_device import GraphDevice
 from wingbeat.runtime.heads.contract import Attend
+from wingbeat.runtime.heads.families import OnePassFamily
 from wingbeat.runtime.heads.one_pass.config import LayerMask
 from wingbeat.runtime.heads.one_pass.head import OnePassHead
-from wingbeat.runtime.heads.one_pass.load import load_one_pass_head
+from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 from wingbeat.runtime.heads.target import TargetDescription
 from wingbeat.runtime.kv.pool import LayerAttention, slot_mapping
 from wingbeat.runtime.protocol.messages import ChannelSpec, TokenTree
-from wingbeat.runtime.verifier.layers.attention import AttentionSegment, attend_segments
+from wingbeat.runtime.verifier.layers.attention import AttentionSegment
 from wingbeat.runtime.verifier.layers.speed_up import lay_out_linears
 
 
@@ -105,7 +109,7 @@ class OnePassDrafter(StagedDrafter):
         mapping = slot_mapping(tables, positions, pool.block_size).flatten()
         segment_of = _segments(pool, positions, num_context, tables)
         attends: list[Attend] = [
-            BlockAttend(cache, mapping, segment_of(mask), mask.window or 0, head.config.head_dim**-0.5, layer.sinks)
+            PagedLayer(cache, mapping, [segment_of(mask)], head.config.head_dim**-0.5, mask.window or 0, layer.sinks)
             for cache, mask, layer in zip(pool.caches, head.config.masks, head.layers, strict=True)
         ]
         walk = head.walk(head.run_block(roots.token_ids, head.rotary(positions), attends))
@@ -115,38 +119,6 @@ class OnePassDrafter(StagedDrafter):
 
         none = torch.zeros_like(roots.token_ids)[:, None]
         return self.growth.grow(roots, walk.step(0, roots.token_ids[:, None], none), expand, rules)
-
-
-class BlockAttend:
-    """Storage and attention of the slots in one layer: an `Attend` over rows [num_reqs, num_slots, heads, dim].
-
-    Args:
-        cache: the layer's keys and values in the pool.
-        mapping: int64 [num_reqs * num_slots]: where the slots are stored.
-        window: 0 stands for none.
-        sinks: [num_heads], where the layer has them.
-    """
-
-    def __init__(
-        self,
-        cache: tuple[Tensor, Tensor],
-        mapping: Tensor,
-        segment: AttentionSegment,
-        window: int,
-        scaling: float,
-        sinks: Tensor | None = None,
-    ) -> None:
-        self.cache, self.mapping, self.segment = cache, mapping, segment
-        self.window, self.scaling, self.sinks = window, scaling, sinks
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `Attend`."""
-        store_kv(key.flatten(0, -3).contiguous(), value.flatten(0, -3).contiguous(), *self.cache, self.mapping)
-        rows = query.flatten(0, -3).contiguous()
-        out = attend_segments(
-            rows, *self.cache, [self.segment], self.scaling, sliding_window=self.window, sinks=self.sinks
-        )
-        return out.unflatten(0, query.shape[:-2])
 
 
 def check_shape(speculation: SpeculationConfig, num_drafted: int) -> None:
@@ -197,5 +169,9 @@ def build_one_pass(
     Args:
         source: folder of the head.
     """
-    head = load_one_pass_head(source, target, options.dtype, options.device)
+    checkpoint = read_one_pass_checkpoint(source)
+    if checkpoint.family is OnePassFamily.PEAGLE:
+        parallel = load_parallel_head(checkpoint, target, options.dtype, options.device)
+        return ParallelEagleDrafter(parallel, speculation, graph_device_of(options, parallel.device))
+    head = load_one_pass_head(checkpoint, target, options.dtype, options.device)
     return OnePassDrafter(head, speculation, graph_device_of(options, head.device))

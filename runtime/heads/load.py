@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wingbeat.runtime.heads.belonging import Sizes, another_verifier
 from wingbeat.runtime.heads.contract import HeadConvention
@@ -28,7 +29,7 @@ from wingbeat.runtime.heads.files import (
     read_tensors,
 )
 from wingbeat.runtime.heads.head_config import aux_layer_ids, conventions, head_config, is_text_rope
-from wingbeat.runtime.heads.layer import DecoderHead, DecoderHeadConfig
+from wingbeat.runtime.heads.layer import DecoderHeadConfig
 from wingbeat.runtime.heads.layouts import Family, Layout, file_tensors, holds_head, recognise
 
 logger = logging.getLogger(__name__)
@@ -214,7 +215,8 @@ def _fit(
     if config.draft_vocab_size == config.vocab_size:
         lent["lm_head.weight"] = target_lm_head
     borrowed = borrow(tensors, lent)
-    return head, _canonical(tensors, head, checkpoint.layout), token_ids, borrowed
+    names = partial(file_tensors, checkpoint.layout, config)
+    return head, canonical_state(tensors, head, names), token_ids, borrowed
 
 
 def _new_head(config: DecoderHeadConfig) -> EagleHead | Eagle1Head:
@@ -287,15 +289,24 @@ def borrow(tensors: dict[str, Tensor], lent: Mapping[str, Lent]) -> list[str]:
     return borrowed
 
 
-def _canonical(tensors: dict[str, Tensor], head: DecoderHead, layout: Layout) -> dict[str, Tensor]:
-    """File tensors -> the head's state, without the token map. Every tensor must be used, every shape must fit."""
+def canonical_state(
+    tensors: dict[str, Tensor], head: nn.Module, names_of: Callable[[str, Tensor], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """File tensors -> a head's state, without the token map.
+
+    Args:
+        names_of: as `file_tensors` of a layout and a config.
+
+    Raises:
+        CheckpointError: a tensor is missing, has another shape, or is not used.
+    """
     state = {}
     unused = set(tensors)
     for canonical, expected in head.state_dict().items():
         if canonical == "draft_token_ids":
             continue
         parts = []
-        for name, part in file_tensors(layout, head.config, canonical, expected).items():
+        for name, part in names_of(canonical, expected).items():
             if name not in tensors:
                 raise CheckpointError(f"missing tensor {name}")
             check_shape(name, tensors[name], tuple(part.shape))

@@ -47,14 +47,18 @@ class BlockLayer(nn.Module):
         self.attention_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
         self.mlp_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
 
-    def forward(self, stream: Tensor, key_value: Callable[[Tensor], KeyValue], rotary: Rotary, attend: Attend) -> Tensor:
+    def forward(
+        self, stream: Tensor, key_value: Callable[[Tensor], KeyValue], rotary: Rotary, attend: Attend
+    ) -> Tensor:
         """The residual stream [num_reqs, num_slots, H] behind the layer.
 
         Args:
             key_value: of the slots, from what queries are made of.
         """
         inputs = self.input_layernorm(stream)
-        stream = stream + convolved(self.attention_conv, inputs, lambda x: self._attention(x, key_value, rotary, attend))
+        stream = stream + convolved(
+            self.attention_conv, inputs, lambda x: self._attention(x, key_value, rotary, attend)
+        )
         return stream + convolved(self.mlp_conv, self.post_attention_layernorm(stream), self._mlp)
 
     def _attention(

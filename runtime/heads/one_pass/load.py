@@ -20,7 +20,6 @@ from wingbeat.runtime.heads.files import (
     fields_refused,
     find_folder,
     read_config,
-    read_named,
     read_shapes,
     read_tensors,
     torch_tensors,
@@ -99,47 +98,35 @@ def read_one_pass_checkpoint(path: str | Path) -> OnePassCheckpoint:
 
 
 def load_one_pass_head(
-    path: str | Path, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
+    checkpoint: OnePassCheckpoint, target: TargetDescription, dtype: torch.dtype, device: str | torch.device
 ) -> OnePassHead:
-    """Read a head in evaluation mode, from a folder or a hub name.
+    """Read a head of DFlash's body in evaluation mode.
 
     Raises:
         CheckpointError: an unsupported family, a bad config, or a missing, unexpected or mis-shaped tensor.
     """
-    checkpoint = read_one_pass_checkpoint(path)
     config = checkpoint.config(target.hidden_size, target.num_layers)
     tensors = checkpoint.canonical(read_tensors(checkpoint.folder))
-    head, state, token_ids, borrowed = _fit(config, tensors, target.vocab_size, target.embedding, target.lm_head)
+    head, state, token_ids, borrowed = fit_one_pass_head(
+        config, tensors, target.vocab_size, target.embedding, target.lm_head
+    )
     # The sum over the taps is made in float32, for which a host has no product of halves.
     wide = {"fc.weight"} if torch.device(device).type == "cpu" else set()
     placed = {name: tensor.to(device, torch.float32 if name in wide else dtype) for name, tensor in state.items()}
     head.load_state_dict(placed | {"draft_token_ids": token_ids.to(device)}, assign=True)
     head.reset_rope(device)
-    _log(path, config, borrowed)
+    _log(checkpoint.folder, config, borrowed)
     return head.eval().requires_grad_(False)
 
 
-def check_one_pass_head(
-    path: str | Path, target: TargetDescription, lends_embedding: bool = True, lends_lm_head: bool = True
-) -> OnePassConfig:
-    """Everything that `load_one_pass_head` checks, from the names and shapes of the tensors; the canonical config.
-
-    Raises:
-        CheckpointError: as `load_one_pass_head`.
-    """
-    checkpoint = read_one_pass_checkpoint(path)
-    config = checkpoint.config(target.hidden_size, target.num_layers)
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in checkpoint.shapes.items()}
-    tensors |= checkpoint.canonical(read_named(checkpoint.folder, ("d2t", "t2d", "model.d2t", "model.t2d")))
-    lent = torch.empty(target.vocab_size, target.hidden_size, device="meta")
-    _fit(config, tensors, target.vocab_size, lent if lends_embedding else None, lent if lends_lm_head else None)
-    return config
-
-
-def _fit(
+def fit_one_pass_head(
     config: OnePassConfig, tensors: dict[str, Tensor], vocab_size: int, embedding: Lent, lm_head: Lent
 ) -> tuple[OnePassHead, dict[str, Tensor], Tensor, list[str]]:
-    """A head on the meta device, its state, its token map, and the names of what the target lends."""
+    """A head on the meta device, its state, its token map, and the names of what the target lends.
+
+    Raises:
+        CheckpointError: a missing, unexpected or mis-shaped tensor.
+    """
     if config.vocab_size != vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {vocab_size}")
     with torch.device("meta"), fields_refused():
@@ -209,7 +196,7 @@ def _shapes(canonical: str, whole: Tensor, config: OnePassConfig, count: int) ->
     return [(whole.shape[0] // count, *whole.shape[1:])] * count
 
 
-def _log(path: str | Path, config: OnePassConfig, borrowed: list[str]) -> None:
+def _log(path: Path, config: OnePassConfig, borrowed: list[str]) -> None:
     causal, windows = [mask.causal for mask in config.masks], [mask.window for mask in config.masks]
     logger.info(
         "drafter %s: %s, %s slots, block of %d, %d layers (causal: %s, windows: %s), taps enter layers %s, mask token "

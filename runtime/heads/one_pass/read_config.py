@@ -46,7 +46,7 @@ def read_one_pass_config(
         CheckpointError: a field is missing, or does not fit the target; the message names it.
     """
     body = _body(raw)
-    _check_supported(raw, body, family, shapes)
+    check_supported(raw, body, family, shapes)
     _check_target(raw, target_hidden_size, target_num_layers)
     num_layers, hidden = size_field(body, "num_hidden_layers"), size_field(body, "hidden_size")
     heads = size_field(body, "num_attention_heads")
@@ -209,7 +209,9 @@ def _masks(
     for kind in types:
         slides = everywhere or kind == _SLIDING
         if slides and not size:
-            raise CheckpointError("config.json: a layer slides, and neither swa_window_size nor sliding_window is given")
+            raise CheckpointError(
+                "config.json: a layer slides, and neither swa_window_size nor sliding_window is given"
+            )
         causal = kind == _SLIDING and by_type if stated is None else bool(stated)
         masks.append(LayerMask(causal, _whole(size, "sliding_window") if slides else None))
     return tuple(masks)
@@ -244,9 +246,7 @@ def _check_target(raw: Mapping[str, Any], target_hidden_size: int, target_num_la
             raise CheckpointError(f"{name}={stated} differs from the target's {given}")
 
 
-def _check_supported(
-    raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, shapes: Shapes
-) -> None:
+def check_supported(raw: Mapping[str, Any], body: Mapping[str, Any], family: OnePassFamily, shapes: Shapes) -> None:
     """Refuse bodies that are not Qwen3's, each by its name."""
     architecture = str(raw.get("architectures") or "").lower()
     rope = object_field(body, "rope_parameters")
