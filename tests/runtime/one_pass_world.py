@@ -5,6 +5,7 @@ The reference knows neither caches nor batches: one sequence, its taps, its last
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,14 @@ class Reference:
             layer = f"layers.{index}."
             ahead = here[None] - here[len(taps) :, None]
             hidden = (ahead > 0) & (here >= len(taps)) & causal | (ahead <= -(window or 1 << 30))
-            x = x + self.around(f"{layer}attention_conv", norm(x, w[f"{layer}input_layernorm.weight"]),
-                                lambda y: self.attention(layer, context, y, here, hidden))  # fmt: skip
-            x = x + self.around(f"{layer}mlp_conv", norm(x, w[f"{layer}post_attention_layernorm.weight"]),
-                                lambda y: self.mlp(layer, y))  # fmt: skip
+            attention = partial(self.attention, layer, context, here, hidden)
+            normed = norm(x, w[f"{layer}input_layernorm.weight"])
+            x = x + self.around(f"{layer}attention_conv", normed, attention)
+            normed = norm(x, w[f"{layer}post_attention_layernorm.weight"])
+            x = x + self.around(f"{layer}mlp_conv", normed, partial(self.mlp, layer))
         return norm(x, w["norm.weight"])[1 if self.fill_in else 0 :]
 
-    def attention(self, layer: str, context: Tensor, x: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+    def attention(self, layer: str, context: Tensor, positions: Tensor, hidden: Tensor, x: Tensor) -> Tensor:
         w, both = {n: self.tensors[f"{layer}self_attn.{n}.weight"] for n in ("q_norm", "k_norm")}, []
         for name in "qkv":
             inputs = x if name == "q" else torch.cat([context, x])

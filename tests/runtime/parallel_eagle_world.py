@@ -1,4 +1,4 @@
-"""Random P-EAGLE heads: their files, and the mathematics, written plainly: pairs and masked slots in one causal pass."""
+"""Random P-EAGLE heads: their files, and their mathematics: pairs and masked slots in one causal pass."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +36,8 @@ def parallel_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
         shapes |= {f"{layer}{name}.weight": (HIDDEN,) for name in norms}
     generator = torch.Generator().manual_seed(seed)
     random = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {
-        name: values * 0.3 + 1 if values.dim() == 1 else values * (1.0 if values.dim() == 3 else shapes[name][-1] ** -0.5)
-        for name, values in random.items()
-    }
+    scales = {name: 1.0 if name == "mask_hidden" else shape[-1] ** -0.5 for name, shape in shapes.items()}
+    return {name: values * 0.3 + 1 if values.dim() == 1 else values * scales[name] for name, values in random.items()}
 
 
 @dataclass

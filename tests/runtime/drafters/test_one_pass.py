@@ -1,29 +1,23 @@
 """Heads that draft a block in one pass draft what their mathematics says: chains, trees, and every mask and layout."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.runtime.draft_world import BLOCK_SIZE, NUM_SLOTS, World, channel_spec
+from tests.runtime.draft_world import NUM_SLOTS
 from tests.runtime.models import CHAIN, TREE
-from tests.runtime.one_pass_world import FAMILIES, HIDDEN, VOCAB, Reference, random_tensors, raw_config, save_head
+from tests.runtime.one_pass_drafts import CAUSAL, FULL, TAPS, TARGET, fed, load, trees_of
+from tests.runtime.one_pass_world import FAMILIES, VOCAB, Reference, random_tensors, raw_config, save_head
 from tests.runtime.parallel_eagle_world import ParallelReference, parallel_config, parallel_tensors
+from wingbeat.kernels.sampling.noise import gumbel_noise
 from wingbeat.runtime.config import SpeculationConfig
 from wingbeat.runtime.drafters.one_pass import OnePassDrafter
 from wingbeat.runtime.drafters.parallel_eagle import ParallelEagleDrafter
-from wingbeat.runtime.heads.one_pass.load import load_one_pass_head, read_one_pass_checkpoint
+from wingbeat.runtime.heads.one_pass.load import read_one_pass_checkpoint
 from wingbeat.runtime.heads.one_pass.parallel_eagle import load_parallel_head
 
-NUM_TARGET_LAYERS = 8
-TAPS = (-1, 2, 5)
-TARGET = SimpleNamespace(
-    hidden_size=HIDDEN, num_layers=NUM_TARGET_LAYERS, vocab_size=VOCAB, embedding=None, lm_head=None
-)
-LENS = (2, 9, 17, 40, 1 + BLOCK_SIZE, 2 * BLOCK_SIZE)
 SHIFTED = {name for name in FAMILIES if name.startswith("dspark") and name != "dspark-fill-in"}
-FULL, CAUSAL = (False, None), (True, None)
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 MASKS = {
     "full": ({}, [FULL, FULL]),
@@ -35,32 +29,6 @@ MASKS = {
     "all slide": ({"dflash_config": {"use_swa": True, "swa_window_size": 7}}, [(False, 7), (False, 7)]),
     "a window within the block": (SLIDING | {"sliding_window": 2}, [(True, 2), FULL]),
 }
-
-
-@pytest.fixture
-def load(tmp_path):
-    """(config, tensors) -> the head that the files are."""
-
-    def of(raw, tensors, dtype=torch.float32):
-        return load_one_pass_head(read_one_pass_checkpoint(save_head(tmp_path, raw, tensors)), TARGET, dtype, "cpu")
-
-    return of
-
-
-def fed(head, speculation, kind=OnePassDrafter, lens=LENS, temperatures=(0.0,) * NUM_SLOTS):
-    """A drafter that has taken in every sequence of a world."""
-    drafter = kind(head, speculation)
-    spec = channel_spec(speculation, head.taps_size)
-    drafter.resize(spec, spec.num_slots, spec.num_blocks)
-    world = World(speculation, head.taps_size, lens, temperatures)
-    with torch.inference_mode():
-        world.feed(drafter)
-    return drafter, world
-
-
-def trees_of(drafter, world):
-    with torch.inference_mode():
-        return drafter.propose(world.batch(proposals=world.slots))
 
 
 def paths(tree, row):
@@ -91,26 +59,26 @@ def assert_as(reference, drafter, world, tolerance=1e-5):
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_chain_is_that_of_the_formula(load, family, num_layers):
+def test_a_chain_is_that_of_the_formula(tmp_path, family, num_layers):
     raw = raw_config(family, TAPS, num_layers, block_size=7)
     tensors = random_tensors(raw)
     reference = Reference(raw, tensors, family not in SHIFTED, [CAUSAL if family == "jetspec" else FULL] * num_layers)
-    assert_as(reference, *fed(load(raw, tensors), CHAIN))
+    assert_as(reference, *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
 @pytest.mark.parametrize("family", ["dflash", "dspark-gated", "dspark-rnn", "dflash2"])
-def test_every_node_of_a_tree_has_the_probability_of_its_path(load, family):
+def test_every_node_of_a_tree_has_the_probability_of_its_path(tmp_path, family):
     raw = raw_config(family, TAPS, 2, block_size=7)
     tensors = random_tensors(raw)
-    assert_as(Reference(raw, tensors, family not in SHIFTED, [FULL] * 2), *fed(load(raw, tensors), TREE))
+    assert_as(Reference(raw, tensors, family not in SHIFTED, [FULL] * 2), *fed(load(tmp_path, raw, tensors), TREE))
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_slots_see_what_their_layer_lets_them(load, name):
+def test_slots_see_what_their_layer_lets_them(tmp_path, name):
     fields, masks = MASKS[name]
     raw = raw_config("dflash", TAPS, 2, **fields)
     tensors = random_tensors(raw)
-    assert_as(Reference(raw, tensors, True, masks), *fed(load(raw, tensors), CHAIN))
+    assert_as(Reference(raw, tensors, True, masks), *fed(load(tmp_path, raw, tensors), CHAIN))
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 5])
@@ -130,23 +98,25 @@ def test_a_p_eagle_chain_is_that_of_the_formula(tmp_path, num_layers, steps):
             assert log_prob == pytest.approx(float(expected[depth].max()), abs=1e-5)
 
 
-def test_a_heads_confidence_is_the_probability_of_its_best_tokens(load):
+def test_a_heads_confidence_is_the_probability_of_its_best_tokens(tmp_path):
     raw = raw_config("dspark-gated", TAPS, 2, enable_confidence_head=True)
     tensors = random_tensors(raw)
     reference = Reference(raw, tensors, False, [FULL] * 2)
-    drafter, world = fed(load(raw, tensors), CHAIN)
+    drafter, world = fed(load(tmp_path, raw, tensors), CHAIN)
     tree = trees_of(drafter, world)
     for row, slot in enumerate(world.slots):
         length = int(world.lens[slot])
         hidden = reference.hidden(world.taps[slot, : length - 1], int(world.tokens[slot, length - 1]))
         for path, log_prob in paths(tree, row):
             assert path[-1] == int(reference.next_logits(hidden, path[:-1]).argmax())
-            assert log_prob == pytest.approx(torch.tensor(reference.confidence(hidden, path[:-1])).log().item(), abs=1e-5)
+            assert log_prob == pytest.approx(
+                torch.tensor(reference.confidence(hidden, path[:-1])).log().item(), abs=1e-5
+            )
 
 
-def test_what_a_confident_head_leaves_to_others_is_no_more_than_is_left(load):
+def test_what_a_confident_head_leaves_to_others_is_no_more_than_is_left(tmp_path):
     raw = raw_config("dspark-gated", TAPS, 2, enable_confidence_head=True)
-    drafter, world = fed(load(raw, random_tensors(raw)), SpeculationConfig(1, 4, 5))
+    drafter, world = fed(load(tmp_path, raw, random_tensors(raw)), SpeculationConfig(1, 4, 5))
     tree = trees_of(drafter, world)
     children = tree.scores[:, 1:].exp()
     assert bool((children.sum(dim=1) <= 1 + 1e-5).all())
@@ -154,39 +124,39 @@ def test_what_a_confident_head_leaves_to_others_is_no_more_than_is_left(load):
 
 
 @pytest.mark.parametrize("family", ["dflash", "dspark-rnn"])
-def test_few_tokens_are_drafted_from_the_whole_block(load, family):
+def test_few_tokens_are_drafted_from_the_whole_block(tmp_path, family):
     """Fewer levels, by the trees' shape or by what a round asks for, are the first of the same tokens."""
     raw = raw_config(family, TAPS, 2, block_size=12)
     tensors = random_tensors(raw)
-    drafter, world = fed(load(raw, tensors), CHAIN)
+    drafter, world = fed(load(tmp_path, raw, tensors), CHAIN)
     whole = trees_of(drafter, world)
     with torch.inference_mode():
         asked = drafter.propose(world.batch(proposals=world.slots, max_levels=2))
     assert torch.equal(asked.token_ids, whole.token_ids)
-    short, _ = fed(load(raw, tensors), SpeculationConfig(2, 1, 3))
+    short, _ = fed(load(tmp_path, raw, tensors), SpeculationConfig(2, 1, 3))
     assert torch.equal(trees_of(short, world).token_ids, whole.token_ids[:, :3])
     reference = Reference(raw, tensors, family not in SHIFTED, [FULL] * 2)
     assert_as(reference, short, world)
 
 
-def test_deeper_trees_than_the_block_are_refused(load):
+def test_deeper_trees_than_the_block_are_refused(tmp_path):
     for family, drafted in (("dflash", 5), ("dspark-vanilla", 6)):
         raw = raw_config(family, TAPS, 1, block_size=6)
-        head = load(raw, random_tensors(raw))
+        head = load(tmp_path, raw, random_tensors(raw))
         with pytest.raises(ValueError, match=f"draft_steps=7: this head drafts {drafted} tokens at most"):
             OnePassDrafter(head, SpeculationConfig(7, 1, 8))
 
 
-def test_wider_trees_than_the_candidates_are_refused(load):
+def test_wider_trees_than_the_candidates_are_refused(tmp_path):
     raw = raw_config("dflash2", TAPS, 1)
     with pytest.raises(ValueError, match="draft_top_k=9: this head has 6 candidates"):
-        OnePassDrafter(load(raw, random_tensors(raw)), SpeculationConfig(3, 9, 16))
+        OnePassDrafter(load(tmp_path, raw, random_tensors(raw)), SpeculationConfig(3, 9, 16))
 
 
 @pytest.mark.parametrize("family", ["dflash", "dspark-rnn", "dflash2"])
-def test_what_no_grammar_allows_is_not_drafted_behind_the_root(load, family):
+def test_what_no_grammar_allows_is_not_drafted_behind_the_root(tmp_path, family):
     raw = raw_config(family, TAPS, 1)
-    drafter, world = fed(load(raw, random_tensors(raw)), CHAIN)
+    drafter, world = fed(load(tmp_path, raw, random_tensors(raw)), CHAIN)
     first = trees_of(drafter, world).token_ids[:, 1]
     words = torch.full((len(first), -(-VOCAB // 32)), -1, dtype=torch.int32)
     rows = torch.arange(len(first))
@@ -197,13 +167,11 @@ def test_what_no_grammar_allows_is_not_drafted_behind_the_root(load, family):
 
 
 @pytest.mark.parametrize("family", ["dflash", "dspark-vanilla", "dflash2"])
-def test_sampled_requests_are_drafted_by_the_targets_own_noise(load, family):
+def test_sampled_requests_are_drafted_by_the_targets_own_noise(tmp_path, family):
     """The first token is the best of logits over temperature and noise."""
-    from wingbeat.kernels.sampling.reference import gumbel_noise
-
     raw = raw_config(family, TAPS, 1)
     tensors = random_tensors(raw)
-    drafter, world = fed(load(raw, tensors), CHAIN, temperatures=(0.9,) * NUM_SLOTS)
+    drafter, world = fed(load(tmp_path, raw, tensors), CHAIN, temperatures=(0.9,) * NUM_SLOTS)
     tree, reference = trees_of(drafter, world), Reference(raw, tensors, family not in SHIFTED, [FULL])
     for row, slot in enumerate(world.slots):
         length = world.lens[slot]
