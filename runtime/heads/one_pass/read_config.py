@@ -181,6 +181,8 @@ def _whole(value: Any, name: str, least: int = 1) -> int:
 def _slots(raw: Mapping[str, Any], family: OnePassFamily) -> Slots:
     """What a slot predicts: DSpark's own tool shifts, and speculators where it says so."""
     from_anchor = _first(raw, "sample_from_anchor")
+    if from_anchor is None:
+        from_anchor = _first(raw, "shift_label")
     if family is OnePassFamily.DSPARK:
         by_default = not raw.get("speculators_model_type")
         return Slots.SHIFT if (by_default if from_anchor is None else from_anchor) else Slots.FILL_IN
