@@ -110,6 +110,18 @@ def read_parallel_config(
     return head_config(raw, layout, shapes, target_hidden_size, readings[0]), layout, readings[0]
 
 
+def num_layers_of(checkpoint: OnePassCheckpoint) -> int:
+    """Decoder layers, by the names of the tensors.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    numbers = [name.split(".")[1] for name in checkpoint.shapes if name.startswith("layers.")]
+    if not numbers or not all(number.isdigit() for number in numbers):
+        raise CheckpointError("the head has no tensors of layers by their numbers")
+    return 1 + max(map(int, numbers))
+
+
 def fit_parallel_head(
     checkpoint: OnePassCheckpoint,
     tensors: dict[str, Tensor],
@@ -125,7 +137,7 @@ def fit_parallel_head(
     config, layout, convention = read_parallel_config(checkpoint, target.hidden_size, target.num_layers)
     if config.vocab_size != target.vocab_size:
         raise CheckpointError(f"vocab_size={config.vocab_size} differs from the target's {target.vocab_size}")
-    num_layers = 1 + max(int(name.split(".")[1]) for name in checkpoint.shapes if name.startswith("layers."))
+    num_layers = num_layers_of(checkpoint)
     with torch.device("meta"), fields_refused():
         head = ParallelEagleHead(config, num_layers, mask_token_id(checkpoint.raw)).with_convention(convention)
     token_ids = draft_token_ids(tensors, config)
