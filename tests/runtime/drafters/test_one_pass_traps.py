@@ -152,3 +152,13 @@ def test_a_residual_stream_may_be_beyond_float16(tmp_path):
     assert max(outputs) < 65504 < max(streams)
     half, _ = fed(load(tmp_path, raw, tensors, torch.float16), CHAIN)
     torch.testing.assert_close(trees_of(half, world).scores, expected, atol=0.1, rtol=0)
+
+
+def test_a_head_in_bfloat16_drafts_about_the_same(tmp_path):
+    raw = raw_config("dflash2", TAPS, 2)
+    tensors = random_tensors(raw)
+    exact, world = fed(load(tmp_path, raw, tensors), CHAIN)
+    rounded, _ = fed(load(tmp_path, raw, tensors, torch.bfloat16), CHAIN)
+    assert rounded.pool.caches[0][0].dtype == torch.bfloat16
+    first = [trees_of(drafter, world).scores[:, 1] for drafter in (rounded, exact)]
+    torch.testing.assert_close(*first, atol=0.1, rtol=0)
