@@ -33,12 +33,15 @@ class PagedLayer:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `Attend`."""
         store_kv(key.flatten(0, -3).contiguous(), value.flatten(0, -3).contiguous(), *self.cache, self.slot_mapping)
-        out = attend_segments(
-            query.flatten(0, -3).contiguous(),
-            *self.cache,
-            self.segments,
-            self.scaling,
-            sliding_window=self.window,
-            sinks=self.sinks,
+        return self.over(query.flatten(0, -3).contiguous()).unflatten(0, query.shape[:-2])
+
+    @property
+    def in_fused_steps(self) -> bool:
+        """Whether a layer rotates and stores by itself, and asks for attention alone."""
+        return self.cache[0].is_cuda
+
+    def over(self, query: Tensor) -> Tensor:
+        """Attention of queries [num_rows, heads, dim] over what is stored."""
+        return attend_segments(
+            query, *self.cache, self.segments, self.scaling, sliding_window=self.window, sinks=self.sinks
         )
-        return out.unflatten(0, query.shape[:-2])

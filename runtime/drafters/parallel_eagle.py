@@ -121,5 +121,5 @@ class ParallelEagleDrafter(StagedDrafter):
         mapping = slot_mapping(tables, positions, self.pool.block_size).flatten()
         segment = self.pool.causal_segment(0, positions, num_context, tables)
         token_ids = torch.full_like(positions, self.head.mask_token_id).flatten()
-        features = self.head.masked_features()[0].expand(len(token_ids), -1)
+        features = self.head.masked_features()[0].expand(len(token_ids), -1).contiguous()
         return self._run(token_ids, features, positions.flatten(), mapping, [segment]).unflatten(0, shape)

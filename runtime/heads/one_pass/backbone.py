@@ -6,12 +6,14 @@ a position, without the layer's input norm. The slots pass through the layers as
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, Rotary
 from wingbeat.runtime.heads.layer import HeadNorm, rotary_frequencies, rotate
 from wingbeat.runtime.heads.one_pass.config import OnePassConfig
@@ -27,6 +29,16 @@ class KeyValue(NamedTuple):
     """[..., num_key_value_heads, head_dim]"""
 
 
+class KeyProjection(NamedTuple):
+    """From a layer's inputs to its keys and values, which are a part of the head's."""
+
+    weight: Tensor
+    """[2 * num_key_value_heads * head_dim, H]"""
+    bias: Tensor | None
+    norm: Tensor | None
+    """[head_dim]: weight of the keys' norm."""
+
+
 class BlockLayer(nn.Module):
     """A decoder layer of Qwen3's formula; the projections to keys and values are the head's, side by side."""
 
@@ -34,7 +46,7 @@ class BlockLayer(nn.Module):
         super().__init__()
         hidden, size, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
         heads_size = config.num_attention_heads * config.head_dim
-        self.head_dim = config.head_dim
+        self.head_dim, self.num_key_value_heads, self.eps = config.head_dim, config.num_key_value_heads, eps
         self.input_layernorm = StreamNorm(hidden, eps)
         self.q_proj = nn.Linear(hidden, heads_size, bias=config.attention_bias)
         self.q_norm = HeadNorm(config.head_dim, eps) if config.qk_norm else None
@@ -47,31 +59,35 @@ class BlockLayer(nn.Module):
         self.attention_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
         self.mlp_conv = None if lattice is None else GroupedConvolution(hidden, lattice)
 
-    def forward(
-        self, stream: Tensor, key_value: Callable[[Tensor], KeyValue], rotary: Rotary, attend: Attend
-    ) -> Tensor:
-        """The residual stream [num_reqs, num_slots, H] behind the layer.
-
-        Args:
-            key_value: of the slots, from what queries are made of.
-        """
-        inputs = self.input_layernorm(stream)
-        stream = stream + convolved(
-            self.attention_conv, inputs, lambda x: self._attention(x, key_value, rotary, attend)
-        )
+    def forward(self, stream: Tensor, projection: KeyProjection, rotary: Rotary, attend: Attend) -> Tensor:
+        """The residual stream [num_reqs, num_slots, H] behind the layer."""
+        attention = partial(self._attention, projection, rotary, attend)
+        stream = stream + convolved(self.attention_conv, self.input_layernorm(stream), attention)
         return stream + convolved(self.mlp_conv, self.post_attention_layernorm(stream), self._mlp)
 
-    def _attention(
-        self, inputs: Tensor, key_value: Callable[[Tensor], KeyValue], rotary: Rotary, attend: Attend
-    ) -> Tensor:
-        query = self.q_proj(inputs).unflatten(-1, (-1, self.head_dim))
+    def _attention(self, projection: KeyProjection, rotary: Rotary, attend: Attend, inputs: Tensor) -> Tensor:
+        query = self.q_proj(inputs)
+        both = functional.linear(inputs, projection.weight, projection.bias)
+        if getattr(attend, "in_fused_steps", False):
+            mixed = self._fused(torch.cat([query, both], dim=-1), projection.norm, rotary, attend)
+            return self.o_proj(mixed.flatten(-2)).view(*inputs.shape[:-1], -1)
+        query = query.unflatten(-1, (-1, self.head_dim))
+        key, value = both.unflatten(-1, (2, self.num_key_value_heads, self.head_dim)).unbind(-3)
         if self.q_norm is not None:
             query = self.q_norm(query)
-        return self.o_proj(attend(rotate(query, *rotary), *key_value(inputs)).flatten(-2))
+            key = functional.rms_norm(key, (self.head_dim,), projection.norm, self.eps)
+        return self.o_proj(attend(rotate(query, *rotary), rotate(key, *rotary), value).flatten(-2))
+
+    def _fused(self, qkv: Tensor, key_norm: Tensor | None, rotary: Rotary, attend: Attend) -> Tensor:
+        """What attention makes of products side by side [num_reqs, num_slots, size]: [rows, num_heads, head_dim]."""
+        norms = () if self.q_norm is None else (self.q_norm.weight, key_norm, self.eps)
+        rows = qkv.view(-1, qkv.shape[-1] // self.head_dim, self.head_dim)
+        cos, sin = (part.reshape(len(rows), self.head_dim) for part in rotary)
+        return attend.over(rotate_and_store(rows, cos, sin, *attend.cache, attend.slot_mapping, *norms))
 
     def _mlp(self, inputs: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(inputs).chunk(2, dim=-1)
-        return self.down_proj(functional.silu(gate) * up)
+        active = silu_mul(self.gate_up_proj(inputs).flatten(0, -2))
+        return self.down_proj(active).view(inputs.shape)
 
 
 def convolved(conv: GroupedConvolution | None, inputs: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -179,7 +195,7 @@ class Backbone(nn.Module):
         if self.dtype == torch.float16:  # residuals of trained heads are beyond its range
             stream = stream.to(torch.float32)
         for index, (layer, attend) in enumerate(zip(self.layers, attends, strict=True)):
-            stream = layer(stream, lambda x, index=index: self._key_value(index, x, rotary), rotary, attend)
+            stream = layer(stream, self._projection(index), rotary, attend)
         return self.norm(stream[:, self.config.first_slot :])
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -199,12 +215,9 @@ class Backbone(nn.Module):
         embedded = torch.cat([self.embed_tokens(anchors)[:, None], masks], dim=1)
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
-    def _key_value(self, index: int, inputs: Tensor, rotary: Rotary) -> KeyValue:
-        """The slots' own, in layer `index`."""
-        config, rows = self.config, slice(index * self.kv_size, (index + 1) * self.kv_size)
+    def _projection(self, index: int) -> KeyProjection:
+        """Of layer `index`."""
+        rows = slice(index * self.kv_size, (index + 1) * self.kv_size)
         bias = None if self.kv_proj.bias is None else self.kv_proj.bias[rows]
-        both = functional.linear(inputs, self.kv_proj.weight[rows], bias)
-        key, value = both.unflatten(-1, (2, config.num_key_value_heads, config.head_dim)).unbind(-3)
-        if self.key_norms is not None:
-            key = functional.rms_norm(key, (config.head_dim,), self.key_norms[index], config.rms_norm_eps)
-        return KeyValue(rotate(key, *rotary), value)
+        norm = None if self.key_norms is None else self.key_norms[index]
+        return KeyProjection(self.kv_proj.weight[rows], bias, norm)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from wingbeat.kernels.layer.reference import rotate_and_store, silu_mul
 from wingbeat.runtime.heads.contract import Attend, HeadConvention, Rotary
 from wingbeat.runtime.heads.eagle3 import EagleHead, EagleHeadConfig
 from wingbeat.runtime.heads.families import OnePassFamily
@@ -48,13 +48,25 @@ class HeadLayer(nn.Module):
     def forward(self, stream: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """The residual stream [..., T, H] behind the layer."""
         qkv = self.qkv_proj(self.input_layernorm(stream)).unflatten(-1, (sum(self.heads), self.head_dim))
-        query, key, value = qkv.split(self.heads, dim=-2)
+        if getattr(attend, "in_fused_steps", False):
+            mixed = self._fused(qkv, rotary, attend)
+        else:
+            query, key, value = qkv.split(self.heads, dim=-2)
+            if self.q_norm is not None and self.k_norm is not None:
+                query, key = self.q_norm(query.contiguous()), self.k_norm(key.contiguous())
+            mixed = attend(rotate(query, *rotary), rotate(key, *rotary), value)
+        stream = stream + self.o_proj(mixed.flatten(-2)).view(stream.shape)
+        gate_up = self.gate_up_proj(self.post_attention_layernorm(stream))
+        return stream + self.down_proj(silu_mul(gate_up.flatten(0, -2))).view(stream.shape)
+
+    def _fused(self, qkv: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """What attention makes of products side by side [..., T, heads, head_dim]: [rows, num_heads, head_dim]."""
+        norms = ()
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query.contiguous()), self.k_norm(key.contiguous())
-        mixed = attend(rotate(query, *rotary), rotate(key, *rotary), value)
-        stream = stream + self.o_proj(mixed.flatten(-2))
-        gate, up = self.gate_up_proj(self.post_attention_layernorm(stream)).chunk(2, dim=-1)
-        return stream + self.down_proj(functional.silu(gate) * up)
+            norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        rows = qkv.reshape(-1, *qkv.shape[-2:])
+        cos, sin = (part.reshape(len(rows), self.head_dim) for part in rotary)
+        return attend.over(rotate_and_store(rows, cos, sin, *attend.cache, attend.slot_mapping, *norms))
 
 
 class ParallelEagleHead(EagleHead):

@@ -50,12 +50,12 @@ class MarkovHead(nn.Module):
 
     def __init__(self, config: MarkovConfig, hidden_size: int, vocab_size: int, draft_vocab_size: int) -> None:
         super().__init__()
-        rank = config.rank
+        rank, kind = config.rank, config.kind if config.rank else MarkovKind.VANILLA
         self.config = config
         self.markov_w1 = nn.Embedding(vocab_size, rank) if rank else None
         self.markov_w2 = nn.Linear(rank, draft_vocab_size, bias=False) if rank else None
-        self.gate_proj = nn.Linear(hidden_size + rank, rank) if config.kind is MarkovKind.GATED else None
-        self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank) if config.kind is MarkovKind.RNN else None
+        self.gate_proj = nn.Linear(hidden_size + rank, rank) if kind is MarkovKind.GATED else None
+        self.joint_proj = nn.Linear(2 * rank + hidden_size, 3 * rank) if kind is MarkovKind.RNN else None
         inputs = hidden_size + (rank if config.confidence_reads_token else 0)
         self.confidence = nn.Linear(inputs, 1) if config.has_confidence else None
 
