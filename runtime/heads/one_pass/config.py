@@ -10,6 +10,8 @@ from wingbeat.runtime.heads.layer import check_attention
 
 DEFAULT_ROPE_THETA = 1e6
 """Of Qwen3, whose layers these are."""
+MOST_SLOTS = 1024
+"""Of a block; trained ones have 7 to 16."""
 
 
 class Slots(StrEnum):
@@ -105,9 +107,10 @@ class OnePassConfig:
 
     def __post_init__(self) -> None:
         check_attention(self)
-        for name, value in (("block_size", self.num_drafted), ("num_hidden_layers", len(self.masks))):
-            if value < 1:
-                raise ValueError(f"{name}={value} is too small to draft a token")
+        if not self.first_slot < self.block_size <= MOST_SLOTS:
+            raise ValueError(f"block_size={self.block_size} is not in {1 + self.first_slot}..{MOST_SLOTS}")
+        if not self.masks:
+            raise ValueError("num_hidden_layers=0: a head has a layer at least")
         if self.mask_token_id is not None and not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"mask_token_id={self.mask_token_id} is outside the embedding of {self.vocab_size} rows, and there is "

@@ -128,10 +128,10 @@ def num_layers_of(checkpoint: OnePassCheckpoint) -> int:
     Raises:
         CheckpointError: there are none.
     """
-    numbers = [name.split(".")[1] for name in checkpoint.shapes if name.startswith("layers.")]
-    if not numbers or not all(number.isdigit() for number in numbers):
-        raise CheckpointError("the head has no tensors of layers by their numbers")
-    return 1 + max(map(int, numbers))
+    numbers = {name.split(".")[1] for name in checkpoint.shapes if name.startswith("layers.")}
+    if not numbers or numbers != {str(number) for number in range(len(numbers))}:
+        raise CheckpointError(f"the tensors are of layers {sorted(numbers)}: they must be numbered from 0 without gaps")
+    return len(numbers)
 
 
 def fit_parallel_head(
