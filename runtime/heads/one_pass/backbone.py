@@ -135,6 +135,7 @@ class Backbone(nn.Module):
         self.register_buffer("draft_token_ids", torch.arange(config.draft_vocab_size))
         self.register_buffer("signed_inv_freq", torch.empty(config.head_dim), persistent=False)
         self._rope_scale = 1.0
+        self.reset_rope(self.signed_inv_freq.device)
 
     @property
     def dtype(self) -> torch.dtype:
